@@ -1,0 +1,25 @@
+"""The two errors that speak to a person: a mistake in the input, and a package that is missing."""
+
+import importlib
+from types import ModuleType
+
+
+class UserError(ValueError):
+    """The input is wrong. The message is one line that says what, and what to do instead."""
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """Import `module`, or say in one line which extra brings it.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.split(".")[0]
+        if error.name is not None and error.name.split(".")[0] != package:
+            raise  # the package is there; something inside it is broken, and hiding that helps nobody
+        raise UserError(
+            f'this needs the package {package}: pip install -e ".[{extra}]" (or: pip install {package})'
+        ) from None
