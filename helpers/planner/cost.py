@@ -1,0 +1,288 @@
+"""What a training run costs: parameters, FLOPs, bytes, money. Every function is one formula.
+
+    shape = model_shape(config)                        # a transformers configuration
+    flops = train_flops_per_token(shape, seq_len=1024)
+    mfu(tokens_per_s=15_000, flops_per_token=flops, devices=8, peak_flops=312e12)   # 0.23
+
+Units are in the names: `_bytes`, `_flops`, `_s`; money is in US dollars. Only arithmetic happens
+here: nothing is measured and no process is started.
+"""
+
+from dataclasses import dataclass
+
+from helpers.engine.errors import UserError
+from helpers.planner.shape import Shape, model_shape
+
+__all__ = [
+    "BYTES_PER_PARAMETER",
+    "Shape",
+    "StateBytes",
+    "TensorShare",
+    "TensorTraffic",
+    "all_reduce_bytes_per_rank",
+    "cost_per_million_tokens",
+    "forward_flops",
+    "mfu",
+    "model_shape",
+    "money",
+    "parameters",
+    "recomputed_flops_per_token",
+    "state_bytes",
+    "tensor_parallel_share",
+    "tensor_parallel_traffic_bytes",
+    "train_flops_per_token",
+]
+
+# precision: bytes a parameter of (parameters, gradients, optimizer); Adam keeps two moments.
+BYTES_PER_PARAMETER = {
+    "fp64": (8, 8, 16),
+    "fp32": (4, 4, 8),  # also with bf16 arithmetic on fp32 weights
+    "bf16": (2, 2, 4),  # everything in bf16, no fp32 copy
+    "mixed": (2, 2, 12),  # half-precision weights; the optimizer keeps an fp32 copy
+    "smp": (2, 2, 16),  # as mixed, and fp32 gradients: the 20 bytes of SageMaker's manual
+}
+
+
+def parameters(shape: Shape) -> int:
+    """Parameters of the whole model, as transformers counts them: embeddings, biases, norms, head;
+    a tied head once."""
+    embedding = (shape.vocab + shape.positions) * shape.hidden
+    blocks = shape.layers * shape.block_parameters
+    return embedding + blocks + shape.final_norm + shape.head_parameters
+
+
+def forward_flops(shape: Shape, batch: int, seq_len: int, attention: str = "full") -> float:
+    """FLOPs of the matrix multiplications of one forward pass over batch x seq_len tokens.
+
+    2 FLOPs for each matrix element and token, and 4·seq·width a token for the attention scores and
+    their use. The embedding look-up multiplies nothing; the output layer does.
+
+    Source: arXiv 2205.05198, appendix A, by layer; llm-analysis for grouped heads.
+    """
+    matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
+    scores = 4 * seq_len * shape.heads * shape.head_dim * _attended(attention)
+    per_token = shape.layers * (2 * matrices + scores) + 2 * shape.hidden * shape.vocab
+    return per_token * batch * seq_len
+
+
+def train_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -> float:
+    """FLOPs that training one token takes: 6·N + 12·layers·width·seq.
+
+    Forward and backward, nothing recomputed. N is every parameter, the embedding too. The second
+    term is the attention scores over the full sequence; `attention="causal"` counts half of it, the
+    part that a causal mask leaves.
+
+    Source: arXiv 2204.02311 (PaLM), appendix B.
+    """
+    scores = 12 * shape.layers * shape.heads * shape.head_dim * seq_len
+    return 6 * parameters(shape) + scores * _attended(attention)
+
+
+def recomputed_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -> float:
+    """FLOPs a token that full activation checkpointing adds: one more forward, a third of training.
+
+    Work of the machine, not of the model: it belongs in hardware utilisation (HFU), never in MFU.
+    Source: arXiv 2205.05198, section 6.3.
+    """
+    return train_flops_per_token(shape, seq_len, attention) / 3
+
+
+def mfu(
+    tokens_per_s: float, flops_per_token: float, devices: int, peak_flops: float | None
+) -> float | None:
+    """Model FLOPs utilisation, above 0 and at most 1: useful FLOP/s over what all devices could do.
+
+    Args:
+        tokens_per_s: of the whole job.
+        devices: every device that the job holds.
+        peak_flops: dense peak of one device for the dtype; None (unknown) gives None.
+
+    Raises:
+        UserError: a number is not above 0, or the result is above 1.
+    Source: arXiv 2204.02311 (PaLM), section 4.1.
+    """
+    if peak_flops is None:
+        return None
+    _above_zero(
+        tokens_per_s=tokens_per_s,
+        flops_per_token=flops_per_token,
+        devices=devices,
+        peak_flops=peak_flops,
+    )
+    utilisation = tokens_per_s * flops_per_token / (devices * peak_flops)
+    if utilisation > 1:
+        raise UserError(
+            f"{utilisation:.2f} times what {devices} device(s) can do, more than the chip's peak: "
+            f"check the peak (dense, dtype), the device count or the FLOP count"
+        )
+    return utilisation
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of one rank's parameters, gradients and optimizer state."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+
+def state_bytes(
+    parameters: int,
+    precision: str = "fp32",
+    tp: int = 1,
+    dp_shard: int = 1,
+    zero_stage: int = 3,
+) -> StateBytes:
+    """Bytes of the training state on one rank: parameters/tp, and what ZeRO shards over dp_shard.
+
+    Args:
+        parameters: of the whole model with `tp`; or exactly this rank's, from
+            `tensor_parallel_share(...).total`, with tp left at 1.
+        precision: a key of `BYTES_PER_PARAMETER`.
+        zero_stage: 0 shards nothing over dp_shard, 1 the optimizer, 2 gradients too, 3 all.
+
+    Raises:
+        UserError: unknown precision or stage, or a degree below 1.
+    Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
+    """
+    if precision not in BYTES_PER_PARAMETER:
+        known = ", ".join(BYTES_PER_PARAMETER)
+        raise UserError(f"precision is one of {known}, not {precision!r}")
+    if zero_stage not in (0, 1, 2, 3):
+        raise UserError(f"zero_stage is 0, 1, 2 or 3, not {zero_stage!r}")
+    _above_zero(parameters=parameters, tp=tp, dp_shard=dp_shard)
+    held = -(-parameters // tp)
+    shard = -(-held // dp_shard)
+    of_parameters, of_gradients, of_optimizer = BYTES_PER_PARAMETER[precision]
+    return StateBytes(
+        parameters=of_parameters * (shard if zero_stage >= 3 else held),
+        gradients=of_gradients * (shard if zero_stage >= 2 else held),
+        optimizer=of_optimizer * (shard if zero_stage >= 1 else held),
+    )
+
+
+@dataclass(frozen=True)
+class TensorShare:
+    """Parameters of one tensor-parallel rank: its part of what is cut, and what all ranks hold."""
+
+    sharded: int
+    replicated: int
+
+    @property
+    def total(self) -> int:
+        return self.sharded + self.replicated
+
+
+def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
+    """Parameters that rank `rank` of `tp` holds. Rank 0 holds the most.
+
+    Cut: every linear layer of a block, and embedding and head by vocabulary, in parts of
+    ceil(vocab/tp) rows of which the last may be shorter. Replicated: norms, row-parallel biases,
+    learned positions, and key-value heads where there are fewer than ranks.
+
+    Raises:
+        UserError: tp below 1 or a rank outside 0..tp-1.
+    Source: arXiv 1909.08053 (Megatron-LM), section 3.
+    """
+    _above_zero(tp=tp)
+    if not 0 <= rank < tp:
+        raise UserError(f"rank must be 0 to {tp - 1}, not {rank!r}")
+    if tp == 1:
+        return TensorShare(0, parameters(shape))
+    rows = -(-shape.vocab // tp)
+    vocab = max(0, min(rows, shape.vocab - rows * rank))
+    tables = 1 if shape.tied else 2
+    sharded = vocab * (shape.hidden * tables + (1 if shape.head_bias else 0))
+    replicated = shape.positions * shape.hidden + shape.final_norm
+    replicated += shape.layers * shape.block_norm
+    for linear in shape.block:
+        if linear.cut == "row":
+            sharded += shape.layers * (linear.inputs // tp) * linear.outputs
+            replicated += shape.layers * (linear.outputs if linear.bias else 0)
+        elif linear.cut == "kv" and shape.kv_heads < tp:
+            replicated += shape.layers * linear.parameters // shape.kv_heads
+        else:
+            sharded += shape.layers * linear.parameters // tp
+    return TensorShare(sharded, replicated)
+
+
+@dataclass(frozen=True)
+class TensorTraffic:
+    """Payload bytes that a tensor-parallel group all-reduces in one training step."""
+
+    blocks: int
+    embedding: int
+    head: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        return self.blocks + self.embedding + self.head + self.loss
+
+
+def tensor_parallel_traffic_bytes(
+    shape: Shape, batch: int, seq_len: int, tp: int, element_bytes: int = 4
+) -> TensorTraffic:
+    """Bytes all-reduced in one step over batch x seq_len tokens: 2·reductions·layers messages of
+    tokens x hidden elements, and a few more.
+
+    A block sends one message forward and one backward where attention and MLP are parallel, two
+    each where they follow one another; what recomputed blocks send again is not counted. The split
+    embedding sends one forward, the split head one backward, the loss three fp32 numbers a token.
+    What a rank puts on the wire for it is `all_reduce_bytes_per_rank`.
+
+    Source: arXiv 1909.08053 (Megatron-LM), section 3; arXiv 2205.05198, section 4.2.
+    """
+    _above_zero(batch=batch, seq_len=seq_len, tp=tp, element_bytes=element_bytes)
+    if tp == 1:
+        return TensorTraffic(0, 0, 0, 0)
+    message = batch * seq_len * shape.hidden * element_bytes
+    return TensorTraffic(
+        blocks=2 * shape.reductions * shape.layers * message,
+        embedding=message,
+        head=message,
+        loss=3 * 4 * batch * seq_len,
+    )
+
+
+def all_reduce_bytes_per_rank(payload_bytes: float, ranks: int) -> float:
+    """Bytes that each rank sends to all-reduce a payload: 2·X·(n-1)/n, in a ring or any other
+    bandwidth-optimal way.
+
+    Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, theorem 1.
+    """
+    _above_zero(ranks=ranks)
+    return 2 * payload_bytes * (ranks - 1) / ranks
+
+
+def money(wall_s: float, price_per_hour: float, instances: int = 1) -> float:
+    """Dollars for holding `instances` machines for `wall_s` seconds, busy or not."""
+    _above_zero(price_per_hour=price_per_hour, instances=instances)
+    return wall_s / 3600 * price_per_hour * instances
+
+
+def cost_per_million_tokens(
+    tokens_per_s: float, price_per_hour: float, instances: int = 1
+) -> float:
+    """Dollars to train a million tokens at a steady rate; start-up and saving come on top."""
+    _above_zero(tokens_per_s=tokens_per_s)
+    return money(1e6 / tokens_per_s, price_per_hour, instances)
+
+
+def _attended(attention: str) -> float:
+    """The part of the attention matrix that is counted."""
+    parts = {"full": 1.0, "causal": 0.5}
+    if attention not in parts:
+        raise UserError(f"attention is counted 'full' or 'causal', not {attention!r}")
+    return parts[attention]
+
+
+def _above_zero(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            raise UserError(f"{name} must be above 0, not {value!r}")
