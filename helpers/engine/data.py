@@ -75,11 +75,15 @@ class TokenData:
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids` and `labels`: LongTensor [B, S], padded on the right; `samples` is B."""
+    """`input_ids` and `labels`: LongTensor [B, S], padded on the right.
+
+    `samples` is B; `tokens` counts the ids without the padding.
+    """
 
     input_ids: Tensor
     labels: Tensor
     samples: int
+    tokens: int
 
 
 def tokenize(
@@ -266,4 +270,5 @@ def _batch(data: TokenData, rows: list[int]) -> Batch:
     for index, (start, end) in enumerate(spans):
         input_ids[index, : end - start] = data.ids[start:end]
         labels[index, : end - start] = data.targets[start:end]
-    return Batch(input_ids, labels, len(rows))
+    tokens = sum(end - start for start, end in spans)
+    return Batch(input_ids, labels, len(rows), tokens)

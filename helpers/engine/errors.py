@@ -19,7 +19,5 @@ def need(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         package = module.split(".")[0]
         if error.name is not None and error.name.split(".")[0] != package:
-            raise  # the package is there; something inside it is broken, and hiding that helps nobody
-        raise UserError(
-            f'this needs the package {package}: pip install -e ".[{extra}]" (or: pip install {package})'
-        ) from None
+            raise  # the package is there but broken inside: hiding that helps nobody
+        raise UserError(f'this needs the package {package}: pip install -e ".[{extra}]"') from None

@@ -1,0 +1,129 @@
+"""How a model is laid out over processes: a plan of degrees and switches, and the mesh it makes.
+
+    world = dp_replicate x dp_shard x tp            axis: a direction of the mesh
+
+A plan is a frozen value. It can be checked before anything starts, printed, compared and stored;
+nothing else in the engine reads flags or the environment to learn the layout.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from helpers.engine.errors import UserError
+
+AXES = ("dp_replicate", "dp_shard", "tp")  # outermost first; the right-most varies fastest
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """Degrees of each axis. Their product is the number of processes.
+
+    dp_replicate: copies of the model that each see other samples.
+    dp_shard: ranks that share one copy's state and each see other samples.
+    tp: ranks that share each layer's matrices and see the same samples.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            degree = getattr(self, axis)
+            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+                raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
+
+    @property
+    def world_size(self) -> int:
+        """Processes that the plan needs."""
+        return self.dp_replicate * self.dp_shard * self.tp
+
+    @property
+    def dp(self) -> int:
+        """Ranks that see different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    def validate(self, config: Any = None, world_size: int | None = None) -> None:
+        """Check the plan against a transformers configuration and a number of processes.
+
+        Raises:
+            UserError: one line that names the rule that is broken and what would work.
+        """
+        if world_size is not None and world_size != self.world_size:
+            raise UserError(
+                f"the plan needs {self.world_size} processes ({self.describe()}) but {world_size} "
+                f"{'was' if world_size == 1 else 'were'} started: "
+                f"start it with torchrun --nproc-per-node {self.world_size}"
+            )
+        if config is not None and self.tp > 1:
+            from helpers.engine.families import check_tensor_degree
+
+            check_tensor_degree(config, self.tp)
+
+    def describe(self) -> str:
+        """The degrees above 1, as `tp=2 x dp_shard=4`; `one process` where there are none."""
+        parts = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        return " x ".join(parts) or "one process"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for summary.json."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "ParallelPlan":
+        """The plan that `to_dict` wrote.
+
+        Raises:
+            UserError: a key is not a field of the plan.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            names = ", ".join(sorted(known))
+            raise UserError(f"a plan has no field {unknown[0]!r}; it has {names}")
+        return cls(**values)
+
+    def mesh(self, device_type: str) -> DeviceMesh:
+        """The mesh over all ranks, with the axes of `AXES` in that order."""
+        shape = [getattr(self, axis) for axis in AXES]
+        ranks = torch.arange(self.world_size).view(shape)
+        return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+
+
+def pick_device() -> torch.device:
+    """This process's device: its own GPU where there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")
+
+
+@contextmanager
+def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Iterator[DeviceMesh]:
+    """Join the process group, yield the plan's mesh, and leave cleanly.
+
+    Under torchrun the group is torchrun's. Without it, a group of this one process is made, so that
+    a plan of one process runs the same code.
+
+    Raises:
+        UserError: the number of started processes is not the plan's.
+    """
+    device = device or pick_device()
+    plan.validate(world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield plan.mesh(device.type)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,98 @@
+"""What a run leaves behind: metrics.jsonl, a line a step, and summary.json at the end."""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helpers.engine.errors import UserError
+
+PHASES = ("start", "load", "compile", "train", "evaluate", "save")
+
+
+def check_folder(out: Path, resume: bool = False) -> None:
+    """See that a run can be written to `out`, leaving nothing behind.
+
+    Raises:
+        UserError: the folder holds a run already, or cannot be written.
+    """
+    if not resume and any((out / name).exists() for name in ("metrics.jsonl", "summary.json")):
+        raise UserError(f"{out} already holds a run: give another --out, or remove it")
+    nearest = next((p for p in (out, *out.parents) if p.exists()), Path("."))
+    if not nearest.is_dir():
+        raise UserError(f"cannot write to {out}: {nearest} is a file")
+    probe = nearest / f".write-test-{time.time_ns()}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+
+
+@dataclass
+class Clock:
+    """Where the time of a run goes, by phase."""
+
+    phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases_s[name] += time.perf_counter() - began
+
+
+class Metrics:
+    """The lines of metrics.jsonl. A rank that does not write keeps them in memory alone."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.file = path.open("a", buffering=1) if path else None
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if self.file:
+            self.file.write(json.dumps(line) + "\n")
+
+    def median_rate(self, key: str) -> float | None:
+        """The median of `key` per second over the steps after the warm-up, None without steps."""
+        lines = self.lines[warmup_steps(len(self.lines)) :]
+        if not lines:
+            return None
+        return statistics.median(line[key] / line["step_s"] for line in lines)
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
+
+
+def warmup_steps(steps: int) -> int:
+    """Steps left out of every throughput: the first tenth, at least two where there are five."""
+    return max(2, steps // 10) if steps >= 5 else 0
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json whole or not at all: readers never see half of it."""
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(summary, indent=1) + "\n")
+    draft.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide the numbers."""
+    from importlib import metadata
+
+    found = {"python": sys.version.split()[0]}
+    for package in ("torch", "transformers"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,230 @@
+"""A model from a preset, a folder or the hub, each rank holding only its slices; and back again.
+
+The model is built without memory, laid out, and only then filled: from safetensors files, of which
+a rank reads just its part, or by initialisation. Initialisation draws one piece of the model (the
+embedding, a block, ...) at a time from a seed of that piece's own, and keeps this rank's slice, so
+it is the same whatever the layout and never holds more than one whole piece.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from helpers.engine.errors import UserError, need
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor import local
+from helpers.engine.weight_files import WeightFiles, write_weights
+
+PRESETS = Path(__file__).resolve().parents[2] / "data" / "models"
+
+
+def load_config(source: str | Path, **overrides: Any) -> Any:
+    """The transformers configuration of a preset's name, a folder or a hub id.
+
+    `overrides` replace fields of it; those that are None are left alone.
+
+    Raises:
+        UserError: nothing is found there, or what is found is no configuration.
+    """
+    transformers = need("transformers", "hf")
+    path = resolve(source)
+    try:
+        config = transformers.AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"no model at {source!r} (presets: {presets()}): {reason}") from None
+    for key, value in overrides.items():
+        if value is not None:
+            setattr(config, key, value)
+    return config
+
+
+def presets() -> str:
+    """The names of the model configurations that come with the project, in one line."""
+    return ", ".join(sorted(p.parent.name for p in PRESETS.glob("*/config.json"))) or "none here"
+
+
+def resolve(source: str | Path) -> str:
+    """A preset's folder, an existing folder, or the text itself as a hub id."""
+    preset = PRESETS / str(source)
+    if (preset / "config.json").is_file():
+        return str(preset)
+    folder = Path(source).expanduser()
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise UserError(f"{source} has no config.json: give a model folder, a hub id or a preset")
+    return str(folder) if folder.exists() else str(source)
+
+
+def check_length(config: Any, seq_len: int) -> None:
+    """Raise a UserError if the model has no positions for sequences of this length."""
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and seq_len > longest:
+        raise UserError(f"seq_len {seq_len} is longer than the model's {longest} positions")
+
+
+def fit_vocabulary(config: Any, source: str | Path, tokens: int) -> None:
+    """Widen the vocabulary of a model without weights to the tokenizer's `tokens` ids.
+
+    Raises:
+        UserError: the model has weights, and fewer rows than the tokenizer has ids.
+    """
+    if tokens <= config.vocab_size:
+        return
+    if WeightFiles.find(resolve(source)) is not None:
+        raise UserError(
+            f"the tokenizer has {tokens} ids but {source} has weights for {config.vocab_size}: "
+            "give the model's own tokenizer"
+        )
+    config.vocab_size = tokens
+
+
+def load_model(
+    source: str | Path,
+    plan: ParallelPlan,
+    mesh: DeviceMesh,
+    *,
+    config: Any = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """A transformers causal language model, laid out over the mesh, on this rank's device.
+
+    Args:
+        source: a preset, a folder or a hub id. One without weights is initialised from `seed`.
+        config: used in place of the source's own; the weights must fit it.
+
+    Raises:
+        UserError: there is no such model, its files are broken, or the plan does not fit it.
+    """
+    transformers = need("transformers", "hf")
+    config = config or load_config(source)
+    plan.validate(config, world_size=mesh.size())
+    files = WeightFiles.find(resolve(source))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    parallelize(model, plan, mesh)
+    fill(model, files, seed, device)
+    return model
+
+
+def fill(
+    model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device | str
+) -> None:
+    """Give a model on the meta device memory and values: those of `files`, or fresh ones."""
+    model.to_empty(device=device)
+    model.tie_weights()
+    draw(model, seed, weights=files is None)
+    if files is not None:
+        read(model, files)
+
+
+@torch.no_grad()
+def read(model: nn.Module, files: WeightFiles) -> None:
+    """Read this rank's slice of every parameter.
+
+    Raises:
+        UserError: a parameter is missing from the files, or has another shape there.
+    """
+    for name, parameter in model.named_parameters():
+        shape, offset = slice_of(parameter)
+        names = aliases(model, name)
+        local(parameter).copy_(files.read(names, parameter.shape, offset, shape))
+    for name, buffer in model.named_buffers():
+        if files.has(name):
+            buffer.copy_(files.read([name], buffer.shape, [0] * buffer.dim(), buffer.shape))
+
+
+def aliases(model: nn.Module, name: str) -> list[str]:
+    """Names under which files may hold a parameter: its own, its tied twins', and each of these
+    without the base model's prefix, as older checkpoints have them."""
+    ours = dict(model.named_parameters(remove_duplicate=False))
+    twins = [twin for twin, parameter in ours.items() if parameter is ours[name]]
+    names = [name, *(twin for twin in twins if twin != name)]
+    prefix = model.base_model_prefix + "."
+    return names + [n.removeprefix(prefix) for n in names if n.startswith(prefix)]
+
+
+def slice_of(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """This rank's part of a parameter: its shape, and its offset in the whole."""
+    if not isinstance(parameter, DTensor):
+        return tuple(parameter.shape), (0,) * parameter.dim()
+    return compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+
+
+@torch.no_grad()
+def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
+    """Initialise as transformers does, piece by piece; also sets the buffers no file holds.
+
+    With `weights` false only the buffers are set.
+    """
+    drawn: set[int] = set()  # a tied parameter is drawn once, in the first piece that has it
+    for name, piece in pieces(model, model.base_model):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_seed_of(seed, name))
+            _draw_piece(piece, model._init_weights, drawn, weights)
+
+
+def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The parts that are drawn one at a time: children, with the list of blocks taken apart."""
+    for name, child in module.named_children():
+        if child is base or isinstance(child, nn.ModuleList):
+            yield from pieces(child, base, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child
+
+
+def _draw_piece(piece: nn.Module, initialise: Callable, drawn: set[int], weights: bool) -> None:
+    """Put whole parameters in the place of this rank's slices, initialise, and keep the slices."""
+    slots = [
+        (module, name, parameter)
+        for module in piece.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    ]
+    for module, name, parameter in slots:
+        device = "cpu" if weights else "meta"  # on the CPU, so that every device draws alike
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        module._parameters[name] = nn.Parameter(whole)
+    piece.apply(initialise)
+    for module, name, parameter in slots:
+        whole, module._parameters[name] = module._parameters[name], parameter
+        if weights and id(parameter) not in drawn:
+            shape, offset = slice_of(parameter)
+            local(parameter).copy_(whole[_window(shape, offset)])
+            drawn.add(id(parameter))
+
+
+def _window(shape: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+
+
+def _seed_of(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
+
+
+def save_model(model: nn.Module, folder: str | Path) -> None:
+    """Write a Hugging Face folder that transformers loads: configuration and whole weights.
+
+    Every rank must call it; the first one writes. One parameter is whole in memory at a time.
+    """
+    folder = Path(folder)
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        model.config.save_pretrained(folder)
+    whole = (
+        (name, parameter.detach().full_tensor() if isinstance(parameter, DTensor) else parameter)
+        for name, parameter in model.named_parameters()
+    )
+    write_weights(whole, folder if first else None)
