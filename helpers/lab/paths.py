@@ -1,0 +1,31 @@
+"""Where the project is, and how a path is shown: nothing that names the reader's machine."""
+
+import os
+import sysconfig
+from pathlib import Path
+
+
+def _project_root() -> Path:
+    """The folder that holds `helpers/`; the current folder where helpers is in site-packages."""
+    root = Path(__file__).resolve().parents[2]
+    return Path.cwd() if "site-packages" in root.parts else root
+
+
+ROOT = _project_root()
+
+
+def shown(path: str | Path) -> str:
+    """`path` relative to the project root, or to the current folder when it lies outside."""
+    path = Path(os.path.abspath(path))
+    if path.is_relative_to(ROOT):
+        return path.relative_to(ROOT).as_posix()
+    return Path(os.path.relpath(path)).as_posix()
+
+
+def shorten(text: str) -> str:
+    """`text` without the folders of this machine: the project, the packages, Python, home."""
+    packages = sysconfig.get_paths()
+    for folder in (packages["purelib"], packages["platlib"], packages["stdlib"], str(ROOT)):
+        text = text.replace(folder + os.sep, "")
+    home = os.path.expanduser("~")
+    return text.replace(home + os.sep, "~/") if len(home) > 1 else text

@@ -1,0 +1,105 @@
+"""One rank that goes wrong, and its peers: fault.py --fault NAME. Each function is one way.
+
+The faults that need no process group do not import torch, so that their tests are quick.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def fine(out: Path) -> None:
+    with open(out / "metrics.jsonl", "w") as file:
+        for step in range(20):
+            row = {"step": step, "loss": 3 - step / 20, "tokens": 512, "tokens_per_s": 1000 + step}
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            time.sleep(0.02)
+    print(f"rank {RANK} is done", os.environ["OMP_NUM_THREADS"])
+
+
+def raises(out: Path) -> None:
+    if RANK == 1:
+        raise ValueError("boom of rank 1")
+    time.sleep(60)
+
+
+def exits(out: Path) -> None:
+    if RANK == 1:
+        os._exit(3)
+    time.sleep(60)
+
+
+def refuses(out: Path) -> None:
+    print("a warning that comes before", file=sys.stderr)
+    print("tp is 3, but the model has 4 heads: choose 1, 2 or 4", file=sys.stderr)
+    sys.exit(2)
+
+
+def killed(out: Path) -> None:
+    print("allocating", file=sys.stderr)
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def hangs(out: Path) -> None:
+    print("entering the collective")
+    time.sleep(600)
+
+
+def floods(out: Path) -> None:
+    for number in range(100_000):
+        print(f"line {number} of a rank that says too much")
+
+
+def deaf(out: Path) -> None:
+    """Every rank ignores SIGTERM, and so does a child of its own in a session of its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    print("deaf", flush=True)
+    time.sleep(600)
+
+
+def deaf_peer(out: Path) -> None:
+    """Rank 1 fails while rank 0 ignores torchrun's SIGTERM."""
+    if RANK == 0:
+        deaf(out)
+    while not list(out.glob("logs/*/*/0/stdout.log")) or "deaf" not in _said_by_rank_0(out):
+        time.sleep(0.05)
+    raise ValueError("boom of rank 1")
+
+
+def _said_by_rank_0(out: Path) -> str:
+    return next(out.glob("logs/*/*/0/stdout.log")).read_text()
+
+
+def collective(out: Path) -> None:
+    """Rank 1 raises; rank 0, in an all-reduce with it, then fails too, because of it."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    @record
+    def main() -> None:
+        dist.init_process_group("gloo")
+        if RANK == 1:
+            raise ValueError("boom of rank 1")
+        dist.all_reduce(torch.ones(1))
+
+    main()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fault", default="fine")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments, _ = parser.parse_known_args()
+    globals()[arguments.fault](arguments.out)
