@@ -1,0 +1,192 @@
+"""Showing a figure or a table so that everyone can read it, and a headless run keeps it.
+
+A figure is a PNG with alternative text, then the table of its numbers, then one sentence that reads
+it. In a notebook each part is an output with an HTML and a plain-text form; elsewhere the text is
+printed. With `save_to` the same is left on disk: NAME.png, NAME.csv (raw), NAME.txt (as shown).
+"""
+
+import html
+import io
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helpers.lab.paths import ROOT
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+DPI = 160  # twice the pixels of a screen, shown at half size: sharp on any display
+
+
+def show_figure(
+    fig: "Figure",
+    alt: str,
+    table: "pd.DataFrame | None" = None,
+    sentence: str | None = None,
+    save_to: str | Path | None = None,
+    caption: str = "The numbers in the figure",
+) -> None:
+    """Show a matplotlib figure, the table of its numbers and the sentence that reads it.
+
+    Args:
+        alt: what the picture shows, for those who cannot see it.
+        table: the numbers in it, or what a drawing says, under `caption`.
+        save_to: where to leave it, without suffix; relative to the project root unless absolute.
+    """
+    picture = png(fig, alt)
+    if save_to is not None:
+        path = _target(save_to)
+        _with(path, ".png").write_bytes(picture)
+        _save_text(path, table, caption, sentence)
+    if in_notebook():
+        _display({"image/png": picture, "text/plain": alt}, _size_and_alt(fig, alt))
+    else:
+        print(alt)
+    if table is not None:
+        _show(table_text(table, caption), table_html(table, caption))
+    if sentence:
+        _show(sentence, f"<p>{html.escape(sentence)}</p>")
+
+
+def show_table(
+    df: "pd.DataFrame",
+    caption: str,
+    sentence: str | None = None,
+    save_to: str | Path | None = None,
+) -> None:
+    """Show a table under its caption, and the sentence that reads it. `save_to` as in show_figure;
+    no PNG is left."""
+    if save_to is not None:
+        _save_text(_target(save_to), df, caption, sentence)
+    _show(table_text(df, caption), table_html(df, caption))
+    if sentence:
+        _show(sentence, f"<p>{html.escape(sentence)}</p>")
+
+
+def png(fig: "Figure", alt: str) -> bytes:
+    """The figure as PNG bytes, the same each time, with `alt` inside as its description."""
+    buffer = io.BytesIO()
+    fig.savefig(
+        buffer,
+        format="png",
+        dpi=DPI,
+        facecolor="white",
+        metadata={"Software": None, "Description": alt},
+    )
+    return buffer.getvalue()
+
+
+def table_html(df: "pd.DataFrame", caption: str) -> str:
+    """A real table for a browser: caption, and headers with their scope."""
+    head = "".join(f'<th scope="col">{html.escape(str(name))}</th>' for name in _header(df))
+    rows = []
+    for label, *values in _cells(df):
+        cells = "".join(
+            f'<td style="text-align:{side}">{html.escape(text)}</td>' for text, side in values
+        )
+        rows.append(
+            f'<tr><th scope="row" style="text-align:left">{html.escape(label[0])}</th>{cells}</tr>'
+        )
+    return (
+        f'<table><caption style="caption-side:top;text-align:left">{html.escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def table_text(df: "pd.DataFrame", caption: str) -> str:
+    """The same table in plain text, columns aligned."""
+    lines = [[(str(name), "left") for name in _header(df)], *_cells(df)]
+    widths = [max(len(line[i][0]) for line in lines) for i in range(len(lines[0]))]
+    sides = [side for _, side in (lines[1] if len(lines) > 1 else lines[0])]
+    text = [
+        "  ".join(
+            cell.ljust(width) if side == "left" else cell.rjust(width)
+            for (cell, _), width, side in zip(line, widths, sides)
+        ).rstrip()
+        for line in lines
+    ]
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([caption, "", text[0], rule, *text[1:]])
+
+
+def number(value: Any) -> str:
+    """A cell's text: thousands separated, four digits kept, nothing for a missing value."""
+    if isinstance(value, str):
+        return value
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool) or type(value).__name__ == "bool":  # numpy's is another class
+        return "yes" if value else "no"
+    if hasattr(value, "item"):
+        return number(value.item())
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def _header(df: "pd.DataFrame") -> list[str]:
+    return [df.index.name or "", *df.columns]
+
+
+def _cells(df: "pd.DataFrame") -> list[list[tuple[str, str]]]:
+    """Each row as (text, side): its label, then its values; numbers to the right."""
+    rows = []
+    columns = [df[name].tolist() for name in df.columns]
+    for i, label in enumerate(df.index):
+        values = [column[i] for column in columns]
+        sides = ["left" if isinstance(value, str) else "right" for value in values]
+        rows.append(
+            [(number(label), "left"), *((number(v), side) for v, side in zip(values, sides))]
+        )
+    return rows
+
+
+def _show(text: str, as_html: str) -> None:
+    if in_notebook():
+        _display({"text/html": as_html, "text/plain": text})
+    else:
+        print(text)
+
+
+def _display(bundle: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+    from IPython.display import display
+
+    display(bundle, raw=True, metadata=metadata)
+
+
+def _size_and_alt(fig: "Figure", alt: str) -> dict[str, Any]:
+    """Metadata of the picture: its width in the page, and the text for those who do not see it."""
+    return {"image/png": {"alt": alt, "width": round(fig.get_figwidth() * DPI / 2)}}
+
+
+def _target(save_to: str | Path) -> Path:
+    path = ROOT / save_to
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _with(path: Path, suffix: str) -> Path:
+    return path.parent / (path.name.removesuffix(".png") + suffix)
+
+
+def _save_text(
+    path: Path, table: "pd.DataFrame | None", caption: str, sentence: str | None
+) -> None:
+    if table is None:
+        return
+    table.to_csv(_with(path, ".csv"))
+    text = table_text(table, caption) + (f"\n\n{sentence}" if sentence else "")
+    _with(path, ".txt").write_text(text + "\n", encoding="utf-8")
