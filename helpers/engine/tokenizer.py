@@ -47,8 +47,10 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         path = path / "tokenizer.json"
     if path.is_file():
         return _from_file(path)
-    if path.is_dir() or (path.suffix != ".json" and HUB_NAME.fullmatch(str(source))):
-        return _from_transformers(str(source))
+    if path.is_dir():
+        raise UserError(f"the folder {source} holds no tokenizer.json")
+    if path.suffix != ".json" and HUB_NAME.fullmatch(str(source)):
+        return _from_hub(str(source))
     raise UserError(f"no tokenizer at {source}: give a tokenizer.json, its folder or a hub id")
 
 
@@ -72,7 +74,7 @@ def _end_id(backend: Any, folder: Path) -> int | None:
     return next((token for token in ids if token is not None), None)
 
 
-def _from_transformers(source: str) -> Tokenizer:
+def _from_hub(source: str) -> Tokenizer:
     transformers = need("transformers", "hf")
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(source)
@@ -86,4 +88,4 @@ def _from_transformers(source: str) -> Tokenizer:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
