@@ -1,0 +1,145 @@
+"""The bundled data: made again it is the same, and it is what its README says."""
+
+import hashlib
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.engine.data import load_examples, load_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "data"
+
+TINY = {"gptj-tiny", "gpt2-tiny", "falcon-tiny", "neox-tiny", "llama-tiny"}
+PUBLISHED_PARAMETERS = {
+    "gptj-6b": 6_050_882_784,
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
+    "neox-20b": 20_554_567_680,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "gpt3-175b": 174_604_259_328,  # no published weights; the paper says 175.0 B
+}
+
+
+@pytest.fixture(scope="module")
+def reviews():
+    return {
+        name: load_examples(DATA / "reviews" / f"{name}.tsv", "classify")
+        for name in ("train", "heldout")
+    }
+
+
+def test_making_the_data_again_gives_the_same_bytes(tmp_path):
+    pytest.importorskip("tokenizers")
+    command = [sys.executable, str(ROOT / "scripts" / "make_data.py"), "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    made = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(made) == 5 + len(TINY) + len(PUBLISHED_PARAMETERS)
+    different = [
+        str(name) for name, path in made.items() if path.read_bytes() != (DATA / name).read_bytes()
+    ]
+    assert different == []
+
+
+def test_the_checksums_hold():
+    lines = (DATA / "SHA256SUMS").read_text("utf-8").splitlines()
+    listed = dict(reversed(line.split("  ")) for line in lines)
+    on_disk = {
+        path.relative_to(DATA).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for part in ("reviews", "tokenizer", "models")
+        for path in (DATA / part).rglob("*")
+        if path.is_file()
+    }
+    assert listed == on_disk
+
+
+def test_no_sentence_stands_twice_and_labels_are_half_and_half(reviews):
+    sentences = [one.text.lower() for rows in reviews.values() for one in rows]
+    assert len(set(sentences)) == len(sentences) == 4400
+    for rows, count in ((reviews["train"], 2000), (reviews["heldout"], 200)):
+        assert Counter(one.label for one in rows) == {"0": count, "1": count}
+
+
+def test_held_out_sentences_use_the_words_of_training_in_new_ways(reviews):
+    words = {
+        name: {word for one in rows for word in split(one.text)} for name, rows in reviews.items()
+    }
+    assert words["heldout"] <= words["train"]
+    new_template = re.compile(
+        r", and so (is|are) the |^Nothing about |^Even if |at the start, but never"
+    )
+    assert not any(new_template.search(one.text) for one in reviews["train"])
+    assert sum(bool(new_template.search(one.text)) for one in reviews["heldout"]) == 40
+    pairs = {
+        name: {pair for one in rows for pair in simple_pairs(one.text)}
+        for name, rows in reviews.items()
+    }
+    new = pairs["heldout"] - pairs["train"]
+    assert len(new) > 0.3 * len(pairs["heldout"])
+
+
+def test_counting_words_is_not_enough_for_the_held_out_labels(reviews):
+    """Naive Bayes over words: above chance, and far from what a model that reads order can do."""
+    assert 0.70 < naive_bayes(reviews["train"], reviews["heldout"]) < 0.85
+
+
+def split(text: str) -> list[str]:
+    return re.findall(r"[a-z-]+", text.lower())
+
+
+def simple_pairs(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"[Tt]he ([a-z ]+?) (?:is|are) ([a-z-]+)[.,]", text)
+
+
+def naive_bayes(train, held_out) -> float:
+    """Share of held-out labels that word counts with add-one smoothing get right."""
+    counts = {label: Counter() for label in ("0", "1")}
+    for one in train:
+        counts[one.label].update(split(one.text))
+    vocabulary = len(counts["0"] | counts["1"])
+    totals = {label: sum(words.values()) + vocabulary for label, words in counts.items()}
+
+    def score(text: str, label: str) -> float:
+        return sum(math.log((counts[label][word] + 1) / totals[label]) for word in split(text))
+
+    right = sum(
+        (score(one.text, "1") > score(one.text, "0")) == (one.label == "1") for one in held_out
+    )
+    return right / len(held_out)
+
+
+def test_the_tokenizer_fits_the_tiny_models_and_the_task():
+    tokenizer = load_tokenizer(DATA / "tokenizer")
+    assert (tokenizer.vocab_size, tokenizer.end_id) == (2048, 0)
+    assert [len(ids) for ids in tokenizer.encode([" great", " terrible"])] == [1, 1]
+
+
+@pytest.mark.parametrize("name", sorted(TINY | set(PUBLISHED_PARAMETERS)))
+def test_transformers_builds_every_model_with_the_published_size(name):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.from_pretrained(DATA / "models" / name)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    assert type(model).__name__ == config.architectures[0]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if name in TINY:
+        assert config.vocab_size == 2048
+        assert parameters < 1_500_000
+    else:
+        assert parameters == PUBLISHED_PARAMETERS[name]
+
+
+def test_no_other_model_is_bundled():
+    found = {path.parent.name for path in (DATA / "models").glob("*/config.json")}
+    assert found == TINY | set(PUBLISHED_PARAMETERS)
