@@ -1,0 +1,190 @@
+"""The exercises: their solutions pass, their stubs do not, and a wrong answer gets a hint only."""
+
+import pytest
+import torch
+
+from helpers.engine.errors import UserError
+from helpers.planner import cost
+from helpers.planner.hardware import find_gpu
+from helpers.planner.published import GPTJ_TENSOR_PARALLEL as RUN
+
+pytest.importorskip("transformers")
+from helpers.lab.exercises import EXERCISES, check
+
+
+def solution_1a():
+    messages = 28 * 2
+    return messages * 8 * 1024 * 4096 * 2
+
+
+def target_logits(shards, targets):
+    picked = torch.zeros(len(targets))
+    for rank, shard in enumerate(shards):
+        local = targets - rank * shard.shape[1]
+        mine = (local >= 0) & (local < shard.shape[1])
+        found = shard.gather(1, local.where(mine, 0)[:, None])[:, 0]
+        picked = picked + found.where(mine, 0)
+    return picked
+
+
+def solution_1b(shards, targets):
+    highest = torch.stack([shard.max(1).values for shard in shards]).max(0).values
+    total = sum((shard - highest[:, None]).exp().sum(1) for shard in shards)
+    return (total.log() + highest - target_logits(shards, targets)).mean()
+
+
+def solution_1c():
+    tokens_per_s = RUN.steady_samples_per_s * RUN.seq_len
+    return {
+        "mfu": cost.mfu(
+            tokens_per_s, 6 * RUN.parameters, 8, find_gpu("A100-40").peak_flops["fp16"]
+        ),
+        "usd": cost.money(RUN.billed_s, RUN.price.usd_per_hour),
+        "training_share": RUN.train_s / RUN.billed_s,
+    }
+
+
+SOLUTIONS = {
+    "1a traffic": solution_1a(),
+    "1b vocabulary loss": solution_1b,
+    "1c audit": solution_1c(),
+}
+STUBS = {
+    "1a traffic": None,
+    "1b vocabulary loss": lambda shards, targets: None,
+    "1c audit": {"mfu": None, "usd": None, "training_share": None},
+}
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_solution_passes(name, capsys):
+    verdict = check(name, SOLUTIONS[name])
+    assert verdict.passed and verdict.state == "passed"
+    assert f"{name}: passed." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_stub_is_not_done_yet_and_no_error(name, capsys):
+    verdict = check(name, STUBS[name])
+    assert not verdict.passed and verdict.state == "not done yet"
+    assert EXERCISES[name].question in capsys.readouterr().out
+    assert check(name, None).state == "not done yet"
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+@pytest.mark.parametrize("nonsense", ["text", float("nan"), [], {}, object()])
+def test_nonsense_is_answered_in_words(name, nonsense):
+    assert not check(name, nonsense).passed
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_hints_go_on_and_stop_at_the_last(name):
+    hints = EXERCISES[name].hints
+    for number, words in enumerate(hints, 1):
+        message = check(name, "wrong", hint=number).message
+        assert f"Hint {number} of {len(hints)}: {words}" in message
+    assert hints[-1] in check(name, "wrong", hint=99).message
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [(0.5, "Half of it"), (2, "two sums a layer"), (1 / 8, "not divided by tp"), (7 / 4, "wire")],
+)
+def test_traffic_names_the_known_mistake(factor, words):
+    verdict = check("1a traffic", solution_1a() * factor)
+    assert not verdict.passed and words in verdict.message
+
+
+def test_traffic_with_everything_is_told_so():
+    gptj = pytest.importorskip("transformers").GPTJConfig()
+    shape = cost.model_shape(gptj)
+    total = cost.tensor_parallel_traffic_bytes(shape, 8, 1024, tp=8, element_bytes=2).total
+    assert "leave these out" in check("1a traffic", total).message
+
+
+def test_no_hint_or_question_holds_the_answer():
+    answer = f"{solution_1a():,}"
+    for exercise in EXERCISES.values():
+        words = " ".join((exercise.question, *exercise.hints))
+        assert answer not in words and "21.8" not in words and "19.2" not in words
+
+
+def naive(shards, targets):
+    """Without the maximum: right for small logits, infinite for large ones."""
+    total = sum(shard.exp().sum(1) for shard in shards)
+    return (total.log() - target_logits(shards, targets)).mean()
+
+
+def own_maximum(shards, targets):
+    """Each shard less its own maximum, as if these were one."""
+    highest = [shard.max(1).values for shard in shards]
+    total = sum((s - m[:, None]).exp().sum(1) for s, m in zip(shards, highest))
+    return (total.log() + highest[0] - target_logits(shards, targets)).mean()
+
+
+def gathered(shards, targets):
+    return torch.nn.functional.cross_entropy(torch.cat(shards, 1), targets)
+
+
+def without_gradient(shards, targets):
+    loss = solution_1b(shards, targets)
+    return loss.detach() + 0 * shards[0].sum()
+
+
+def by_token(shards, targets):
+    return torch.nn.functional.cross_entropy(torch.cat(shards, 1), targets, reduction="none")
+
+
+def broken(shards, targets):
+    raise KeyError("nothing here")
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (naive, "The loss is inf where logits reach"),
+        (own_maximum, "not that of the whole vocabulary"),
+        (gathered, "as large as all logits"),
+        (without_gradient, "its gradient is not"),
+        (by_token, "A single number in a tensor is wanted"),
+        (broken, "It raised KeyError: 'nothing here'"),
+        (lambda shards: 0, "It raised TypeError"),
+        (lambda shards, targets: 1.5, "not a float"),
+    ],
+)
+def test_vocabulary_loss_says_what_is_wrong(function, words):
+    verdict = check("1b vocabulary loss", function)
+    assert not verdict.passed and words in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mfu": 2.327}, "printed rate"),
+        ({"mfu": 21.83}, "per cent"),
+        ({"mfu": 0.2183 * 4 / 3}, "hardware utilisation"),
+        ({"usd": 19.22 * 8}, "all its GPUs included"),
+        ({"usd": 0.6595}, "bill runs from start to upload"),
+        ({"training_share": 3.43}, "per cent"),
+        ({"usd": "much"}, "usd is not a number"),
+        ({"usd": None}, "no 'usd' in the answer yet"),
+    ],
+)
+def test_audit_says_which_number_and_why(change, words):
+    verdict = check("1c audit", solution_1c() | change)
+    assert not verdict.passed and words in verdict.message
+
+
+def test_audit_takes_either_flop_convention_and_either_clock():
+    gptj = pytest.importorskip("transformers").GPTJConfig()
+    flops = cost.train_flops_per_token(cost.model_shape(gptj), RUN.seq_len)
+    with_attention = cost.mfu(
+        RUN.steady_samples_per_s * RUN.seq_len, flops, 8, find_gpu("A100-40").peak_flops["fp16"]
+    )
+    assert check("1c audit", solution_1c() | {"mfu": with_attention}).passed
+    assert check("1c audit", solution_1c() | {"training_share": 62 / 1836}).passed
+
+
+def test_unknown_exercise_lists_the_known_ones():
+    with pytest.raises(UserError, match="no exercise 'x'; there are: 1a traffic, 1b"):
+        check("x", 1)
