@@ -181,7 +181,7 @@ def data_line(folder: Path) -> Line:
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return Line("data", FAIL, wrong[0] + more, remake)
-    return Line("data", OK, f"{len(entries)} files as published")
+    return Line("data", OK, f"as published, files: {len(entries)}")
 
 
 def compiler_line(find: Callable[[str], str | None] = shutil.which) -> Line:

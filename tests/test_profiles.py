@@ -1,0 +1,107 @@
+"""The preflight: the right profile for a machine, as data that the launcher can take."""
+
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.lab.machine import Device, Machine
+from helpers.lab.paths import ROOT
+from helpers.lab.profiles import PROFILES, Profile, preflight
+from helpers.planner.cost import model_shape, parameters
+
+pytest.importorskip("pandas")
+
+
+def machine(*gpu_gb: float) -> Machine:
+    devices = tuple(Device("some GPU", int(gb * 1e9)) for gb in gpu_gb)
+    return Machine(devices, 8, 32 * 10**9, 100 * 10**9)
+
+
+def every_profile() -> list[Profile]:
+    named = [profile for profiles in PROFILES.values() for profile in profiles.values()]
+    return named + [profile.larger for profile in named if profile.larger]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "tp"),
+    [
+        ((), "tiny", 2),
+        ((8,), "tiny", 2),  # a GPU too small for the larger run
+        ((80,), "single_gpu", 2),
+        ((42,) * 2, "multi_gpu", 2),
+        ((42,) * 3, "multi_gpu", 2),  # three do not divide the heads
+        ((42,) * 8, "multi_gpu", 8),
+        ((42,) * 16, "multi_gpu", 8),
+    ],
+)
+def test_auto_takes_the_largest_that_fits(gpus, name, tp):
+    record = preflight(1, machine=machine(*gpus), show=False)
+    assert (record.profile.name, record.profile.tp, record.profile.nproc) == (name, tp, tp)
+    assert record.untrue and record.reason
+
+
+def test_the_whole_model_is_run_only_where_its_state_fits():
+    assert preflight(1, machine=machine(*[42] * 8), show=False).profile.larger.model == "gptj-6b"
+    # 6.05 billion x 16 bytes over 2 GPUs is 48 GB on each
+    assert preflight(1, machine=machine(42, 42), show=False).profile.larger is None
+    assert preflight(1, machine=machine(84, 84), show=False).profile.larger.tp == 2
+
+
+def test_tiny_ranks_are_kept_off_the_gpus():
+    flags = preflight(1, "tiny", machine=machine(80), show=False).profile.flags()
+    assert flags["env"] == {"CUDA_VISIBLE_DEVICES": ""}
+    assert "env" not in preflight(1, machine=machine(80, 80), show=False).profile.flags()
+
+
+def test_flags_are_the_training_scripts_own():
+    """Every flag but the launcher's own is an option of scripts/train.py."""
+    script = (ROOT / "scripts" / "train.py").read_text()
+    for profile in every_profile():
+        flags = profile.flags()
+        assert profile.flags(tp=1)["nproc"] == 1
+        for name in set(flags) - {"nproc", "env", "tp"}:
+            assert f'"--{name.replace("_", "-")}"' in script, name
+        assert None not in flags.values()
+
+
+@pytest.mark.parametrize("profile", every_profile(), ids=lambda profile: profile.name)
+def test_profiles_state_their_models_own_size(profile):
+    pytest.importorskip("transformers")
+    from helpers.engine.weights import load_config
+
+    config = load_config(
+        profile.model,
+        num_hidden_layers=profile.layers,
+        hidden_size=profile.hidden,
+        num_attention_heads=profile.heads,
+    )
+    assert parameters(model_shape(config)) == profile.parameters
+    assert config.num_attention_heads % profile.tp == 0
+    assert profile.seq_len <= config.max_position_embeddings
+    assert (ROOT / profile.data).is_file()
+
+
+def test_changes_replace_fields_and_none_leaves_them():
+    profile = preflight(1, machine=machine(), show=False, steps=7, lr=None).profile
+    assert (profile.steps, profile.lr) == (7, PROFILES[1]["tiny"].lr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"notebook": 99}, r"notebook 99 has no profiles; there are: \[0, 1"),
+        ({"notebook": 1, "profile": "huge"}, "unknown profile 'huge'; notebook 1 has: auto, tiny"),
+        ({"notebook": 1, "profile": "multi_gpu"}, "needs at least 2 GPUs .* use profile='auto'"),
+        ({"notebook": 1, "model": "gpt2"}, "not 'model'"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(arguments, words):
+    with pytest.raises(UserError, match=words) as caught:
+        preflight(**arguments, machine=machine(), show=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_table_says_what_is_not_shown(capsys):
+    preflight(1, machine=machine())
+    text = capsys.readouterr().out
+    assert text.startswith("Preflight of notebook 1")
+    assert "no GPU, 8 CPU cores" in text and "illustrative" in text
