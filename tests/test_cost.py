@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
@@ -203,6 +203,7 @@ def test_posts_other_bills():
     assert cost.money(25 * 86400, 37.688, instances=240) == pytest.approx(5.43e6, rel=0.001)
 
 
+@settings(deadline=None)
 @given(
     tokens_per_s=st.floats(1, 1e7),
     flops=st.floats(1e3, 1e13),

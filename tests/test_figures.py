@@ -103,8 +103,10 @@ def test_plot_memory_takes_the_fullest_rank(runs):
     fig, table, sentence = figures.plot_memory(predicted, runs)
     assert table.loc["tp=2: parameters", "measured bytes"] == 2100
     assert table.loc["tp=2: total", "measured / predicted"] == pytest.approx(1.05)
-    assert "at most 5.00%" in sentence and "0.525 of what one process" in sentence
+    assert "at most 0.05 of it" in sentence and "0.525 of what one process" in sentence
     assert {"one process\npredicted", "tp=2\nmeasured", "16 kB"} <= set(text_of(fig))
+    exact = {"one process": StateBytes(4000, 4000, 8000), "tp=2": StateBytes(2100, 2100, 4200)}
+    assert "equal to the byte" in figures.plot_memory(exact, runs)[2]
     with pytest.raises(UserError, match="no prediction for the run 'tp=2'"):
         figures.plot_memory({"one process": predicted["one process"]}, runs)
 

@@ -180,7 +180,9 @@ def plot_memory(predicted: "Mapping[str, StateBytes]", runs: Mapping[str, Run]) 
     table["measured / predicted"] = table["measured bytes"] / table["predicted bytes"]
     worst = (table["measured / predicted"] - 1).abs().max()
     first, last = (sum(measured[name].values()) for name in (names[0], names[-1]))
-    sentence = f"Measured and predicted state differ by at most {worst:.2%}"
+    sentence = "Measured and predicted state are equal to the byte"
+    if worst > 0:
+        sentence = f"Measured and predicted state differ by at most {worst:.2g} of it"
     if len(names) > 1:
         sentence += f"; a rank of {names[-1]} holds {last / first:.3f} of what {names[0]} holds"
     return fig, table.set_index("state"), sentence + "."
@@ -224,7 +226,7 @@ def plot_phases(run: "Run | Mapping[str, float]", useful: str = "train") -> Plot
 def _finish(axes: "Axes", title: str) -> None:
     """What matplotlib takes from its global state at drawing time, said here."""
     axes.set_title(title, loc="left", fontsize=11.5)
-    axes.xaxis.set_major_formatter("{x:,.4g}")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
 
 
 def _names(runs: Mapping[str, Run]) -> list[str]:

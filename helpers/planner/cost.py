@@ -233,8 +233,8 @@ def tensor_parallel_traffic_bytes(
 
     A block sends one message forward and one backward where attention and MLP are parallel, two
     each where they follow one another; what recomputed blocks send again is not counted. The split
-    embedding sends one forward, the split head one backward, the loss three fp32 numbers a token.
-    What a rank puts on the wire for it is `all_reduce_bytes_per_rank`.
+    embedding sends one forward, the split head one backward, the loss three fp32 numbers a token
+    that has a label. What a rank puts on the wire for it is `all_reduce_bytes_per_rank`.
 
     Source: arXiv 1909.08053 (Megatron-LM), section 3; arXiv 2205.05198, section 4.2.
     """
