@@ -1,0 +1,44 @@
+"""The names that a notebook needs. Each is imported when it is first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from helpers.engine.parallelize import parallelize
+    from helpers.engine.plan import ParallelPlan, distributed
+    from helpers.engine.trainer import Trainer
+    from helpers.engine.weights import load_model, save_model
+    from helpers.lab.doctor import doctor
+    from helpers.lab.exercises import check
+    from helpers.lab.figures import show_figure, show_table
+    from helpers.lab.launch import launch
+    from helpers.lab.profiles import preflight
+    from helpers.lab.runs import load_run
+
+_HOMES = {
+    "ParallelPlan": "engine.plan",
+    "distributed": "engine.plan",
+    "parallelize": "engine.parallelize",
+    "load_model": "engine.weights",
+    "save_model": "engine.weights",
+    "Trainer": "engine.trainer",
+    "launch": "lab.launch",
+    "load_run": "lab.runs",
+    "preflight": "lab.profiles",
+    "doctor": "lab.doctor",
+    "check": "lab.exercises",
+    "show_figure": "lab.figures",
+    "show_table": "lab.figures",
+}
+
+__all__ = list(_HOMES)  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"helpers has no {name!r}; it has: {', '.join(_HOMES)}")
+    return getattr(import_module(f"helpers.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from helpers.engine.optimizer import clip_, gradient_norm
+from helpers.engine.optimizer import gradient_norm, scale_
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
+from helpers.engine.weights import whole_weights
 from tests import tiny
 from tests.ranks import mesh_of
 
@@ -20,30 +21,47 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def check(family: str, plan: ParallelPlan, dtype: torch.dtype) -> None:
+def check(
+    family: str, plan: ParallelPlan, dtype: torch.dtype = torch.float64, accumulate: int = 1
+) -> None:
     """Loss, every gradient, the norm, and the losses and weights of ten steps."""
-    torch.set_default_dtype(torch.float32)
     truth, limit = tiny.truth(family, dtype), TOLERANCE[dtype]
-    model = parallelize(tiny.fresh(family, dtype), plan, mesh_of(plan))
-    trainer = Trainer(
-        model, plan, mesh_of(plan), lr=tiny.LR, weight_decay=tiny.DECAY, clip=tiny.CLIP
-    )
+    mesh = mesh_of(plan)
+    model = parallelize(tiny.fresh(family, dtype), plan, mesh)
+    options = {"lr": tiny.LR, "weight_decay": tiny.DECAY, "clip": tiny.CLIP, "eps": tiny.EPS[dtype]}
+    trainer = Trainer(model, plan, mesh, accumulate=accumulate, **options)
     loss = trainer.backward(*tiny.batch(0))
     close("loss", loss, truth["losses"][0], limit)
-    for name, parameter in model.named_parameters():
-        close(f"gradient of {name}", whole(parameter.grad), truth["gradients"][name], limit)
-    norm = gradient_norm(model)
+    gradients = trainer.gradients()
+    compare(trainer, "gradient", gradients, truth["gradients"], limit)
+    norm = gradient_norm(trainer.parts, gradients).item()
     close("gradient norm", norm, truth["norms"][0], limit)
-    clip_(model, norm, tiny.CLIP)
-    trainer.update()
+    scale_(gradients, norm, tiny.CLIP, 1.0)
+    trainer.update(gradients)
     trainer.steps_done += 1
     for step in range(1, tiny.STEPS):
         result = trainer.step(*tiny.batch(step))
         close(f"loss of step {step}", result.loss, truth["losses"][step], limit)
         close(f"norm of step {step}", result.grad_norm, truth["norms"][step], limit)
-    # Adam divides by the root of tiny second moments, which magnifies rounding early on
-    for name, parameter in model.named_parameters():
-        close(f"weight {name}", whole(parameter.detach()), truth["weights"][name], limit * 10)
+    weights = {part.name: part.tensor.detach() for part in trainer.parts}
+    compare(trainer, "weight", weights, truth["weights"], limit)
+    for name, value in whole_weights(model):  # what the model computes with, not the optimizer
+        close(f"exported {name}", value, truth["weights"][name], limit)
+
+
+def compare(
+    trainer: Trainer,
+    what: str,
+    ours: dict[str, Tensor],
+    theirs: dict[str, Tensor],
+    limit: float,
+) -> None:
+    """Every part, made whole, against the same name in the reference."""
+    assert {part.name for part in trainer.parts} == theirs.keys()
+    for part in trainer.parts:
+        expected = theirs[part.name]
+        found = whole(part.whole(ours[part.name])).reshape(expected.shape)
+        close(f"{what} of {part.name}", found, expected, limit)
 
 
 def close(what: str, ours: Any, theirs: Any, limit: float) -> None:

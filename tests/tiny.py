@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 LR, CLIP, STEPS, DECAY = 1e-3, 0.5, 10, 0.01
+# Some gradients are zero but for rounding (a key's bias moves no softmax); Adam would turn that
+# rounding into whole steps, and one float32 process would differ from another.
+EPS = {torch.float64: 1e-8, torch.float32: 1e-6}
 VOCAB = 101  # a prime: no degree divides it
 
 
@@ -19,13 +22,69 @@ def config(family: str) -> Any:
     """A configuration of two layers with uneven vocabulary."""
     import transformers
 
-    small = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
+    ids = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
+    like_llama = ids | {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    falcon = ids | {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+    neox = ids | {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    gpt2 = ids | {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     makers = {
         "gptj": lambda: transformers.GPTJConfig(
-            n_positions=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, **small
+            n_positions=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, **ids
         ),
+        "gpt2": lambda: transformers.GPT2Config(**gpt2, **no_dropout),
+        "neox": lambda: transformers.GPTNeoXConfig(**neox),
+        "neox-sequential": lambda: transformers.GPTNeoXConfig(use_parallel_residual=False, **neox),
+        # Falcon's three layouts: one key-value head, one a group of queries, one a query
+        "falcon-mqa": lambda: transformers.FalconConfig(
+            multi_query=True, parallel_attn=True, bias=True, **falcon
+        ),
+        "falcon-new": lambda: transformers.FalconConfig(
+            new_decoder_architecture=True, num_kv_heads=2, **falcon
+        ),
+        "falcon-alibi": lambda: transformers.FalconConfig(
+            multi_query=False, parallel_attn=False, alibi=True, bias=True, **falcon
+        ),
+        "llama": lambda: transformers.LlamaConfig(**like_llama),
+        "qwen2": lambda: transformers.Qwen2Config(**like_llama),
+        "mistral": lambda: transformers.MistralConfig(sliding_window=None, **like_llama),
     }
     return makers[family]()
+
+
+FAMILIES = (
+    "gptj",
+    "gpt2",
+    "neox",
+    "neox-sequential",
+    "falcon-mqa",
+    "falcon-new",
+    "falcon-alibi",
+    "llama",
+)
+PUBLISHED = ("qwen2", "mistral")  # laid out by transformers' own plan
 
 
 def reference(family: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
@@ -77,7 +136,7 @@ def truth(family: str, dtype: torch.dtype) -> dict[str, Any]:
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": DECAY},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8, foreach=False)
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=EPS[dtype], foreach=False)
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
     for step in range(STEPS):

@@ -1,10 +1,15 @@
 """One attention call for every family."""
 
+from typing import Any
+
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+NAME = "helpers"  # under which transformers finds our attention
 
 
 def attend(
+    region: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -12,25 +17,51 @@ def attend(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """Softmax attention, causal where no mask is given.
+    """Softmax attention over this rank's heads, causal where no mask is given.
 
     Args:
+        region: the tensor-parallel region, whose own random stream dropout draws from.
         query, key, value: [batch, heads, seq, head_dim]; key and value may have fewer heads.
         mask: additive or boolean, broadcastable to [batch, heads, seq, keys]; None means causal.
         dropout: probability, 0 outside training.
         scale: of the scores; 1/sqrt(head_dim) where None.
 
     Returns:
-        [batch, seq, heads * head_dim].
+        [batch, seq, heads, head_dim].
     """
-    out = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=mask is None and query.shape[2] > 1,
-        scale=scale,
-        enable_gqa=key.shape[1] != query.shape[1],
-    )
-    return out.transpose(1, 2).flatten(2)
+    with region.own_stream(dropout > 0):
+        out = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None and query.shape[2] > 1,
+            scale=scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+    return out.transpose(1, 2)
+
+
+def install() -> str:
+    """Make `attend` known to transformers' attention interface; returns the name to ask for."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, _interface)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def _interface(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """`attend` with the signature that transformers calls."""
+    return attend(module.region, query, key, value, attention_mask, dropout, scaling), None

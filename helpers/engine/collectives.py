@@ -23,6 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+# torch 2.13 renamed these two; the old names still work there but warn
+gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """The sum of `x` over the group, in a new tensor of the same shape."""
@@ -33,16 +37,16 @@ def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
 
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The ranks' equal parts joined along `dim`: [.., s/n, ..] becomes [.., s, ..]."""
-    parts = x.new_empty((group.size(), *x.shape))
-    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
-    return torch.cat(parts.unbind(), dim)
+    parts = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
+    gather_single(parts, x.contiguous(), group=group)
+    return parts if dim == 0 else torch.cat(parts.chunk(group.size()), dim)
 
 
 def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The sum over the group, of which each rank keeps its equal part along `dim`."""
-    parts = torch.stack(x.chunk(group.size(), dim))
-    mine = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(mine, parts, group=group)
+    parts = x.contiguous() if dim == 0 else torch.cat(x.chunk(group.size(), dim))
+    mine = parts.new_empty((parts.shape[0] // group.size(), *parts.shape[1:]))
+    scatter_single(mine, parts, group=group)
     return mine
 
 

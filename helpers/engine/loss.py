@@ -64,12 +64,17 @@ class _TokenLoss(torch.autograd.Function):
             loss, grad = _chunk_loss(hidden[part], weight, bias, labels[part], start, group, wide)
             total += loss
             _add_gradients(grads, grad, hidden[part], weight, part)
-        ctx.save_for_backward(*(g if g is None else g.to(hidden.dtype) for g in grads))
+        ctx.dtype = hidden.dtype
+        ctx.save_for_backward(*grads)
         return total
 
     @staticmethod
     def backward(ctx, grad_total):
-        grads = (g if g is None else g * grad_total.to(g.dtype) for g in ctx.saved_tensors)
+        # scaled in float32: a loss scale of 2^16 does not fit into fp16
+        grads = (
+            g if g is None else (g.to(grad_total.dtype) * grad_total).to(ctx.dtype)
+            for g in ctx.saved_tensors
+        )
         return *grads, None, None, None, None
 
 

@@ -1,7 +1,7 @@
 """The optimizer's side of a step: groups, the true gradient norm, learning-rate schedules.
 
-The optimizer works on each rank's local parts as plain tensors. AdamW is element by element, so the
-parts of a sharded parameter need nothing from each other; the norm is the one quantity that does.
+The optimizer works on each rank's parts as plain tensors. AdamW is element by element, so the parts
+of a sharded parameter need nothing from each other; the norm is the one quantity that does.
 """
 
 import math
@@ -9,78 +9,62 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from helpers.engine.errors import UserError
-from helpers.engine.tensor import local
-
-
-def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Each trainable parameter's local part as a parameter of its own that shares its memory."""
-    with torch.no_grad():
-        return {
-            name: nn.Parameter(local(parameter))
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
+from helpers.engine.parts import Part
 
 
 def adamw(
-    parameters: Iterable[Tensor],
+    parts: Iterable[Part],
     lr: float,
-    weight_decay: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.95),
-    eps: float = 1e-8,
+    weight_decay: float,
+    betas: tuple[float, float],
+    eps: float,
 ) -> torch.optim.AdamW:
-    """Fused AdamW. Matrices decay; norms and biases, which have one dim, do not.
+    """Fused AdamW over the parts that this rank holds. Norms and biases do not decay.
 
     Source: Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, algorithm 2.
     """
-    parameters = list(parameters)
+    held = [part for part in parts if part.tensor.numel()]
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p.tensor for p in held if p.decays], "weight_decay": weight_decay},
+        {"params": [p.tensor for p in held if not p.decays], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
 
 
-def gradient_norm(model: nn.Module) -> Tensor:
+def gradient_norm(parts: Iterable[Part], gradients: dict[str, Tensor]) -> Tensor:
     """The L2 norm of the whole model's gradient, a float64 scalar, the same on every rank.
 
-    A rank adds the squares of its local gradients, each divided by the number of ranks that hold
+    A rank adds the squares of its parts' gradients, each divided by the number of ranks that hold
     the same numbers, so one sum over the world counts every element once, whatever the axes.
     """
-    gradients = [p for p in model.parameters() if p.grad is not None]
-    if not gradients:
-        raise UserError("there are no gradients: call backward first")
-    norms = torch._foreach_norm([local(p.grad) for p in gradients], dtype=torch.float64)
-    shares = torch.tensor([1 / copies(p) for p in gradients], dtype=torch.float64)
-    squares = torch.stack(norms).square()
-    total = (squares * shares.to(squares.device)).sum()
+    held = [part for part in parts if part.name in gradients]
+    tensors = [gradients[part.name] for part in held]
+    device = tensors[0].device if tensors else "cpu"
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    if tensors:
+        norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
+        shares = torch.tensor([1 / p.copies for p in held], dtype=torch.float64, device=device)
+        total = (norms.square() * shares).sum()
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(total)
     return total.sqrt()
 
 
-def copies(parameter: Tensor) -> int:
-    """How many ranks of the world hold the same part of a parameter."""
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    if not isinstance(parameter, DTensor):
-        return world
-    sharded = [
-        parameter.device_mesh.size(axis)
-        for axis, placement in enumerate(parameter.placements)
-        if placement.is_shard()
-    ]
-    return world // math.prod(sharded)
+def scale_(gradients: dict[str, Tensor], norm: float, limit: float | None, scale: float) -> None:
+    """Undo a loss scale, and bring the norm to the limit where it is above, as torch's own does.
 
-
-def clip_(model: nn.Module, norm: Tensor, limit: float) -> None:
-    """Scale all gradients by limit/norm where the norm is above the limit, as torch's own does."""
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
-    torch._foreach_mul_(gradients, factor.to(gradients[0]))
+    Args:
+        norm: of the gradients after the loss scale is undone.
+    """
+    factor = 1 / scale
+    if limit is not None:
+        factor *= min(1.0, limit / (norm + 1e-6))
+    if factor != 1.0:
+        torch._foreach_mul_(list(gradients.values()), factor)
 
 
 SCHEDULES: dict[str, Callable[[float], float]] = {

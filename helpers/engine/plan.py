@@ -7,6 +7,7 @@ nothing else in the engine reads flags or the environment to learn the layout.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from helpers.engine.errors import UserError
 
 AXES = ("dp_replicate", "dp_shard", "tp")  # outermost first; the right-most varies fastest
+ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d*")
+
+
+def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -28,17 +35,43 @@ class ParallelPlan:
     dp_replicate: copies of the model that each see other samples.
     dp_shard: ranks that share one copy's state and each see other samples.
     tp: ranks that share each layer's matrices and see the same samples.
+
+    Switches:
+        zero_stage: what the ranks of dp_shard share: 1 the optimizer's state, 2 also the gradients,
+            3 also the parameters.
+        sequence_parallel: between the layers that tp splits, split the sequence over tp.
+        activation: what is kept for the backward pass: `none` recomputes nothing, `full` keeps each
+            block's input alone, `group_N` that of every N-th block, `selective` also the results of
+            matrix products.
+        offload: keep what is kept in host memory.
+        precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums.
+        reduce_dtype: in which gradients are summed over data ranks.
     """
 
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
+    zero_stage: int = 3
+    sequence_parallel: bool = False
+    activation: str = "none"
+    offload: bool = False
+    precision: str = "fp32"
+    reduce_dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         for axis in AXES:
             degree = getattr(self, axis)
             if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
                 raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
+        _one_of("zero_stage", self.zero_stage, (1, 2, 3))
+        _one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
+        _one_of("reduce_dtype", self.reduce_dtype, ("fp32", "bf16", "fp16"))
+        if not ACTIVATION.fullmatch(self.activation):
+            raise UserError(
+                f"activation must be none, full, group_N or selective, not {self.activation!r}"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise UserError("sequence_parallel splits over the ranks of tp, so it needs tp above 1")
 
     @property
     def world_size(self) -> int:

@@ -3,13 +3,15 @@
     x --enter--> [ column | column ] --act--> [ row | row ] --leave--> y
                  split by output              split by input, partial sums
 
-A parameter becomes a DTensor on the tensor axis, so its global shape and name stay known; `forward`
-takes the local part and does plain arithmetic. Communication happens only in `enter` and `leave`.
+A split parameter becomes a DTensor on the tensor axis, so its global shape and name stay known;
+the forwards here take the local part and do plain arithmetic. A parameter that no rule splits stays
+as it is, whole on every rank.
 
 Source: Shoeybi et al. 2019, Megatron-LM, section 3.
 """
 
-from dataclasses import dataclass
+from types import MethodType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,31 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from helpers.engine.collectives import copy_in, reduce_out, share
+from helpers.engine.collectives import share
 from helpers.engine.loss import token_loss
-
-
-@dataclass(frozen=True)
-class Region:
-    """The stretch of a layer in which ranks hold different parts of the work."""
-
-    mesh: DeviceMesh
-
-    @property
-    def group(self) -> torch.distributed.ProcessGroup:
-        return self.mesh.get_group()
-
-    @property
-    def size(self) -> int:
-        return self.mesh.size()
-
-    def enter(self, x: Tensor) -> Tensor:
-        """From what all ranks hold alike to what each works on a part of (f)."""
-        return copy_in(x, self.group) if self.size > 1 else x
-
-    def leave(self, partial: Tensor) -> Tensor:
-        """From the ranks' partial sums to their sum (g)."""
-        return reduce_out(partial, self.group) if self.size > 1 else partial
+from helpers.engine.region import Region
 
 
 def local(parameter: Tensor | None) -> Tensor | None:
@@ -49,85 +29,13 @@ def local(parameter: Tensor | None) -> Tensor | None:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-class ColumnLinear(nn.Linear):
-    """A linear layer split by output features: [.., in] to [.., out/tp]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, local(self.weight), local(self.bias))
-
-
-class RowLinear(nn.Linear):
-    """A linear layer split by input features: [.., in/tp] to partial sums of [.., out].
-
-    The bias is replicated and enters as one of tp equal shares, so the sum adds it once. Where
-    `closes` is true the sum is taken here, else by the block that adds several branches.
-    """
-
-    region: Region
-    closes: bool
-
-    def forward(self, x: Tensor) -> Tensor:
-        bias = local(self.bias)
-        if bias is not None and self.region.size > 1:
-            bias = share(bias, self.region.size)
-        partial = F.linear(x, local(self.weight), bias)
-        return self.region.leave(partial) if self.closes else partial
-
-
-class VocabularyEmbedding(nn.Embedding):
-    """An embedding table split by rows: token ids [batch, seq] to [batch, seq, hidden].
-
-    A rank looks up the ids that it owns, writes zeros for the others, and the sum over ranks makes
-    the result whole.
-    """
-
-    region: Region
-
-    def forward(self, ids: Tensor) -> Tensor:
-        table = local(self.weight)
-        if self.region.size == 1:
-            return F.embedding(ids, table)
-        ids = ids - vocabulary_start(self.weight)
-        owned = (ids >= 0) & (ids < table.shape[0])
-        found = F.embedding(ids.masked_fill(~owned, 0), table)
-        return self.region.leave(found * owned.unsqueeze(-1))
-
-
-class VocabularyHead(nn.Linear):
-    """The output layer split by vocabulary. With labels it gives the loss, without them logits."""
-
-    region: Region
-
-    def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Logits [.., vocabulary], or with `labels` [tokens] for `hidden` [tokens, hidden] the
-        summed loss; the logits of all tokens never stand in memory together for the loss."""
-        weight, bias = local(self.weight), local(self.bias)
-        if labels is not None:
-            start = vocabulary_start(self.weight)
-            vocabulary = self.weight.shape[0]
-            return token_loss(hidden, weight, bias, labels, start, vocabulary, self.region.group)
-        logits = F.linear(hidden, weight, bias)
-        if self.region.size == 1:
-            return logits
-        full = torch.empty(*logits.shape[:-1], self.weight.shape[0], device="meta")
-        shards = DTensor.from_local(
-            logits,
-            self.region.mesh,
-            [Shard(logits.dim() - 1)],
-            shape=full.shape,
-            stride=full.stride(),
-        )
-        return shards.full_tensor()
-
-
-def vocabulary_start(weight: Tensor) -> int:
-    """The first token id that this rank owns. Shards are torch.chunk's: all alike but the last."""
-    if not isinstance(weight, DTensor):
-        return 0
-    mesh = weight.device_mesh
-    axis = mesh.mesh_dim_names.index("tp")
-    rows = -(-weight.shape[0] // mesh.size(axis))
-    return min(rows * mesh.get_local_rank(axis), weight.shape[0])
+def bind(module: nn.Module, forward: Any, region: Region, **dims: int) -> None:
+    """Give a module a forward of ours; `dims` says along which dim each parameter is split."""
+    module.region = region
+    module.forward = MethodType(forward, module)
+    for name, dim in dims.items():
+        if region.size > 1 and getattr(module, name, None) is not None:
+            shard_parameter(module, name, region.mesh, dim)
 
 
 def shard_parameter(module: nn.Module, name: str, mesh: DeviceMesh, dim: int) -> None:
@@ -148,3 +56,97 @@ def _chunk(x: Tensor, dim: int, n: int, index: int) -> Tensor:
     size = -(-x.shape[dim] // n)
     start = min(size * index, x.shape[dim])
     return x.narrow(dim, start, min(size, x.shape[dim] - start))
+
+
+# Forwards of linear layers. transformers' Conv1D is a linear layer with a transposed weight.
+
+
+def column_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """Split by output features: [.., in] to [.., out/tp]."""
+    return F.linear(x, local(self.weight), local(self.bias))
+
+
+def row_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """Split by input features: [.., in/tp] to partial sums of [.., out], or to their sum."""
+    return _close(self, F.linear(x, local(self.weight), _bias_share(self)))
+
+
+def column_conv1d(self: nn.Module, x: Tensor) -> Tensor:
+    """Split by output features, weight [in, out/tp]."""
+    return F.linear(x, local(self.weight).t(), local(self.bias))
+
+
+def row_conv1d(self: nn.Module, x: Tensor) -> Tensor:
+    """Split by input features, weight [in/tp, out]."""
+    return _close(self, F.linear(x, local(self.weight).t(), _bias_share(self)))
+
+
+def thirds_conv1d(self: nn.Module, x: Tensor) -> Tensor:
+    """Split by output features within each third: weight [in, 3, out/3/tp], bias [3, out/3/tp]."""
+    return F.linear(x, local(self.weight).flatten(1).t(), local(self.bias).flatten())
+
+
+def shared_kv_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """Whole on every rank, of which each uses the rows of its heads: [.., in] to [.., rows]."""
+    weight = torch.cat([self.weight[rows] for rows in self.rows])
+    bias = None if self.bias is None else torch.cat([self.bias[rows] for rows in self.rows])
+    return F.linear(x, weight, bias)
+
+
+def _bias_share(self: nn.Module) -> Tensor | None:
+    """A row layer's bias is added once: as one of tp equal shares, which the sum makes whole."""
+    if self.bias is None or self.region.size == 1:
+        return local(self.bias)
+    return share(local(self.bias), self.region.size)
+
+
+def _close(self: nn.Module, partial: Tensor) -> Tensor:
+    """Take the sum here, unless the block adds several branches first."""
+    return self.region.leave(partial) if self.closes else partial
+
+
+# The two ends of the model, split by vocabulary.
+
+
+def vocabulary_embedding(self: nn.Embedding, ids: Tensor) -> Tensor:
+    """Token ids [batch, seq] to [batch, seq, hidden].
+
+    A rank looks up the ids that it owns, writes zeros for the others, and the sum over ranks makes
+    the result whole. It is whole on every rank also under sequence parallelism, since positions and
+    masks are made from its length; the first block splits it.
+    """
+    table = local(self.weight)
+    if self.region.size == 1:
+        return F.embedding(ids, table)
+    ids = ids - vocabulary_start(self.weight)
+    owned = (ids >= 0) & (ids < table.shape[0])
+    found = F.embedding(ids.masked_fill(~owned, 0), table)
+    return self.region.leave(found * owned.unsqueeze(-1))
+
+
+def vocabulary_head(self: nn.Linear, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Logits [.., vocabulary], or with `labels` [tokens] for `hidden` [tokens, hidden] the summed
+    loss; the logits of all tokens never stand in memory together for the loss."""
+    weight, bias, region = local(self.weight), local(self.bias), self.region
+    vocabulary = self.weight.shape[0]
+    if labels is not None:
+        start = vocabulary_start(self.weight)
+        return token_loss(hidden, weight, bias, labels, start, vocabulary, region.group)
+    logits = F.linear(hidden, weight, bias)
+    if region.size == 1:
+        return logits
+    whole = torch.empty(*logits.shape[:-1], vocabulary, device="meta")
+    placement = [Shard(logits.dim() - 1)]
+    return DTensor.from_local(
+        logits, region.mesh, placement, shape=whole.shape, stride=whole.stride()
+    ).full_tensor()
+
+
+def vocabulary_start(weight: Tensor) -> int:
+    """The first token id that this rank owns. Shards are torch.chunk's: all alike but the last."""
+    if not isinstance(weight, DTensor):
+        return 0
+    mesh = weight.device_mesh
+    axis = mesh.mesh_dim_names.index("tp")
+    rows = -(-weight.shape[0] // mesh.size(axis))
+    return min(rows * mesh.get_local_rank(axis), weight.shape[0])

@@ -3,16 +3,20 @@
 import resource
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from helpers.engine.optimizer import adamw, clip_, gradient_norm, local_parameters, lr_factor
+from helpers.engine.data_parallel import data_group, data_parallel
+from helpers.engine.optimizer import adamw, gradient_norm, lr_factor, scale_
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision import LossScaler
 from helpers.engine.tensor import local
 
 
@@ -25,6 +29,7 @@ class StepResult:
     grad_norm: float
     lr: float
     step_s: float
+    skipped: bool = False
 
 
 class Trainer:
@@ -32,6 +37,11 @@ class Trainer:
 
     Every rank hands `step` the same global batch and takes its own rows of it, so the samples, and
     the token count that the loss is divided by, do not depend on the layout.
+
+    Args:
+        accumulate: micro-batches a step; gradients are summed over them before the update.
+        clip: largest gradient norm, None for no limit.
+        hook: one of torch's DDP communication hooks, for plans of dp_replicate.
     """
 
     def __init__(
@@ -42,22 +52,28 @@ class Trainer:
         *,
         lr: float,
         weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
         clip: float | None = 1.0,
         schedule: str = "constant",
         warmup_steps: int = 0,
         total_steps: int = 0,
+        accumulate: int = 1,
+        seed: int = 0,
+        hook: Callable[..., Any] | None = None,
     ) -> None:
-        self.model, self.plan, self.mesh = model, plan, mesh
-        self.lr, self.clip = lr, clip
-        self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
-        self.parameters = local_parameters(model)
-        self.optimizer = adamw(self.parameters.values(), lr, weight_decay)
-        self.steps_done = 0
         lr_factor(0, schedule, warmup_steps, total_steps)  # a wrong name fails here, not at step 1
-
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self.parameters.values())).device
+        self.model, self.plan, self.mesh = model, plan, mesh
+        self.lr, self.clip, self.accumulate = lr, clip, accumulate
+        self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
+        self.data = data_parallel(model, plan, mesh, hook)
+        self.parts = self.data.parts
+        self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps)
+        self.scaler = LossScaler.for_precision(plan.precision)
+        self.group = data_group(mesh, plan)
+        self.device = self.parts[0].tensor.device
+        self.steps_done = 0
+        torch.manual_seed(seed + 1_000_003 * self.group.rank())  # dropout differs by samples alone
 
     def step(self, input_ids: Tensor, labels: Tensor) -> StepResult:
         """Forward, backward, clip and update on a global batch.
@@ -67,84 +83,129 @@ class Trainer:
         """
         started = time.perf_counter()
         loss = self.backward(input_ids, labels)
-        norm = gradient_norm(self.model)
-        if self.clip is not None:
-            clip_(self.model, norm, self.clip)
-        lr = self.update()
-        numbers = torch.stack(
-            [loss.double(), norm.to(loss.device)]
-        ).tolist()  # waits for the device
+        gradients = self.gradients()
+        norm = gradient_norm(self.parts, gradients).item() / self.scaler.scale
+        scale = self.scaler.scale
+        skip = self.scaler.overflowed(norm)
+        if not skip:
+            scale_(gradients, norm, self.clip, scale)
+            self.update(gradients)
+        lr = self.lr * self._lr_factor()
         self.steps_done += 1
-        return StepResult(self.steps_done, *numbers, lr, time.perf_counter() - started)
+        elapsed = time.perf_counter() - started
+        return StepResult(self.steps_done, loss.item(), norm, lr, elapsed, skip)
 
     def backward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Leave the gradient of the batch's mean loss in the parameters; returns that loss."""
+        """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
         self.model.train()
-        tokens = int((labels[:, 1:] != -100).sum())
-        rows = slice(None)
-        out = self.model(
-            input_ids=input_ids[rows].to(self.device),
-            labels=labels[rows].to(self.device),
-            num_items_in_batch=max(1, tokens),
-        )
-        out.loss.backward()
-        return out.loss.detach()
+        tokens = max(1, int((labels[:, 1:] != -100).sum()))
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        micro_batches = self._micro_batches(input_ids, labels)
+        for index, (ids, targets) in enumerate(micro_batches):
+            self.data.begin(last=index == len(micro_batches) - 1)
+            out = self._forward(ids, targets, num_items_in_batch=tokens)
+            (out.loss * self.scaler.scale).backward()
+            self.data.end()
+            loss += out.loss.detach()
+        if self.group.size() > 1:
+            dist.all_reduce(loss, group=self.group)
+        return loss
 
-    def update(self) -> float:
-        """One optimizer step at the schedule's learning rate, which is returned."""
-        factor = lr_factor(self.steps_done, self.schedule, self.warmup_steps, self.total_steps)
+    def gradients(self) -> dict[str, Tensor]:
+        """The summed gradients of this rank's parts, by name; they are taken out of the model."""
+        gradients = self.data.take()
+        group = self.mesh.get_group("tp")
+        names = sorted(self.model.partial_gradients & gradients.keys())
+        if group.size() > 1 and names:
+            flat = torch.cat([gradients[name].flatten() for name in names])
+            dist.all_reduce(flat, group=group)
+            sizes = [gradients[name].numel() for name in names]
+            for name, piece in zip(names, flat.split(sizes), strict=True):
+                gradients[name] = piece.view_as(gradients[name])
+        return gradients
+
+    def update(self, gradients: dict[str, Tensor]) -> None:
+        """One optimizer step with these gradients of the parts."""
+        factor = self._lr_factor()
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * factor
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                self.parameters[name].grad = local(parameter.grad)
+        for part in self.parts:
+            gradient = gradients.get(part.name)
+            part.tensor.grad = None if gradient is None else gradient.to(part.tensor.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)
-        return self.lr * factor
+        self.data.publish()
 
     @torch.no_grad()
-    def evaluate(self, batches: Any, answers: list[int] | None = None) -> dict[str, float | int]:
+    def evaluate(
+        self, batches: Iterable[tuple[Tensor, Tensor]], answers: list[int] | None = None
+    ) -> dict[str, float | int]:
         """Mean loss over labelled tokens, and with `answers` the accuracy among those token ids.
 
         Args:
-            batches: of (input_ids, labels), each [batch, seq].
+            batches: of (input_ids, labels), each [batch, seq]; the same on every rank.
             answers: the token ids that a label can be; the one with the largest logit is chosen.
         """
         self.model.eval()
-        loss = torch.zeros((), dtype=torch.float64)
-        tokens = right = 0
+        totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
         for input_ids, labels in batches:
-            targets = labels[:, 1:][labels[:, 1:] != -100]
-            out = self.model(
-                input_ids=input_ids.to(self.device),
-                labels=labels.to(self.device),
-                num_items_in_batch=1,
-                label_logits=answers is not None,
-            )
-            loss += out.loss.double().cpu()
-            tokens += len(targets)
+            ids, mine = self._my_rows(input_ids, labels)
+            targets = mine[:, 1:][mine[:, 1:] != -100].to(self.device)
+            wants = answers is not None
+            out = self._forward(ids, mine, num_items_in_batch=1, label_logits=wants)
+            totals[0] += out.loss
+            totals[1] += len(targets)
             if answers is not None:
-                choice = out.logits[:, answers].argmax(1).cpu()
-                right += int((torch.tensor(answers)[choice] == targets).sum())
-        result: dict[str, float | int] = {"loss": loss.item() / max(1, tokens), "tokens": tokens}
-        if answers is not None:
-            result["accuracy"] = right / max(1, tokens)
-        return result
+                allowed = torch.tensor(answers, device=self.device)
+                totals[2] += (allowed[out.logits[:, answers].argmax(1)] == targets).sum()
+        if self.group.size() > 1:
+            dist.all_reduce(totals, group=self.group)
+        loss, tokens, right = totals.tolist()
+        result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
+        return result if answers is None else result | {"accuracy": right / max(1, tokens)}
+
+    def _forward(self, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Any:
+        short = -input_ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
+        return self.model(
+            input_ids=F.pad(input_ids, (0, short)).to(self.device),
+            labels=F.pad(labels, (0, short), value=-100).to(self.device),
+            **kwargs,
+        )
+
+    def _my_rows(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """This data rank's rows of a global batch."""
+        return _part(input_ids, labels, self.group.size(), self.group.rank())
+
+    def _micro_batches(self, input_ids: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        rows = self._my_rows(input_ids, labels)
+        return [_part(*rows, self.accumulate, index) for index in range(self.accumulate)]
+
+    def _lr_factor(self) -> float:
+        return lr_factor(self.steps_done, self.schedule, self.warmup_steps, self.total_steps)
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes of this rank's parameters, gradients and optimizer, counted from live tensors.
 
-        Gradients are freed after a step, so they are counted as what backward makes: one for each
-        trainable element.
+        Gradients are freed after a step, so theirs is the most that was alive at the end of a
+        micro-batch; float32 masters of low-precision parameters belong to the optimizer.
         """
-        parts = self.parameters.values()
-        state = self.optimizer.state.values()
+        model = {local(p).untyped_storage().data_ptr() for p in self.model.parameters()}
+        masters = [p.tensor for p in self.parts if p.tensor.data_ptr() not in model]
+        moments = [t for s in self.optimizer.state.values() for t in s.values() if t.dim()]
         return {
             "parameters": sum(_bytes(local(p)) for p in self.model.parameters()),
-            "gradients": sum(_bytes(p) for p in parts),
-            "optimizer": sum(_bytes(t) for s in state for t in s.values() if t.dim()),
+            "gradients": self.data.gradient_bytes,
+            "optimizer": sum(map(_bytes, moments + masters)),
         }
+
+
+def _part(input_ids: Tensor, labels: Tensor, n: int, index: int) -> tuple[Tensor, Tensor]:
+    """Rows `index` of `n`. Where there are too few, one row without labels: it changes nothing, and
+    the rank takes part in every collective."""
+    ids, targets = input_ids.tensor_split(n)[index], labels.tensor_split(n)[index]
+    if len(ids):
+        return ids, targets
+    return input_ids[:1], torch.full_like(labels[:1], -100)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -43,6 +43,7 @@ class WeightFiles:
     def read(
         self,
         names: Sequence[str],
+        stored: Sequence[int],
         whole: Sequence[int],
         offset: Sequence[int],
         shape: Sequence[int],
@@ -50,7 +51,8 @@ class WeightFiles:
         """The window at `offset` of `shape` of the first tensor of `names` that there is.
 
         Args:
-            whole: the shape that the tensor must have.
+            stored: the shape that the tensor must have in the file.
+            whole: the shape of the same elements in the model, in which the window lies.
 
         Raises:
             UserError: none of the names is there, or the tensor has another shape.
@@ -60,12 +62,18 @@ class WeightFiles:
             raise UserError(f"{self.folder.name} holds no weight {names[0]!r}: is it this model's?")
         found = _open(self.folder / self.where[name], name)
         held = found.get_shape() if hasattr(found, "get_shape") else found.shape
-        if list(held) != list(whole):
+        if list(held) != list(stored):
             raise UserError(
                 f"{name} in {self.folder.name} has shape {list(held)}, the configuration says "
-                f"{list(whole)}"
+                f"{list(stored)}"
             )
-        return found[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
+        window = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+        if list(stored) == list(whole):
+            return found[window]
+        if stored[0] == whole[0]:  # rows are rows in both: read these alone
+            rows = found[window[0]]
+            return rows.reshape(-1, *whole[1:])[(slice(None), *window[1:])]
+        return found[:].reshape(tuple(whole))[window]
 
 
 def _download(hub_id: str) -> Path:

@@ -137,11 +137,13 @@ def read(model: nn.Module, files: WeightFiles) -> None:
     """
     for name, parameter in model.named_parameters():
         shape, offset = slice_of(parameter)
-        names = aliases(model, name)
-        local(parameter).copy_(files.read(names, parameter.shape, offset, shape))
+        stored = model.stored_shapes.get(name, parameter.shape)
+        values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
+        local(parameter).copy_(values)
     for name, buffer in model.named_buffers():
         if files.has(name):
-            buffer.copy_(files.read([name], buffer.shape, [0] * buffer.dim(), buffer.shape))
+            shape = buffer.shape
+            buffer.copy_(files.read([name], shape, shape, [0] * buffer.dim(), shape))
 
 
 def aliases(model: nn.Module, name: str) -> list[str]:
@@ -223,8 +225,12 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
     if first:
         folder.mkdir(parents=True, exist_ok=True)
         model.config.save_pretrained(folder)
-    whole = (
-        (name, parameter.detach().full_tensor() if isinstance(parameter, DTensor) else parameter)
-        for name, parameter in model.named_parameters()
-    )
-    write_weights(whole, folder if first else None)
+    write_weights(whole_weights(model), folder if first else None)
+
+
+def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and whole values as transformers has them, one at a time. Every rank must iterate."""
+    for name, parameter in model.named_parameters():
+        whole = parameter.detach()
+        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        yield name, whole.reshape(model.stored_shapes.get(name, whole.shape))
