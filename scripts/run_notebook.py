@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,8 +31,8 @@ def find_notebook(number: str) -> Path:
     stop(2, f"there is no notebook {number}; the notebooks are: {names}")
 
 
-def check_parameters(notebook: Path, given: dict) -> None:
-    """SystemExit(2) if a name is not among the notebook's own parameters."""
+def check_parameters(notebook: Path, given: dict) -> set[str]:
+    """The notebook's own parameters; SystemExit(2) if a name in `given` is not among them."""
     import papermill
 
     known = papermill.inspect_notebook(str(notebook))
@@ -39,6 +40,7 @@ def check_parameters(notebook: Path, given: dict) -> None:
     if unknown:
         names = ", ".join(known) or "none"
         stop(2, f"{notebook.stem} has no parameter {unknown[0]}; its parameters are: {names}")
+    return set(known)
 
 
 def execute(notebook: Path, out: Path, parameters: dict) -> None:
@@ -66,21 +68,27 @@ def execute(notebook: Path, out: Path, parameters: dict) -> None:
 
 
 def show_results(out: Path) -> None:
-    """Print every table in `out`, then the paths of its figures."""
-    folders = [out, out / "tables", out / "figures"]
-    texts = [path for folder in folders for path in sorted(folder.glob("*.txt"))]
+    """Print every table in `out` in the order in which it was written, then the figures' paths."""
+    texts = by_age(out.glob("*.txt"))
     stems = {path.stem for path in texts}
-    sheets = [path for folder in folders for path in sorted(folder.glob("*.csv"))]
     for path in texts:
         print(f"\n{path.stem}\n{path.read_text(encoding='utf-8').rstrip()}")
-    for path in sheets:
+    for path in by_age(out.glob("*.csv")):
         if path.stem not in stems:
             print(f"\n{path.stem}\n{read_csv(path)}")
-    figures = [path for folder in folders for path in sorted(folder.glob("*.png"))]
+    figures = by_age(out.glob("*.png"))
     if figures:
         print("\nfigures")
     for path in figures:
-        print(f"  {path.relative_to(ROOT)}")
+        print(f"  {shown(path)}")
+
+
+def by_age(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+
+
+def shown(path: Path) -> Path:
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 def read_csv(path: Path) -> str:
@@ -125,16 +133,17 @@ def main(argv: list[str]) -> None:
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's python3 kernel
     number, parameters = parse(argv)
     notebook = find_notebook(number)
-    out = ROOT / "runs" / f"notebook-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
-    parameters.setdefault("out", str(out.relative_to(ROOT)))
-    check_parameters(notebook, parameters)
-    out = ROOT / parameters["out"]
+    known = check_parameters(notebook, parameters)
+    name = f"notebook-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = ROOT / parameters.get("out", f"runs/{name}")
+    if "out" in known:
+        parameters["out"] = str(shown(out))
     out.mkdir(parents=True, exist_ok=True)
-    print(f"running {notebook.relative_to(ROOT)} into {parameters['out']}", flush=True)
+    print(f"running {shown(notebook)} into {shown(out)}", flush=True)
     start = time.monotonic()
     execute(notebook, out, parameters)
     show_results(out)
-    print(f"\nexecuted notebook: {out / notebook.name} ({time.monotonic() - start:.0f} s)")
+    print(f"\nexecuted notebook: {shown(out / notebook.name)} ({time.monotonic() - start:.0f} s)")
 
 
 if __name__ == "__main__":
