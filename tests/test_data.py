@@ -269,6 +269,7 @@ BAD_FILES = {
     "number.jsonl": ('{"text": 5, "label": 1}\n', "line 1: text is not text but 5"),
     "float.jsonl": ('{"text": "a", "label": 0.5}\n', "line 1: the label is 0.5"),
     "latin.tsv": (b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", "line 3: byte 0xe9 at offset 25 "),
+    "bom.tsv": (b"\xef\xbb\xbfsentence\tlabel\n\xff\t1\n", "line 2: byte 0xff at offset 18 "),
     "plain.txt": ("Some text", "plain text has no labels"),
     "table.parquet": ("PAR1", "the suffix is none of .tsv"),
     "none": ("text", "the suffix is none of"),

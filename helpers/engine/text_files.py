@@ -77,14 +77,18 @@ def _read_file(path: Path, task: Task) -> list[Example]:
 
 
 def _decode(path: Path) -> str:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        offset = error.start + len(data) - len(error.object)  # the codec cuts a byte order mark off
+        line = data.count(b"\n", 0, offset) + 1
         raise UserError(
-            f"{path} line {line}: byte {data[error.start]:#04x} at offset {error.start} is not "
-            f"UTF-8; save the file as UTF-8"
+            f"{path} line {line}: byte {data[offset]:#04x} at offset {offset} is not UTF-8; "
+            f"save the file as UTF-8"
         ) from None
 
 
