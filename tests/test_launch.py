@@ -1,5 +1,6 @@
 """launch() against ranks that go wrong: the right words, and no process left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from helpers.engine.errors import UserError
 from helpers.lab import guard, job
 from helpers.lab import launch as launch_module
-from helpers.lab.failures import RunFailed
+from helpers.lab.failures import RunFailed, explain
 from helpers.lab.launch import launch
 
 SCRIPTS = Path(__file__).parent / "fault_scripts"
@@ -109,9 +110,46 @@ def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it(tmp_path, mark):
     assert "allocating" in rest and "Connection" not in error.message
 
 
-def test_a_rank_that_leaves_without_a_word(tmp_path, mark):
-    error = fail("exits", tmp_path, mark)
-    assert error.message.startswith("rank 1 ended with code 3 and wrote nothing to stderr")
+def write_failures(logs: Path, *ranks: tuple[int, bool, str]) -> None:
+    """What torchrun and agent.py leave behind; per rank: exit code, closed by torchrun, stderr."""
+    failures = []
+    for rank, (code, closed, stderr) in enumerate(ranks):
+        folder = logs / "id" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(stderr)
+        failures.append({"rank": rank, "exit_code": code, "pid": 1, "closed": closed})
+    (logs / "failures.json").write_text(json.dumps(failures))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "words"),
+    [
+        ([(-15, True, ""), (3, False, "")], 1, "rank 1 ended with code 3 and wrote nothing to"),
+        ([(1, False, "later"), (1, False, "first")], 1, "rank 1 ended with code 1:\nfirst"),
+        ([(2, False, ""), (2, False, "a warning\nerror: tp is 3\n")], 0, "tp is 3"),
+        ([(2, False, "")], 0, "the script refused its arguments"),
+        ([(-9, True, ""), (-11, False, "")], 1, "rank 1 was killed by signal 11 (SIGSEGV)"),
+        ([(1, False, "Connection reset"), (-6, False, "")], 1, "rank 1 was killed by signal 6"),
+    ],
+)  # fmt: skip
+def test_the_cause_is_told_from_its_consequences(ranks, rank, words, tmp_path):
+    write_failures(tmp_path, *ranks)
+    if ranks[0][2] == "later":
+        now = time.time_ns()
+        os.utime(tmp_path / "id/attempt_0/0/stderr.log", ns=(now, now + 10**6))
+        os.utime(tmp_path / "id/attempt_0/1/stderr.log", ns=(now, now))
+    error = explain(tmp_path, tmp_path, 1, [])
+    assert (error.rank, error.exit_code) == (rank, ranks[rank][0])
+    assert error.message.startswith(words)
+
+
+def test_a_torchrun_that_failed_by_itself_is_quoted(tmp_path):
+    error = explain(tmp_path, tmp_path, 1, ["no port is free"])
+    assert error.message.splitlines() == [
+        "torchrun ended with code 1 before any rank failed",
+        "Last lines:",
+        "no port is free",
+    ]
 
 
 def test_refused_arguments_are_one_line(tmp_path, mark):
@@ -120,10 +158,12 @@ def test_refused_arguments_are_one_line(tmp_path, mark):
     assert error.message == "tp is 3, but the model has 4 heads: choose 1, 2 or 4"
 
 
-def test_hanging_ranks_that_ignore_sigterm_end_with_their_time(tmp_path, mark, monkeypatch, capsys):
+def test_hanging_ranks_that_ignore_sigterm_end_in_time(
+    tmp_path, mark, monkeypatch, capsys, start_s
+):
     monkeypatch.setattr(launch_module, "QUIET_S", 1.0)
     monkeypatch.setattr(launch_module, "GRACE_S", 1.0)
-    timeout_s = round(3 + 2 * start_s)
+    timeout_s = round(2 + 2 * start_s)
     began = time.monotonic()
     error = fail("deaf", tmp_path, mark, timeout_s=timeout_s)
     assert time.monotonic() - began < timeout_s + 5
@@ -247,7 +287,7 @@ def test_a_cell_timeout_leaves_nothing(tmp_path, mark, start_s):
 
     client = NotebookClient(
         notebook(tmp_path, mark, "deaf"),
-        timeout=round(4 + 2 * start_s),  # for the first cell's imports, or the ranks' start
+        timeout=round(3 + 2 * start_s),  # for the first cell's imports, or the ranks' start
         resources={"metadata": {"path": str(ROOT)}},
     )
     with pytest.raises(CellTimeoutError):

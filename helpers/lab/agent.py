@@ -42,10 +42,12 @@ class _Closing(logging.Handler):
 
 
 def _kill_if_alive(pid: int) -> None:
-    # as long as a child is not waited for, nobody else can have its number
-    with contextlib.suppress(ChildProcessError, ProcessLookupError):
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+        # macOS has no waitid before Python 3.13. Where there is one, it raises for a child that
+        # torchrun has waited for already, whose number may by now be somebody else's.
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ _SECONDARY = re.compile(
     r"|failed to recv, got 0 bytes|DistNetworkError",
     re.IGNORECASE,
 )
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch puts it before each line of a traceback
 _SIGNAL_HINTS = {
     "SIGKILL": "; out of memory is the usual cause",
     "SIGSEGV": "; a crash in native code",
@@ -123,6 +124,7 @@ def _refusal(ranks: list[dict[str, Any]], logs: Path) -> str:
 def _own_words(rank: int, code: int, logs: Path) -> str:
     folder = rank_folder(logs, rank)
     lines = last_lines(folder / "stderr.log", 200) if folder else []
+    lines = [_RANK_PREFIX.sub("", line) for line in lines]
     recorded = _recorded(folder) if folder else None
     if recorded:
         return shorten(f"rank {rank} failed: {_error_line(recorded.splitlines())}\n{recorded}")

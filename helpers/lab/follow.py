@@ -30,6 +30,7 @@ class Output(threading.Thread):
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
+        self._lock = threading.Lock()
 
     def run(self) -> None:
         with self._log, self._pipe:
@@ -37,13 +38,16 @@ class Output(threading.Thread):
                 self.last_heard_s = time.monotonic()
                 self._save(chunk)
                 *lines, rest = (self._rest + self._decoder.decode(chunk)).split("\n")
-                self._lines.extend(lines[-KEPT_LINES:])
-                self._rest = rest[-LONGEST_LINE:]
+                with self._lock:
+                    self._lines.extend(lines[-KEPT_LINES:])
+                    self._rest = rest[-LONGEST_LINE:]
 
     def last(self, count: int) -> list[str]:
         """The last `count` non-empty lines, without colours, as a terminal would leave them."""
+        with self._lock:
+            lines = [*self._lines, self._rest]
         # a progress bar rewrites its line after each \r: the last of them is what stands there
-        lines = [line.rstrip("\r").rpartition("\r")[2] for line in [*self._lines, self._rest]]
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         clean = [_ANSI.sub("", line[:LONGEST_LINE]).rstrip() for line in lines]
         return [line for line in clean if line][-count:]
 

@@ -67,14 +67,16 @@ def _linux_processes(marker: str) -> Iterator[tuple[int, int, bool]]:
 
 def _ps_processes(marker: str) -> Iterator[tuple[int, int, bool]]:
     """The same by `ps`, for macOS, where -E shows the environment of one's own processes."""
-    listing = subprocess.run(
-        ["ps", "-axEww", "-o", "pid=,ppid=,stat=,command="] if sys.platform == "darwin"
-        else ["ps", "axeww", "-o", "pid=,ppid=,stat=,command="],
-        stdout=subprocess.PIPE, text=True, errors="replace",
-    )  # fmt: skip
-    for line in listing.stdout.splitlines():
+    show_environment = "-axEww" if sys.platform == "darwin" else "axeww"
+    ps = subprocess.Popen(
+        ["ps", show_environment, "-o", "pid=,ppid=,stat=,command="],
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    for line in ps.communicate()[0].splitlines():
         pid, parent, state, *rest = line.split(None, 3)
-        if not state.startswith("Z"):
+        if int(pid) != ps.pid and not state.startswith("Z"):
             yield int(pid), int(parent), f"{MARKER}={marker}" in "".join(rest)
 
 

@@ -86,7 +86,7 @@ def environment(nproc: int, extra: Mapping[str, str] | None, threads: int | None
         "PYTHONPATH": os.pathsep.join(path),  # helpers is found from any folder, installed or not
         "PYTHONUNBUFFERED": "1",  # the last line before a crash is the one that matters
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
-        **(extra or {}),
+        **{name: str(value) for name, value in (extra or {}).items()},
     }
 
 

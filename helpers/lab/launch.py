@@ -58,7 +58,7 @@ def launch(
     Raises:
         UserError: nothing was started: no such script, or a folder that cannot be used.
         RunFailed: a rank failed (with the first one's own words), or the time was over.
-        KeyboardInterrupt: as it came, after every process has been ended.
+        KeyboardInterrupt: as it came, once every process has been ended.
     """
     if sys.platform == "win32":
         raise UserError("launch() needs Linux or macOS; on Windows, use WSL")
@@ -77,8 +77,9 @@ class _Launch:
         self.panel = panel
         self.metrics = Metrics(job.out / "metrics.jsonl")
         self.marker = uuid.uuid4().hex  # every process of the run carries it
-        self.guard: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.output: Output | None = None
+        self.lines_before: list[str] = []  # the last ones before torchrun tells how it is stopped
         self.left: set[int] = set()
         self.stopping_s = 0.0
         self.started_s, self.started_at = time.monotonic(), time.time()
@@ -91,8 +92,9 @@ class _Launch:
             running = [] if in_time else self._what_runs()
         except KeyboardInterrupt:
             self._stop()
-            self._finish("stopped", f"interrupted: {self._ended_words()}")
-            raise
+            words = f"interrupted: {self._ended_words()}"
+            self._finish("stopped", words)
+            raise KeyboardInterrupt(words) from None
         finally:
             self._stop()
         failure = self._failure() if in_time else self._overtime(running)
@@ -105,7 +107,7 @@ class _Launch:
     def _start(self, variables: dict[str, str]) -> None:
         python, grace = sys.executable, str(GRACE_S)
         agent = [python, "-m", "helpers.lab.agent", str(self.job.logs / "failures.json"), grace]
-        self.guard = subprocess.Popen(
+        self.process = subprocess.Popen(
             [python, "-I", "-S", guard.__file__, grace, *agent, *self.job.torchrun],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -114,14 +116,14 @@ class _Launch:
             cwd=ROOT,
             env={**variables, guard.MARKER: self.marker},
         )
-        self.output = Output(self.guard.stdout, self.job.logs / "launch.log")
+        self.output = Output(self.process.stdout, self.job.logs / "launch.log")
         self.output.start()
 
     def _follow(self) -> bool:
         """Show the run until it ends (True) or its time is over (False)."""
         while True:
             try:
-                self.guard.wait(0.1)
+                self.process.wait(0.1)
                 return True
             except subprocess.TimeoutExpired:
                 pass
@@ -132,24 +134,26 @@ class _Launch:
 
     def _stop(self) -> None:
         """End every process of the run; nothing happens where all have ended by themselves."""
-        if self.guard is None:
+        if self.process is None:
             return
         stopping_s = time.monotonic()
-        self.guard.stdin.close()  # the guard takes this as: end them all
+        if self.output and self.process.poll() is None:
+            self.lines_before = self.output.last(LINES_SHOWN)
+        self.process.stdin.close()  # the guard takes this as: end them all
         try:
-            self.guard.wait(GRACE_S + guard.WAIT_FOR_KILL_S + 1)
+            self.process.wait(GRACE_S + guard.WAIT_FOR_KILL_S + 1)
         except subprocess.TimeoutExpired:
-            self.guard.kill()
+            self.process.kill()
         # the guard has done this already, unless it was itself killed
         self.left = guard.end_all(lambda: guard.family(self.marker), GRACE_S)
-        self.guard.wait()
+        self.process.wait()
         if self.output:
             self.output.join(timeout=1)
         self.metrics.read()
         self.stopping_s = time.monotonic() - stopping_s
 
     def _failure(self) -> RunFailed | None:
-        code = self.guard.returncode
+        code = self.process.returncode
         if code != 0:
             code = 128 - code if code < 0 else code
             return explain(self.job.out, self.job.logs, code, self.output.last(15))
@@ -210,6 +214,10 @@ class _Launch:
         return time.monotonic() - self.started_s
 
     def _view(self, state: str, note: str = "") -> View:
+        # of a failed run the last lines are the peers' complaints; the error that follows says why
+        lines = self.lines_before
+        if self.output and not lines and state != "failed":
+            lines = self.output.last(LINES_SHOWN)
         return View(
             command=self.job.command,
             logs=shown(self.job.logs),
@@ -217,7 +225,7 @@ class _Launch:
             elapsed_s=self._elapsed_s(),
             metrics=self.metrics.last,
             steps=self.job.steps,
-            lines=tuple(map(shorten, self.output.last(LINES_SHOWN) if self.output else [])),
+            lines=tuple(map(shorten, lines)),
             note=note,
         )
 

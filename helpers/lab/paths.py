@@ -1,6 +1,7 @@
 """Where the project is, and how a path is shown: nothing that names the reader's machine."""
 
 import os
+import re
 import sysconfig
 from pathlib import Path
 
@@ -24,8 +25,18 @@ def shown(path: str | Path) -> str:
 
 def shorten(text: str) -> str:
     """`text` without the folders of this machine: the project, the packages, Python, home."""
-    packages = sysconfig.get_paths()
-    for folder in (packages["purelib"], packages["platlib"], packages["stdlib"], str(ROOT)):
-        text = text.replace(folder + os.sep, "")
-    home = os.path.expanduser("~")
-    return text.replace(home + os.sep, "~/") if len(home) > 1 else text
+    return _FOLDERS.sub(lambda found: "~/" if found.group() == _HOME else "", text)
+
+
+_HOME = os.path.join(os.path.expanduser("~"), "")
+_PYTHON = sysconfig.get_paths()
+# the inner folders first; none in the middle of another path
+_FOLDERS = re.compile(
+    r"(?<![\w.~/-])(?:{})".format(
+        "|".join(
+            re.escape(os.path.join(folder, ""))
+            for folder in (_PYTHON["purelib"], _PYTHON["platlib"], _PYTHON["stdlib"], ROOT, _HOME)
+            if str(folder) != os.sep
+        )
+    )
+)

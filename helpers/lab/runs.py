@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from helpers.engine.errors import UserError, need
 from helpers.engine.record import PHASES, warmup_steps
 from helpers.lab.failures import rank_folder
-from helpers.lab.paths import ROOT, shown
+from helpers.lab.paths import ROOT, shorten, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,12 +68,13 @@ class Run:
     def log(self, rank: int | None = None, *, stream: str = "both") -> str:
         """What was written: all ranks merged, or one rank's `stdout`, `stderr` or `both`."""
         if rank is None:
-            return (self.logs / "launch.log").read_text(errors="replace")
+            return shorten((self.logs / "launch.log").read_text(errors="replace"))
         folder = rank_folder(self.logs, rank)
         if folder is None:
             raise UserError(f"{shown(self.path)} has no log of rank {rank}")
         names = ("stdout", "stderr") if stream == "both" else (stream,)
-        return "".join((folder / f"{name}.log").read_text(errors="replace") for name in names)
+        texts = [(folder / f"{name}.log").read_text(errors="replace") for name in names]
+        return shorten("".join(texts))
 
     @property
     def phases(self) -> "pd.DataFrame":

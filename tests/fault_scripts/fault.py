@@ -31,28 +31,10 @@ def raises(out: Path) -> None:
     time.sleep(60)
 
 
-def exits(out: Path) -> None:
-    if RANK == 1:
-        os._exit(3)
-    time.sleep(60)
-
-
 def refuses(out: Path) -> None:
     print("a warning that comes before", file=sys.stderr)
     print("tp is 3, but the model has 4 heads: choose 1, 2 or 4", file=sys.stderr)
     sys.exit(2)
-
-
-def killed(out: Path) -> None:
-    print("allocating", file=sys.stderr)
-    if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-
-
-def hangs(out: Path) -> None:
-    print("entering the collective")
-    time.sleep(600)
 
 
 def floods(out: Path) -> None:
@@ -61,10 +43,10 @@ def floods(out: Path) -> None:
 
 
 def deaf(out: Path) -> None:
-    """Every rank ignores SIGTERM, and so does a child of its own in a session of its own."""
+    """Every rank hangs and ignores SIGTERM, and has a child in a session of its own."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen(["sleep", "600"], start_new_session=True)
-    print("deaf", flush=True)
+    print("entering the collective", flush=True)
     time.sleep(600)
 
 
@@ -72,7 +54,7 @@ def deaf_peer(out: Path) -> None:
     """Rank 1 fails while rank 0 ignores torchrun's SIGTERM."""
     if RANK == 0:
         deaf(out)
-    while not list(out.glob("logs/*/*/0/stdout.log")) or "deaf" not in _said_by_rank_0(out):
+    while not list(out.glob("logs/*/*/0/stdout.log")) or "entering" not in _said_by_rank_0(out):
         time.sleep(0.05)
     raise ValueError("boom of rank 1")
 
@@ -85,13 +67,32 @@ def collective(out: Path) -> None:
     """Rank 1 raises; rank 0, in an all-reduce with it, then fails too, because of it."""
     import torch
     import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if RANK == 1:
+        raise ValueError("boom of rank 1")
+    dist.all_reduce(torch.ones(1))
+
+
+def recorded(out: Path) -> None:
+    """The same in a script that keeps its errors as torch's manual says."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(collective)(out)
+
+
+def killed(out: Path) -> None:
+    """Rank 1 is killed; rank 0 raises, and records, that it has lost its peer."""
+    import torch
+    import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.errors import record
 
     @record
     def main() -> None:
         dist.init_process_group("gloo")
         if RANK == 1:
-            raise ValueError("boom of rank 1")
+            print("allocating", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(1))
 
     main()
