@@ -6,12 +6,12 @@ What is wrong with a file is said in one line that names the file, the line and 
 import csv
 import io
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from helpers.engine.errors import UserError, need
+from helpers.engine.hub import check_hub
 from helpers.engine.tokenizer import HUB_NAME
 
 Task = Literal["lm", "classify"]
@@ -202,13 +202,13 @@ def _read_hub(source: str, task: Task, split: str) -> list[Example]:
     datasets = need("datasets", "hf")
     name, _, configuration = source.partition(":")
     try:
+        check_hub("dataset", name)
+    except UserError as error:
+        raise UserError(f"{source} is no file here: {error}") from None
+    try:
         rows = datasets.load_dataset(name, configuration or None, split=split)
     except Exception as error:  # the hub's libraries raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise UserError(
-            f"{source} is no file here, and no data set of that name comes from the hub{offline}: "
-            f"{reason}"
-        ) from None
+        raise UserError(f"the data set {source} cannot be read from the hub: {reason}") from None
     numbered = ((f"{source} {split} row {number}", row) for number, row in enumerate(rows, start=1))
     return _examples(source, numbered, task)

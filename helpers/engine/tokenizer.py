@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError, need
+from helpers.engine.hub import check_hub
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
 
@@ -76,6 +77,7 @@ def _end_id(backend: Any, folder: Path) -> int | None:
 
 def _from_hub(source: str) -> Tokenizer:
     transformers = need("transformers", "hf")
+    check_hub("model", source)
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from helpers.engine.errors import UserError, need
+from helpers.engine.hub import check_hub
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor import local
@@ -37,11 +38,20 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
     """
     transformers = need("transformers", "hf")
     path = resolve(source)
+    if not Path(path).is_dir():
+        try:
+            check_hub("model", path)
+        except UserError as error:
+            raise UserError(
+                f"{source!r} is no folder and no preset ({presets()}): {error}"
+            ) from None
     try:
         config = transformers.AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"no model at {source!r} (presets: {presets()}): {reason}") from None
+        raise UserError(
+            f"{source!r} has no configuration that transformers reads: {reason}"
+        ) from None
     for key, value in overrides.items():
         if value is not None:
             setattr(config, key, value)
