@@ -22,9 +22,14 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def check(
-    family: str, plan: ParallelPlan, dtype: torch.dtype = torch.float64, accumulate: int = 1
+    family: str,
+    plan: ParallelPlan,
+    dtype: torch.dtype = torch.float64,
+    accumulate: int = 1,
+    steps: int = tiny.STEPS,
 ) -> None:
-    """Loss, every gradient, the norm, and the losses and weights of ten steps."""
+    """Loss, every gradient, the norm, then the losses and norms of `steps` steps, and after all of
+    tiny.STEPS every weight."""
     truth, limit = tiny.truth(family, dtype), TOLERANCE[dtype]
     mesh = mesh_of(plan)
     model = parallelize(tiny.fresh(family, dtype), plan, mesh)
@@ -39,10 +44,12 @@ def check(
     scale_(gradients, norm, tiny.CLIP, 1.0)
     trainer.update(gradients)
     trainer.steps_done += 1
-    for step in range(1, tiny.STEPS):
+    for step in range(1, steps):
         result = trainer.step(*tiny.batch(step))
         close(f"loss of step {step}", result.loss, truth["losses"][step], limit)
         close(f"norm of step {step}", result.grad_norm, truth["norms"][step], limit)
+    if steps < tiny.STEPS:
+        return
     weights = {part.name: part.tensor.detach() for part in trainer.parts}
     compare(trainer, "weight", weights, truth["weights"], limit)
     for name, value in whole_weights(model):  # what the model computes with, not the optimizer

@@ -23,6 +23,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from helpers.engine.errors import UserError
+from helpers.engine.tensor import local
 from helpers.engine.trainer import Trainer, over_ranks
 
 STEP = re.compile(r"step-(\d{8})")
@@ -68,6 +69,7 @@ class Checkpoints:
         }
         state = state_of(trainer)
         if self.background:
+            state = {name: _alone(tensor) for name, tensor in state.items()}
             future = dcp.async_save(state, checkpoint_id=draft, process_group=self.group)
             self.pending = (future, draft, facts)
             return
@@ -146,6 +148,15 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
         for moment in ("exp_avg", "exp_avg_sq"):
             state[f"{part.name}/{moment}"] = part.whole(moments[moment])
     return state
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own: async_save copies whole storages, and would copy all of a
+    parameter for each rank's chunk of it."""
+    part = local(tensor)
+    if part.untyped_storage().nbytes() == part.numel() * part.element_size():
+        return tensor
+    return tensor.clone()
 
 
 def random_streams() -> dict[str, Tensor]:

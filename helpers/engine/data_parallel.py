@@ -45,6 +45,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     for unit in (*units, [model]):
         fully_shard(unit, mesh=mesh[axes], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
+        unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
 
 
 def reduce_dtype(plan: ParallelPlan) -> torch.dtype:

@@ -120,7 +120,7 @@ def package_lines(pyproject: Path) -> list[Line]:
         if need.satisfied:
             lines.append(Line(need.name, OK, found))
         elif need.extra == "qlora":
-            step = 'for notebook 4: pip install -e ".[qlora]"'
+            step = 'only for QLoRA: pip install -e ".[qlora]"'
             lines.append(Line(need.name, WARN, found, step))
         else:
             lines.append(Line(need.name, FAIL, found, SETUP))

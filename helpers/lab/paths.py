@@ -3,6 +3,7 @@
 import os
 import re
 import sysconfig
+from itertools import count
 from pathlib import Path
 
 
@@ -13,6 +14,18 @@ def _project_root() -> Path:
 
 
 ROOT = _project_root()
+
+
+def unused(path: str | Path) -> str:
+    """`path` relative to the project root, or `path`-2, -3, .. where a run stands there already.
+
+    A notebook's cell can so be run again without losing what it made before.
+    """
+    for number in count(1):
+        candidate = str(path) if number == 1 else f"{path}-{number}"
+        if not (ROOT / candidate).exists():
+            return candidate
+    raise AssertionError("unreachable")
 
 
 def shown(path: str | Path) -> str:

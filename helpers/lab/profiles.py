@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from helpers.engine.errors import UserError, need
+from helpers.engine.weights import load_config
 from helpers.lab.machine import Machine, find_machine
 from helpers.lab.show import show_table
-from helpers.planner.cost import state_bytes
+from helpers.planner.cost import Shape, model_shape, state_bytes
 
 LEAST_GPU_BYTES = 15 * 10**9  # the GPU profiles' smaller runs fit a T4
 FILLED = 0.7  # of a GPU's memory by the training state; activations need the rest
@@ -53,6 +54,17 @@ class Profile:
         """Ranks of the parallel run."""
         return self.tp
 
+    @property
+    def shape(self) -> Shape:
+        """The model's widths, for the planner's formulas."""
+        config = load_config(
+            self.model,
+            num_hidden_layers=self.layers,
+            hidden_size=self.hidden,
+            num_attention_heads=self.heads,
+        )
+        return model_shape(config)
+
     def flags(self, tp: int | None = None) -> dict[str, Any]:
         """Arguments of `launch("scripts/train.py", ...)` for this profile's parallel run, or with
         `tp=1` for its baseline on one process."""
@@ -73,10 +85,12 @@ _TINY = Profile(
     name="tiny",
     model="gptj-tiny",
     tp=2,
-    steps=40,
-    batch_size=32,
+    steps=126,  # two epochs
+    batch_size=64,
     seq_len=64,
     parameters=1_316_608,
+    eval_data="data/reviews/heldout.tsv",
+    task="classify",
     untrue=_CPU,
 )
 
@@ -129,7 +143,7 @@ _MULTI_GPU = replace(
 )
 
 PROFILES: dict[int, dict[str, Profile]] = {
-    0: {"tiny": replace(_TINY, steps=20)},
+    0: {"tiny": replace(_TINY, steps=30)},
     1: {"tiny": _TINY, "single_gpu": _SINGLE_GPU, "multi_gpu": _MULTI_GPU},
 }
 

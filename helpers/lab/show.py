@@ -41,7 +41,7 @@ def show_figure(
         _with(path, ".png").write_bytes(picture)
         _save_text(path, table, caption, sentence)
     if in_notebook():
-        _display({"image/png": picture, "text/plain": alt}, _size_and_alt(fig, alt))
+        display_bundle({"image/png": picture, "text/plain": alt}, _size_and_alt(fig, alt))
     else:
         print(alt)
     if table is not None:
@@ -137,6 +137,13 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
+def display_bundle(bundle: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+    """One output of a notebook's cell, in several forms."""
+    from IPython.display import display
+
+    display(bundle, raw=True, metadata=metadata)
+
+
 def _header(df: "pd.DataFrame") -> list[str]:
     return [df.index.name or "", *df.columns]
 
@@ -156,15 +163,9 @@ def _cells(df: "pd.DataFrame") -> list[list[tuple[str, str]]]:
 
 def _show(text: str, as_html: str) -> None:
     if in_notebook():
-        _display({"text/html": as_html, "text/plain": text})
+        display_bundle({"text/html": as_html, "text/plain": text})
     else:
         print(text)
-
-
-def _display(bundle: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
-    from IPython.display import display
-
-    display(bundle, raw=True, metadata=metadata)
 
 
 def _size_and_alt(fig: "Figure", alt: str) -> dict[str, Any]:
