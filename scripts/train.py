@@ -11,18 +11,19 @@ import time
 STARTED = time.perf_counter()  # before the imports: they are a part of the bill
 
 import argparse  # noqa: E402
+import dataclasses  # noqa: E402
 import itertools  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, NoReturn  # noqa: E402
 
 import torch  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 from torch.distributed.elastic.multiprocessing.errors import record  # noqa: E402
 
-from helpers.engine import data, weights  # noqa: E402
+from helpers.engine import checkpoint, data, weights  # noqa: E402
 from helpers.engine.errors import UserError  # noqa: E402
 from helpers.engine.optimizer import SCHEDULES  # noqa: E402
 from helpers.engine.plan import ParallelPlan, distributed, pick_device  # noqa: E402
@@ -44,15 +45,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def refuse(message: str) -> NoReturn:
-    """Say what is wrong with the input, once, and leave."""
-    if FIRST:
-        print(f"error: {message}", file=sys.stderr, flush=True)
+    """Say what is wrong with the input, once, and leave.
+
+    All ranks find the same mistake. torchrun ends the others when one leaves, so all but the first
+    rank give that one time to speak; if it found nothing wrong, they speak themselves.
+    """
+    if not FIRST:
+        time.sleep(5)
+    print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
+    add, switch = parser.add_argument, argparse.BooleanOptionalAction
     add("--model", default="gptj-tiny", help="preset, folder or hub id")
     add("--tokenizer", help="file, folder or hub id; the model's own, else the bundled one")
     add("--data", default=str(ROOT / "data/reviews/train.tsv"), help="file or hub data set")
@@ -72,10 +78,26 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--hidden", type=whole, help="replaces the preset's width")
     add("--heads", type=whole, help="replaces the preset's")
     add("--out", required=True, type=Path, help="folder of the run")
-    add("--save", action="store_true", help="write the trained model to OUT/model")
-    for axis in ("tp",):
-        add("--" + axis.replace("_", "-"), type=whole, default=1)
+    add("--save", action=switch, default=False, help="write the trained model to OUT/model")
+    add("--checkpoint-every", type=whole, help="steps; none are written without it")
+    add("--keep", type=whole, default=2, help="checkpoints that stay")
+    add("--background", action=switch, default=False, help="write checkpoints while training")
+    add("--resume", nargs="?", const=Path(), type=Path, help="from OUT, or from this run's folder")
+    add("--accumulate", type=whole, default=1, help="micro-batches a step")
+    for field in dataclasses.fields(ParallelPlan):
+        add_plan_field(parser, field)
     return parser.parse_args(argv)
+
+
+def add_plan_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:
+    """A flag for a field of the plan: `dp_shard` is --dp-shard; switches are --x and --no-x."""
+    flag = "--" + field.name.replace("_", "-")
+    if isinstance(field.default, bool):
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
+    elif isinstance(field.default, int):
+        parser.add_argument(flag, type=whole, default=field.default)
+    else:
+        parser.add_argument(flag, default=field.default)
 
 
 def whole(text: str) -> int:
@@ -96,7 +118,7 @@ def positive(text: str) -> float:
     return value
 
 
-@dataclass
+@dataclasses.dataclass
 class Job:
     """Everything that is known, and found right, before a process group or a model is made."""
 
@@ -105,43 +127,60 @@ class Job:
     config: Any
     train: data.TokenData
     evaluation: data.TokenData | None
+    resume_from: Path | None
 
     @property
     def steps(self) -> int:
         an_epoch = data.steps_per_epoch(self.train, self.args.batch_size)
         return self.args.steps or an_epoch * self.args.epochs
 
-    def batches(self) -> Iterator[data.Batch]:
-        """The run's global batches: epoch after epoch, `steps` of them."""
+    def batches(self, done: int) -> Iterator[data.Batch]:
+        """The run's global batches after `done` of them: epoch after epoch, up to `steps`."""
         args = self.args
+        epoch, start = divmod(done, data.steps_per_epoch(self.train, args.batch_size))
         epochs = (
-            data.batches(self.train, args.batch_size, seed=args.seed, epoch=epoch)
-            for epoch in itertools.count()
+            data.batches(self.train, args.batch_size, seed=args.seed, epoch=e, start=s)
+            for e, s in zip(itertools.count(epoch), itertools.chain([start], itertools.repeat(0)))
         )
-        return itertools.islice(itertools.chain.from_iterable(epochs), self.steps)
+        return itertools.islice(itertools.chain.from_iterable(epochs), self.steps - done)
+
+    def fixed(self) -> dict[str, Any]:
+        """What a resumed run must share with the one that it goes on from."""
+        names = ("batch_size", "seq_len", "seed", "task")
+        return {name: getattr(self.args, name) for name in names} | {
+            "tokens": len(self.train.ids),
+            "model": self.config.model_type,
+        }
 
 
 def prepare(args: argparse.Namespace) -> Job:
     """Check all input and read the data. Raises UserError; writes nothing."""
     if FIRST:
-        check_folder(args.out)
+        check_folder(args.out, resume=args.resume is not None)
+    resume_from = None
+    if args.resume is not None:
+        resume_from = checkpoint.pick(args.out if args.resume == Path() else args.resume)
     overrides = {
         "num_hidden_layers": args.layers,
         "hidden_size": args.hidden,
         "num_attention_heads": args.heads,
     }
     config = weights.load_config(args.model, **overrides)
-    plan = ParallelPlan(tp=args.tp)
+    plan = ParallelPlan(
+        **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
+    )
     plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
     weights.check_length(config, args.seq_len)
     tokenizer = data.load_tokenizer(args.tokenizer or default_tokenizer(args.model))
     weights.fit_vocabulary(config, args.model, tokenizer.vocab_size)
     train = tokens(args.data, "train", args, tokenizer)
+    if train.truncated and FIRST:
+        print(f"{train.truncated} of {len(train)} sentences are cut to {args.seq_len} tokens")
     evaluation = None
     if args.eval_data:
         labels = train.label_names or None
         evaluation = tokens(args.eval_data, "validation", args, tokenizer, labels)
-    return Job(args, plan, config, train, evaluation)
+    return Job(args, plan, config, train, evaluation, resume_from)
 
 
 def tokens(source, split, args, tokenizer, labels=None) -> data.TokenData:
@@ -165,23 +204,14 @@ def run(job: Job, clock: Clock) -> None:
             args.out.mkdir(parents=True, exist_ok=True)
         clock.phases_s["start"] += time.perf_counter() - began
         with clock.phase("load"):
-            model = weights.load_model(
-                args.model, job.plan, mesh, config=job.config, seed=args.seed, device=device
+            trainer = load(job, mesh, device)
+            checkpoints = checkpoint.Checkpoints(
+                args.out / "checkpoints", args.keep, args.background, job.fixed()
             )
-            trainer = Trainer(
-                model,
-                job.plan,
-                mesh,
-                lr=args.lr,
-                weight_decay=args.weight_decay,
-                clip=args.clip,
-                schedule=args.schedule,
-                warmup_steps=args.warmup,
-                total_steps=job.steps,
-            )
-        metrics = Metrics(args.out / "metrics.jsonl" if FIRST else None)
-        with clock.phase("train"):
-            train(job, trainer, metrics, device)
+            if job.resume_from is not None:
+                checkpoints.load(trainer, job.resume_from)
+        metrics = Metrics(args.out / "metrics.jsonl" if FIRST else None, trainer.steps_done)
+        train(job, trainer, metrics, checkpoints, clock)
         metrics.close()
         scores = None
         if job.evaluation is not None:
@@ -189,31 +219,66 @@ def run(job: Job, clock: Clock) -> None:
                 scores = evaluate(job, trainer)
         if args.save:
             with clock.phase("save"):
-                weights.save_model(model, args.out / "model")
-        finish(job, trainer, metrics, clock, scores, device)
+                weights.save_model(trainer.model, args.out / "model")
+        finish(job, trainer, metrics, clock, scores)
 
 
-def train(job: Job, trainer: Trainer, metrics: Metrics, device: torch.device) -> None:
-    """Take the run's steps, a line of metrics each."""
-    peak = peak_flops(device_name(device), torch.float32)
-    for batch in job.batches():
-        result = trainer.step(batch.input_ids, batch.labels)
-        per_second = batch.tokens / result.step_s
-        flops = train_flops_per_token(model_shape(job.config), batch.input_ids.shape[1])
-        metrics.add(
-            {
-                "step": result.step,
-                "loss": result.loss,
-                "grad_norm": result.grad_norm,
-                "lr": result.lr,
-                "tokens": batch.tokens,
-                "samples": batch.samples,
-                "step_s": result.step_s,
-                "tokens_per_s": per_second,
-                "mfu": peak and mfu(per_second, flops, job.plan.world_size, peak),
-                "peak_memory_bytes": max(over_ranks(peak_memory_bytes(device))),
-            }
-        )
+def load(job: Job, mesh: DeviceMesh, device: torch.device) -> Trainer:
+    args = job.args
+    model = weights.load_model(
+        args.model, job.plan, mesh, config=job.config, seed=args.seed, device=device
+    )
+    return Trainer(
+        model,
+        job.plan,
+        mesh,
+        lr=args.lr,
+        weight_decay=args.weight_decay,
+        clip=args.clip,
+        schedule=args.schedule,
+        warmup_steps=args.warmup,
+        total_steps=job.steps,
+        accumulate=args.accumulate,
+        seed=args.seed,
+    )
+
+
+def train(
+    job: Job,
+    trainer: Trainer,
+    metrics: Metrics,
+    checkpoints: checkpoint.Checkpoints,
+    clock: Clock,
+) -> None:
+    """Take the run's steps, a line of metrics each, and a checkpoint every so often."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job.plan.precision, torch.float32)
+    peak = peak_flops(device_name(trainer.device), dtype)
+    shape = model_shape(job.config)
+    for batch in job.batches(trainer.steps_done):
+        with clock.phase("train"):
+            result = trainer.step(batch.input_ids, batch.labels)
+            per_second = batch.tokens / result.step_s
+            flops = train_flops_per_token(shape, batch.input_ids.shape[1])
+            metrics.add(
+                {
+                    "step": result.step,
+                    "loss": result.loss,
+                    "grad_norm": result.grad_norm,
+                    "lr": result.lr,
+                    "tokens": batch.tokens,
+                    "samples": batch.samples,
+                    "step_s": result.step_s,
+                    "tokens_per_s": per_second,
+                    "mfu": peak and mfu(per_second, flops, job.plan.world_size, peak),
+                    "peak_memory_bytes": max(over_ranks(peak_memory_bytes(trainer.device))),
+                }
+            )
+        with clock.phase("save"):
+            if job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0:
+                checkpoints.save(trainer)
+            checkpoints.poll()
+    with clock.phase("save"):
+        checkpoints.finish()
 
 
 def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:
@@ -228,9 +293,11 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def finish(job, trainer, metrics, clock, scores, device) -> None:
+def finish(
+    job: Job, trainer: Trainer, metrics: Metrics, clock: Clock, scores: dict[str, Any] | None
+) -> None:
     """Gather what each rank measured, and let the first write summary.json."""
-    peaks = over_ranks(peak_memory_bytes(device))
+    peaks = over_ranks(peak_memory_bytes(trainer.device))
     states = over_ranks(trainer.state_bytes())
     if not FIRST:
         return
@@ -239,19 +306,21 @@ def finish(job, trainer, metrics, clock, scores, device) -> None:
         "model": job.args.model,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "world_size": job.plan.world_size,
-        "device": device_name(device),
+        "device": device_name(trainer.device),
         "phases_s": clock.phases_s,
         "tokens_per_s": metrics.median_rate("tokens"),
         "samples_per_s": metrics.median_rate("samples"),
         "peak_memory_bytes": peaks,
         "state_bytes": states,
-        "final_loss": metrics.lines[-1]["loss"],
+        "final_loss": metrics.lines[-1]["loss"] if metrics.lines else None,
+        "skipped_steps": trainer.scaler.skipped,
         "eval": scores,
         "versions": versions(),
         "status": "done",
     }
     write_summary(job.args.out / "summary.json", summary)
-    print(f"done: {len(metrics.lines)} steps, loss {summary['final_loss']:.4f}, {scores or ''}")
+    scored = "".join(f", {name} {value:.4g}" for name, value in (scores or {}).items())
+    print(f"done: {trainer.steps_done} steps, final loss {summary['final_loss']}{scored}")
 
 
 @record

@@ -50,11 +50,21 @@ class Clock:
 
 
 class Metrics:
-    """The lines of metrics.jsonl. A rank that does not write keeps them in memory alone."""
+    """The lines of metrics.jsonl. A rank that does not write keeps them in memory alone.
 
-    def __init__(self, path: Path | None) -> None:
+    A resumed run keeps the lines of the `done` steps before its checkpoint and drops later ones.
+    """
+
+    def __init__(self, path: Path | None, done: int = 0) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.file = path.open("a", buffering=1) if path else None
+        self.file = None
+        if path is None:
+            return
+        if done and path.exists():
+            self.lines = _lines_up_to(path, done)
+        self.file = path.open("w", buffering=1)
+        for line in self.lines:
+            self.file.write(json.dumps(line) + "\n")
 
     def add(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
@@ -71,6 +81,19 @@ class Metrics:
     def close(self) -> None:
         if self.file:
             self.file.close()
+
+
+def _lines_up_to(path: Path, step: int) -> list[dict[str, Any]]:
+    """The lines of a metrics file up to a step; a line that a crash cut short is not one."""
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if line["step"] <= step:
+            lines.append(line)
+    return lines
 
 
 def warmup_steps(steps: int) -> int:
