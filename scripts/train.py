@@ -14,10 +14,9 @@ import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import itertools  # noqa: E402
 import os  # noqa: E402
-import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import Any, NoReturn  # noqa: E402
+from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
@@ -25,97 +24,13 @@ from torch.distributed.elastic.multiprocessing.errors import record  # noqa: E40
 
 from helpers.engine import checkpoint, data, weights  # noqa: E402
 from helpers.engine.errors import UserError  # noqa: E402
-from helpers.engine.optimizer import SCHEDULES  # noqa: E402
 from helpers.engine.plan import ParallelPlan, distributed, pick_device  # noqa: E402
 from helpers.engine.record import Clock, Metrics, check_folder, versions, write_summary  # noqa: E402
 from helpers.engine.trainer import Trainer, over_ranks, peak_memory_bytes  # noqa: E402
 from helpers.planner.cost import mfu, train_flops_per_token  # noqa: E402
 from helpers.planner.hardware import peak_flops  # noqa: E402
 from helpers.planner.shape import model_shape  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[1]
-FIRST = os.environ.get("RANK", "0") == "0"
-
-
-class Parser(argparse.ArgumentParser):
-    """One line and exit code 2, from the first rank alone."""
-
-    def error(self, message: str) -> NoReturn:
-        refuse(message)
-
-
-def refuse(message: str) -> NoReturn:
-    """Say what is wrong with the input, once, and leave.
-
-    All ranks find the same mistake. torchrun ends the others when one leaves, so all but the first
-    rank give that one time to speak; if it found nothing wrong, they speak themselves.
-    """
-    if not FIRST:
-        time.sleep(5)
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    sys.exit(2)
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(description=__doc__.splitlines()[0])
-    add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--model", default="gptj-tiny", help="preset, folder or hub id")
-    add("--tokenizer", help="file, folder or hub id; the model's own, else the bundled one")
-    add("--data", default=str(ROOT / "data/reviews/train.tsv"), help="file or hub data set")
-    add("--eval-data", help="file or hub data set to evaluate on at the end")
-    add("--task", choices=("lm", "classify"), default="lm")
-    add("--steps", type=whole, help="stop after this many; else after --epochs")
-    add("--epochs", type=whole, default=1)
-    add("--batch-size", type=whole, default=32, help="samples a step, over all ranks")
-    add("--seq-len", type=whole, default=128)
-    add("--lr", type=positive, default=1e-3)
-    add("--weight-decay", type=float, default=0.01)
-    add("--clip", type=positive, default=1.0, help="largest gradient norm")
-    add("--schedule", choices=tuple(SCHEDULES), default="linear")
-    add("--warmup", type=int, default=0, help="steps over which the learning rate rises")
-    add("--seed", type=int, default=0)
-    add("--layers", type=whole, help="replaces the preset's")
-    add("--hidden", type=whole, help="replaces the preset's width")
-    add("--heads", type=whole, help="replaces the preset's")
-    add("--out", required=True, type=Path, help="folder of the run")
-    add("--save", action=switch, default=False, help="write the trained model to OUT/model")
-    add("--checkpoint-every", type=whole, help="steps; none are written without it")
-    add("--keep", type=whole, default=2, help="checkpoints that stay")
-    add("--background", action=switch, default=False, help="write checkpoints while training")
-    add("--resume", nargs="?", const=Path(), type=Path, help="from OUT, or from this run's folder")
-    add("--accumulate", type=whole, default=1, help="micro-batches a step")
-    for field in dataclasses.fields(ParallelPlan):
-        add_plan_field(parser, field)
-    return parser.parse_args(argv)
-
-
-def add_plan_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:
-    """A flag for a field of the plan: `dp_shard` is --dp-shard; switches are --x and --no-x."""
-    flag = "--" + field.name.replace("_", "-")
-    if isinstance(field.default, bool):
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
-    elif isinstance(field.default, int):
-        parser.add_argument(flag, type=whole, default=field.default)
-    else:
-        parser.add_argument(flag, default=field.default)
-
-
-def whole(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """A number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+from train_args import FIRST, ROOT, parse, refuse  # noqa: E402
 
 
 @dataclasses.dataclass
