@@ -31,7 +31,7 @@ _HOMES = {
     "show_table": "lab.figures",
 }
 
-__all__ = list(_HOMES)  # noqa: PLE0604
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

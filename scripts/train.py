@@ -10,27 +10,27 @@ import time
 
 STARTED = time.perf_counter()  # before the imports: they are a part of the bill
 
-import argparse  # noqa: E402
-import dataclasses  # noqa: E402
-import itertools  # noqa: E402
-import os  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+import argparse
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-import torch  # noqa: E402
-from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
-from torch.distributed.elastic.multiprocessing.errors import record  # noqa: E402
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.elastic.multiprocessing.errors import record
+from train_args import FIRST, ROOT, parse, refuse
 
-from helpers.engine import checkpoint, data, weights  # noqa: E402
-from helpers.engine.errors import UserError  # noqa: E402
-from helpers.engine.plan import ParallelPlan, distributed, pick_device  # noqa: E402
-from helpers.engine.record import Clock, Metrics, check_folder, versions, write_summary  # noqa: E402
-from helpers.engine.trainer import Trainer, over_ranks, peak_memory_bytes  # noqa: E402
-from helpers.planner.cost import mfu, train_flops_per_token  # noqa: E402
-from helpers.planner.hardware import peak_flops  # noqa: E402
-from helpers.planner.shape import model_shape  # noqa: E402
-from train_args import FIRST, ROOT, parse, refuse  # noqa: E402
+from helpers.engine import checkpoint, data, weights
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan, distributed, pick_device
+from helpers.engine.record import Clock, Metrics, check_folder, versions, write_summary
+from helpers.engine.trainer import Trainer, over_ranks, peak_memory_bytes
+from helpers.planner.cost import mfu, train_flops_per_token
+from helpers.planner.hardware import peak_flops
+from helpers.planner.shape import model_shape
 
 
 @dataclasses.dataclass
