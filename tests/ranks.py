@@ -2,8 +2,8 @@
 
     pool(4).run(function, *arguments)     # function(*arguments) on 4 ranks joined by gloo
 
-The function runs in the rank processes, so it is a module-level function; what it returns comes back
-as a list by rank. The first rank that raises fails the test with its own traceback.
+The function runs in the rank processes, so it is a module-level function; what it returns comes
+back as a list by rank. The first rank that raises fails the test with its own traceback.
 """
 
 import atexit

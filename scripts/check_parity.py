@@ -1,0 +1,162 @@
+"""Is the split model the same model? Loss and every gradient against transformers' own class.
+
+    torchrun --nproc-per-node 2 scripts/check_parity.py --model gptj-tiny --tp 2 --out runs/parity
+
+Every rank builds transformers' whole model with random weights and takes a backward pass in plain
+PyTorch. A copy of it is then laid out over the ranks and takes the same pass on the same batch; its
+gradients are gathered and compared. In float32 and in float64, on the CPU.
+
+Writes parity.json: the largest difference of each gradient over its largest element, and the bytes
+of every all-reduce of one pass. Exit code 1 where a difference is above the tolerance.
+"""
+
+import argparse
+import copy
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.engine import data
+from helpers.engine.errors import UserError, need
+from helpers.engine.optimizer import gradient_norm
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan, distributed
+from helpers.engine.trainer import Trainer
+from helpers.engine.weights import check_length, load_config
+
+ROOT = Path(__file__).resolve().parents[1]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+FIRST = os.environ.get("RANK", "0") == "0"
+
+
+class AllReduces(TorchDispatchMode):
+    """Notes the bytes of every all-reduce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes_bytes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "allreduce" in str(func) or "all_reduce" in str(func):
+            tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            self.sizes_bytes += [tensor.nbytes for tensor in tensors]
+        return func(*args, **(kwargs or {}))
+
+
+def first_batch(args: argparse.Namespace) -> data.Batch:
+    """Real text, every token labelled."""
+    tokenizer = data.load_tokenizer(str(ROOT / "data/tokenizer"))
+    examples = data.load_examples(str(ROOT / "data/reviews/train.tsv"), "lm", split="train")
+    rows = data.tokenize(examples, tokenizer, "lm", args.seq_len)
+    return next(data.batches(rows, args.batch_size, seed=0))
+
+
+def reference(config: Any, dtype: torch.dtype) -> nn.Module:
+    """transformers' own model. GPT-J takes its attention scores in float32 even in a float64 model,
+    which would hide all but 7 digits: here they are taken in the model's own precision."""
+    transformers = need("transformers", "hf")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for module in model.modules():
+        if type(module).__name__ == "GPTJAttention" and dtype == torch.float64:
+            module._attn = scores_in_own_precision.__get__(module)
+    return model
+
+
+def scores_in_own_precision(self, query, key, value, attention_mask=None):
+    scores = query @ key.transpose(-1, -2) / self.scale_attn
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    return scores.softmax(-1) @ value, None
+
+
+def alone(model: nn.Module, batch: data.Batch) -> tuple[float, float, dict[str, Tensor]]:
+    """Loss, gradient norm and gradients of the whole model in plain PyTorch."""
+    logits = model(input_ids=batch.input_ids, use_cache=False).logits[:, :-1]
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten())
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    squares = sum(grad.double().square().sum().item() for grad in gradients.values())
+    return loss.item(), math.sqrt(squares), gradients
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    ours = ours.full_tensor() if isinstance(ours, DTensor) else ours
+    scale = theirs.abs().max().item() or 1.0
+    return (ours.reshape(theirs.shape) - theirs).abs().max().item() / scale
+
+
+def compare(config, plan, mesh, batch, dtype) -> tuple[dict[str, float], list[int]]:
+    """Relative differences by name, and the bytes of each all-reduce of the split model's pass."""
+    whole = reference(config, dtype)
+    split = copy.deepcopy(whole)
+    for module in split.modules():
+        module.__dict__.pop("_attn", None)
+    trainer = Trainer(parallelize(split, plan, mesh), plan, mesh, lr=1e-3)
+    loss, norm, gradients = alone(whole, batch)
+    with AllReduces() as messages:
+        our_loss = trainer.backward(batch.input_ids, batch.labels).item()
+    ours = trainer.gradients()
+    our_norm = gradient_norm(trainer.parts, ours).item()
+    found = {"loss": abs(our_loss - loss) / loss, "gradient norm": abs(our_norm - norm) / norm}
+    for part in trainer.parts:
+        found[part.name] = difference(part.whole(ours[part.name]), gradients[part.name])
+    if found.keys() - {"loss", "gradient norm"} != gradients.keys():
+        raise RuntimeError("the split model has other parameters than transformers' own")
+    return found, messages.sizes_bytes
+
+
+@record
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="gptj-tiny", help="preset or folder; weights are random")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=64)
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    try:
+        plan, config = ParallelPlan(tp=args.tp), load_config(args.model)
+        plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+        check_length(config, args.seq_len)
+    except UserError as error:
+        refuse(str(error))
+    batch = first_batch(args)
+    report: dict[str, Any] = {"batch": list(batch.input_ids.shape), "differences": {}}
+    with distributed(plan, torch.device("cpu")) as mesh:
+        for dtype in TOLERANCE:
+            found, sizes_bytes = compare(config, plan, mesh, batch, dtype)
+            report["differences"][str(dtype).removeprefix("torch.")] = found
+            if dtype == torch.float32:
+                report["all_reduce_bytes"] = sizes_bytes
+            worst = max(found, key=found.get)
+            if not found[worst] <= TOLERANCE[dtype]:
+                raise AssertionError(f"{dtype}: {worst} is off by {found[worst]:.2e}")
+            if FIRST:
+                print(f"{dtype}: {len(found)} numbers compared, worst {worst} {found[worst]:.1e}")
+    if FIRST:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "parity.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def refuse(message: str) -> NoReturn:
+    """One line from the first rank. The others wait for it: torchrun ends all when one has left."""
+    if FIRST:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(10)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
