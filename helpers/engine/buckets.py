@@ -220,31 +220,35 @@ def padded_chunk(tensor: Tensor, n: int) -> int:
 def rank_major(tensors: list[Tensor], n: int) -> Tensor:
     """Tensors as one message: rank 0's chunks of all of them, then rank 1's, ..., each padded to
     the largest chunk, so that equal pieces of the message hold what belongs to each rank."""
-    whole = []
-    for tensor in tensors:
-        padded = tensor.new_zeros(n * padded_chunk(tensor, n))
+    sizes = [padded_chunk(tensor, n) for tensor in tensors]
+    message = tensors[0].new_zeros(n, sum(sizes))
+    for tensor, piece in zip(tensors, message.split(sizes, dim=1), strict=True):
+        if tensor.numel() == piece.numel():
+            piece.copy_(tensor.view(n, -1))
+            continue
+        padded = tensor.new_zeros(piece.numel())
         padded[: tensor.numel()] = tensor.flatten()
-        whole.append(padded.view(n, -1))
-    return torch.cat(whole, dim=1).flatten()
+        piece.copy_(padded.view(n, -1))
+    return message.flatten()
 
 
-def from_rank_major(message: Tensor, like: list[Tensor], n: int) -> list[Tensor]:
-    """The transpose of `rank_major`: whole tensors out of all ranks' chunks."""
-    pieces = message.view(n, -1).split([padded_chunk(t, n) for t in like], dim=1)
-    return [
-        piece.reshape(-1)[: t.numel()].view(t.shape) for piece, t in zip(pieces, like, strict=True)
-    ]
+def from_rank_major(message: Tensor, targets: list[Tensor], n: int) -> None:
+    """The transpose of `rank_major`: write all ranks' chunks into the whole tensors."""
+    sizes = [padded_chunk(tensor, n) for tensor in targets]
+    for target, piece in zip(targets, message.view(n, -1).split(sizes, dim=1), strict=True):
+        if target.numel() == piece.numel():
+            target.view(n, -1).copy_(piece)
+        else:
+            target.copy_(piece.reshape(-1)[: target.numel()].view(target.shape))
 
 
-def gather_chunks(chunks: list[Tensor], like: list[Tensor], group: ProcessGroup) -> list[Tensor]:
-    """Whole tensors from the chunk that each rank of the group holds of each."""
+def gather_chunks(chunks: list[Tensor], targets: list[Tensor], group: ProcessGroup) -> None:
+    """Make whole tensors of the chunk that each rank of the group holds of each."""
     n = group.size()
-    mine = []
-    for chunk, tensor in zip(chunks, like, strict=True):
-        padded = chunk.new_zeros(padded_chunk(tensor, n))
-        padded[: chunk.numel()] = chunk.flatten()
-        mine.append(padded)
-    mine = torch.cat(mine)
+    sizes = [padded_chunk(tensor, n) for tensor in targets]
+    mine = targets[0].new_zeros(sum(sizes))
+    for chunk, place in zip(chunks, mine.split(sizes), strict=True):
+        place[: chunk.numel()] = chunk.flatten()
     message = mine.new_empty(n * mine.numel())
     gather_single(message, mine, group=group)
-    return from_rank_major(message, like, n)
+    from_rank_major(message, targets, n)

@@ -162,9 +162,7 @@ class Bucketed:
             return
         for bucket in self.buckets.buckets:
             held = [local(p) for p in bucket.parameters]
-            chunks = [parts[name].to(held[0].dtype) for name in bucket.names]
-            for target, whole in zip(held, gather_chunks(chunks, held, self.shard), strict=True):
-                target.copy_(whole)
+            gather_chunks([parts[name] for name in bucket.names], held, self.shard)
 
 
 def data_parallel(

@@ -151,7 +151,7 @@ def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Itera
     plan.validate(world_size=int(os.environ.get("WORLD_SIZE", 1)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend)
     else:
