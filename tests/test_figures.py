@@ -192,6 +192,19 @@ def test_html_table_is_a_real_table():
     assert [td.text for td in rows[1].findall("td")] == ["0", "–", "no", "é"]
 
 
+def test_a_column_and_its_head_stand_on_one_side():
+    mixed = AWKWARD.assign(mixed=["words", 3])
+    root = ElementTree.fromstring(show.table_html(mixed, "Sides"))
+    rows = [root.findall("thead/tr/th")[1:], *(r.findall("td") for r in root.findall("tbody/tr"))]
+    sides = [[cell.get("style").removeprefix("text-align:") for cell in row] for row in rows]
+    assert sides == [["right", "right", "right", "left", "right"]] * 3
+
+
+def test_two_dollar_signs_are_no_formula():
+    html = show.table_html(AWKWARD, "$1 or $2")
+    assert "<span>$</span>1 or <span>$</span>2" in html
+
+
 def test_text_table_is_aligned():
     lines = show.table_text(AWKWARD, "Caption").splitlines()
     assert lines[0] == "Caption" and lines[3].startswith("-------")

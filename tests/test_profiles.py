@@ -54,7 +54,7 @@ def test_tiny_ranks_are_kept_off_the_gpus():
 
 def test_flags_are_the_training_scripts_own():
     """Every flag but the launcher's own is an option of scripts/train.py."""
-    script = (ROOT / "scripts" / "train.py").read_text()
+    script = (ROOT / "scripts" / "train_args.py").read_text()
     for profile in every_profile():
         flags = profile.flags()
         assert profile.flags(tp=1)["nproc"] == 1

@@ -71,9 +71,12 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        heads = "".join(f'<th scope="col">{x}</th>' for x in ("what", "verdict", "found", "next"))
+        left = 'style="text-align:left"'
+        names = ("what", "verdict", "found", "next")
+        heads = "".join(f'<th scope="col" {left}>{name}</th>' for name in names)
         return (
-            f"<table><caption>Is this machine ready?</caption><thead><tr>{heads}</tr></thead>"
+            f"<table><caption {left}>Is this machine ready?</caption>"
+            f"<thead><tr>{heads}</tr></thead>"
             f"<tbody>{''.join(map(_row, self.lines))}</tbody></table>"
             f"<p><strong>{html.escape(self.ready)}</strong></p>"
         )

@@ -50,6 +50,7 @@ STYLE = {
     "grid.color": "#dddddd",
 }
 WIDTH = 7.2  # inches; 576 pixels in the page
+LEAST_S = 1e-3  # a phase that took less did not happen
 
 STATES = ("parameters", "gradients", "optimizer")
 
@@ -195,7 +196,7 @@ def plot_phases(run: "Run | Mapping[str, float]", useful: str = "train") -> Plot
     """
     pandas = need("pandas", "notebooks")
     given = run if isinstance(run, Mapping) else run.phases["seconds"].drop("total").to_dict()
-    seconds = {name: value for name, value in given.items() if value > 0}
+    seconds = {name: value for name, value in given.items() if value >= LEAST_S}
     if useful not in seconds:
         raise UserError(f"no time was spent in the phase {useful!r}; there is: {list(seconds)}")
     total_s = sum(seconds.values())

@@ -83,6 +83,8 @@ def environment(nproc: int, extra: Mapping[str, str] | None, threads: int | None
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads or max(1, _cores() // nproc)),
+        # threads that wait go to sleep: spinning costs ten times the time on cores that others use
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "PYTHONPATH": os.pathsep.join(path),  # helpers is found from any folder, installed or not
         "PYTHONUNBUFFERED": "1",  # the last line before a crash is the one that matters
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",

@@ -3,7 +3,7 @@
 import os
 import re
 import sysconfig
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 
@@ -21,11 +21,8 @@ def unused(path: str | Path) -> str:
 
     A notebook's cell can so be run again without losing what it made before.
     """
-    for number in count(1):
-        candidate = str(path) if number == 1 else f"{path}-{number}"
-        if not (ROOT / candidate).exists():
-            return candidate
-    raise AssertionError("unreachable")
+    names = chain([str(path)], (f"{path}-{number}" for number in count(2)))
+    return next(name for name in names if not (ROOT / name).exists())
 
 
 def shown(path: str | Path) -> str:

@@ -47,7 +47,7 @@ def show_figure(
     if table is not None:
         _show(table_text(table, caption), table_html(table, caption))
     if sentence:
-        _show(sentence, f"<p>{html.escape(sentence)}</p>")
+        _show(sentence, f"<p>{_escape(sentence)}</p>")
 
 
 def show_table(
@@ -62,48 +62,56 @@ def show_table(
         _save_text(_target(save_to), df, caption, sentence)
     _show(table_text(df, caption), table_html(df, caption))
     if sentence:
-        _show(sentence, f"<p>{html.escape(sentence)}</p>")
+        _show(sentence, f"<p>{_escape(sentence)}</p>")
 
 
 def png(fig: "Figure", alt: str) -> bytes:
-    """The figure as PNG bytes, the same each time, with `alt` inside as its description."""
-    buffer = io.BytesIO()
-    fig.savefig(
-        buffer,
-        format="png",
-        dpi=DPI,
-        facecolor="white",
-        metadata={"Software": None, "Description": alt},
-    )
+    """The figure as PNG bytes, the same each time, with `alt` inside as its description.
+
+    Drawings have few colours: a palette of 256 makes a third of the bytes, and notebooks small.
+    """
+    from PIL import Image, PngImagePlugin
+
+    drawn, buffer = io.BytesIO(), io.BytesIO()
+    fig.savefig(drawn, format="png", dpi=DPI, facecolor="white")
+    described = PngImagePlugin.PngInfo()
+    described.add_text("Description", alt)
+    picture = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    picture.save(buffer, "PNG", optimize=True, pnginfo=described, dpi=(DPI, DPI))
     return buffer.getvalue()
 
 
 def table_html(df: "pd.DataFrame", caption: str) -> str:
     """A real table for a browser: caption, and headers with their scope."""
-    head = "".join(f'<th scope="col">{html.escape(str(name))}</th>' for name in _header(df))
+    sides = ["left", *_sides(df)]
+    head = "".join(
+        f'<th scope="col" style="text-align:{side}">{_escape(str(name))}</th>'
+        for name, side in zip(_header(df), sides)
+    )
     rows = []
     for label, *values in _cells(df):
         cells = "".join(
-            f'<td style="text-align:{side}">{html.escape(text)}</td>' for text, side in values
+            f'<td style="text-align:{side}">{_escape(text)}</td>'
+            for text, side in zip(values, sides[1:])
         )
         rows.append(
-            f'<tr><th scope="row" style="text-align:left">{html.escape(label[0])}</th>{cells}</tr>'
+            f'<tr><th scope="row" style="text-align:left">{_escape(label)}</th>{cells}</tr>'
         )
     return (
-        f'<table><caption style="caption-side:top;text-align:left">{html.escape(caption)}</caption>'
+        f'<table><caption style="caption-side:top;text-align:left">{_escape(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 
 
 def table_text(df: "pd.DataFrame", caption: str) -> str:
     """The same table in plain text, columns aligned."""
-    lines = [[(str(name), "left") for name in _header(df)], *_cells(df)]
-    widths = [max(len(line[i][0]) for line in lines) for i in range(len(lines[0]))]
-    sides = [side for _, side in (lines[1] if len(lines) > 1 else lines[0])]
+    sides = ["left", *_sides(df)]
+    lines = [[str(name) for name in _header(df)], *_cells(df)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = [
         "  ".join(
             cell.ljust(width) if side == "left" else cell.rjust(width)
-            for (cell, _), width, side in zip(line, widths, sides)
+            for cell, width, side in zip(line, widths, sides)
         ).rstrip()
         for line in lines
     ]
@@ -148,17 +156,21 @@ def _header(df: "pd.DataFrame") -> list[str]:
     return [df.index.name or "", *df.columns]
 
 
-def _cells(df: "pd.DataFrame") -> list[list[tuple[str, str]]]:
-    """Each row as (text, side): its label, then its values; numbers to the right."""
-    rows = []
+def _cells(df: "pd.DataFrame") -> list[list[str]]:
+    """Each row's texts: its label, then its values."""
     columns = [df[name].tolist() for name in df.columns]
-    for i, label in enumerate(df.index):
-        values = [column[i] for column in columns]
-        sides = ["left" if isinstance(value, str) else "right" for value in values]
-        rows.append(
-            [(number(label), "left"), *((number(v), side) for v, side in zip(values, sides))]
-        )
-    return rows
+    return [[number(value) for value in row] for row in zip(df.index, *columns)]
+
+
+def _sides(df: "pd.DataFrame") -> list[str]:
+    """Columns of words to the left; those with a number in them to the right."""
+    columns = [df[name].tolist() for name in df.columns]
+    return ["left" if all(isinstance(v, str) for v in column) else "right" for column in columns]
+
+
+def _escape(text: str) -> str:
+    """For HTML in a notebook, where two dollar signs in one text would be read as mathematics."""
+    return html.escape(text).replace("$", "<span>$</span>")
 
 
 def _show(text: str, as_html: str) -> None:
