@@ -27,6 +27,9 @@ from helpers.engine.weight_files import WeightFiles, write_weights
 
 PRESETS = Path(__file__).resolve().parents[2] / "data" / "models"
 
+# model type -> a parameter's name in the model -> its name in files, where transformers renames it
+NAMES_IN_FILES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+
 
 def load_config(source: str | Path, **overrides: Any) -> Any:
     """The transformers configuration of a preset's name, a folder or a hub id.
@@ -157,13 +160,20 @@ def read(model: nn.Module, files: WeightFiles) -> None:
 
 
 def aliases(model: nn.Module, name: str) -> list[str]:
-    """Names under which files may hold a parameter: its own, its tied twins', and each of these
-    without the base model's prefix, as older checkpoints have them."""
+    """Names under which files may hold a parameter: its own and its tied twins', as transformers
+    writes them and as they are, and each of these without the base model's prefix, as older
+    checkpoints have them."""
     ours = dict(model.named_parameters(remove_duplicate=False))
     twins = [twin for twin, parameter in ours.items() if parameter is ours[name]]
     names = [name, *(twin for twin in twins if twin != name)]
+    names = [*(name_in_files(model, n) for n in names), *names]
     prefix = model.base_model_prefix + "."
     return names + [n.removeprefix(prefix) for n in names if n.startswith(prefix)]
+
+
+def name_in_files(model: nn.Module, name: str) -> str:
+    """What transformers calls a parameter in the files that it writes."""
+    return NAMES_IN_FILES.get(model.config.model_type, {}).get(name, name)
 
 
 def slice_of(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -235,7 +245,8 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
     if first:
         folder.mkdir(parents=True, exist_ok=True)
         model.config.save_pretrained(folder)
-    write_weights(whole_weights(model), folder if first else None)
+    named = ((name_in_files(model, name), whole) for name, whole in whole_weights(model))
+    write_weights(named, folder if first else None)
 
 
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
