@@ -1,6 +1,7 @@
 """Files of weights: find them, read a window of one tensor, write them in shards."""
 
 import json
+import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,11 @@ def _open(path: Path, name: str) -> Any:
 
 
 def _load_pickle(path: Path) -> dict[str, Tensor]:
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{path.name} in {path.parent.name} cannot be read: {reason}") from None
 
 
 def write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path | None) -> None:
