@@ -6,6 +6,7 @@ embedding, a block, ...) at a time from a seed of that piece's own, and keeps th
 it is the same whatever the layout and never holds more than one whole piece.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,11 +20,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from helpers.engine.errors import UserError, need
+from helpers.engine.families import family_of
 from helpers.engine.hub import check_hub
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor import local
 from helpers.engine.weight_files import WeightFiles, write_weights
+from helpers.engine.widths import override
 
 PRESETS = Path(__file__).resolve().parents[2] / "data" / "models"
 
@@ -37,7 +40,8 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
     `overrides` replace fields of it; those that are None are left alone.
 
     Raises:
-        UserError: nothing is found there, or what is found is no configuration.
+        UserError: nothing is found there, what is found is no configuration, or the overrides do
+            not fit it.
     """
     transformers = need("transformers", "hf")
     path = resolve(source)
@@ -50,14 +54,12 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
             ) from None
     try:
         config = transformers.AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # transformers has no kind of its own for a broken configuration
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{source!r} has no configuration that transformers reads: {reason}"
         ) from None
-    for key, value in overrides.items():
-        if value is not None:
-            setattr(config, key, value)
+    override(config, **overrides)
     return config
 
 
@@ -75,6 +77,24 @@ def resolve(source: str | Path) -> str:
     if folder.exists() and not (folder / "config.json").is_file():
         raise UserError(f"{source} has no config.json: give a model folder, a hub id or a preset")
     return str(folder) if folder.exists() else str(source)
+
+
+def check_model(config: Any) -> None:
+    """See that transformers can build the model and that its family is known here.
+
+    Raises:
+        UserError: it cannot, or it is not; the line says what works.
+    """
+    family_of(config)
+    transformers = need("transformers", "hf")
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = 1
+    try:
+        with torch.device("meta"):
+            transformers.AutoModelForCausalLM.from_config(small)
+    except Exception as error:  # each model class has its own complaints
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"transformers cannot build this {config.model_type}: {reason}") from None
 
 
 def check_length(config: Any, seq_len: int) -> None:
