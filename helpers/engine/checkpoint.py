@@ -3,17 +3,18 @@
     checkpoints/step-00000010/          whole, or not there: it is written as .partial and renamed
         __<rank>_*.distcp, .metadata    parameters and Adam's moments (torch.distributed.checkpoint)
         rank-<rank>.pt                  that rank's random streams
-        manifest.json                   step, plan, what must not change, SHA-256 of every file
+        manifest.json                   step, plan, what must not change, SHA-256 of every file,
+                                        itself included
 
 A tensor is stored with its place in the whole, under its Hugging Face name, so a rank of any plan
 reads just what it holds, whoever wrote it.
 """
 
-import hashlib
-import json
-import re
+import io
 import shutil
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,22 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from helpers.engine.agree import together
 from helpers.engine.errors import UserError
+from helpers.engine.manifest import (
+    STEP,
+    found,
+    read_manifest,
+    sha256,
+    verify,
+    write_manifest,
+)
 from helpers.engine.tensor import local
 from helpers.engine.trainer import Trainer, over_ranks
 
-STEP = re.compile(r"step-(\d{8})")
-MANIFEST = "manifest.json"
+
+class CheckpointFailed(RuntimeError):
+    """A checkpoint could not be written. One line; those before it are as they were."""
 
 
 class Checkpoints:
@@ -50,31 +61,33 @@ class Checkpoints:
         self.fixed = fixed or {}
         # a group of its own: its messages must not mix with those of training
         self.group = dist.new_group(backend="gloo") if background else None
-        self.pending: tuple[Any, Path, dict[str, Any]] | None = None
+        self.pending: tuple[Any, Draft] | None = None
 
     def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint of the trainer's state. Every rank must call it."""
+        """Write a checkpoint of the trainer's state. Every rank must call it.
+
+        Raises:
+            CheckpointFailed: on every rank, where one could not write.
+        """
         self.finish()
-        draft = self.folder / f"step-{trainer.steps_done:08d}.partial"
-        if dist.get_rank() == 0:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-        dist.barrier()
-        torch.save(random_streams(), draft / f"rank-{dist.get_rank()}.pt")
         facts = {
             "step": trainer.steps_done,
             "plan": trainer.plan.to_dict(),
             "scaler": asdict(trainer.scaler),
             "fixed": self.fixed,
         }
+        folder = self.folder / f"step-{trainer.steps_done:08d}.partial"
         state = state_of(trainer)
-        if self.background:
+        draft = Draft(folder, facts, random_streams(), sum(local(t).nbytes for t in state.values()))
+        with self._whole_or_gone(draft):
+            together(lambda: self._begin(folder) if dist.get_rank() == 0 else None)
+            if not self.background:
+                dcp.save(state, checkpoint_id=folder)
+                self._publish(draft)
+                return
             state = {name: _alone(tensor) for name, tensor in state.items()}
-            future = dcp.async_save(state, checkpoint_id=draft, process_group=self.group)
-            self.pending = (future, draft, facts)
-            return
-        dcp.save(state, checkpoint_id=draft)
-        self._publish(draft, facts)
+            future = dcp.async_save(state, checkpoint_id=folder, process_group=self.group)
+            self.pending = (future, draft)
 
     def poll(self) -> None:
         """Make a checkpoint visible that the background has finished on every rank."""
@@ -82,30 +95,60 @@ class Checkpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for a checkpoint that is being written."""
+        """Wait for a checkpoint that is being written.
+
+        Raises:
+            CheckpointFailed: on every rank, where one could not write.
+        """
         if self.pending is None:
             return
-        future, draft, facts = self.pending
+        future, draft = self.pending
         self.pending = None
-        future.result()
-        self._publish(draft, facts)
+        with self._whole_or_gone(draft):
+            future.result()
+            self._publish(draft)
 
-    def _publish(self, draft: Path, facts: dict[str, Any]) -> None:
+    def _begin(self, folder: Path) -> None:
+        """An empty draft; what a killed run had not finished goes."""
+        for stale in self.folder.glob("*.partial"):
+            shutil.rmtree(stale)
+        folder.mkdir(parents=True)
+
+    def _publish(self, draft: "Draft") -> None:
         """Check in every file, and rename: from here on the checkpoint counts."""
-        rank = dist.get_rank()
-        mine = [*draft.glob(f"__{rank}_*"), draft / f"rank-{rank}.pt"]
-        sums = over_ranks({path.name: sha256(path) for path in mine})
-        if rank == 0:
-            files = {name: digest for one in sums for name, digest in one.items()}
-            files[".metadata"] = sha256(draft / ".metadata")
-            manifest = facts | {"files": dict(sorted(files.items()))}
-            (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            final = draft.with_suffix("")
-            shutil.rmtree(final, ignore_errors=True)
-            draft.rename(final)
-            for old in found(self.folder)[: -self.keep]:
-                shutil.rmtree(old)
-        dist.barrier()
+        sums = together(draft.check_in)
+        together(lambda: self._rename(draft, sums) if dist.get_rank() == 0 else None)
+
+    def _rename(self, draft: "Draft", sums: list[dict[str, str]]) -> None:
+        files = {name: digest for one in sums for name, digest in one.items()}
+        files[".metadata"] = sha256(draft.folder / ".metadata")
+        manifest = draft.facts | {"files": dict(sorted(files.items()))}
+        write_manifest(draft.folder, manifest)
+        final = draft.folder.with_suffix("")
+        there = [path for path in found(self.folder) if path != final]
+        # later ones are of a run that this one has left by going on from an earlier checkpoint
+        later = [path for path in there if path.name > final.name]
+        before = [path for path in there if path.name < final.name]
+        shutil.rmtree(final, ignore_errors=True)
+        draft.folder.rename(final)
+        for old in [*later, *before[: len(before) - self.keep + 1]]:
+            shutil.rmtree(old)
+
+    @contextmanager
+    def _whole_or_gone(self, draft: "Draft") -> Iterator[None]:
+        """A draft that cannot be finished makes room, and the reason is said in one line."""
+        try:
+            yield
+        except (OSError, dcp.CheckpointException) as error:
+            reason = _reason(error, draft)
+            if dist.get_rank() == 0:
+                shutil.rmtree(draft.folder, ignore_errors=True)
+            there = found(self.folder)
+            left = f"the newest whole one is {there[-1]}" if there else "there is none before it"
+            raise CheckpointFailed(
+                f"the checkpoint of step {draft.facts['step']} could not be written: {reason}; "
+                f"{left}"
+            ) from error
 
     def load(self, trainer: Trainer, path: Path) -> None:
         """Put a checkpoint's state into a trainer of any plan. Every rank must call it.
@@ -115,7 +158,9 @@ class Checkpoints:
         Raises:
             UserError: a file is damaged or missing, or the run differs in what must not change.
         """
-        manifest = check(path, self.fixed)
+        manifest = together(lambda: read_manifest(path, self.fixed))[0]
+        names = list(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
+        together(lambda: verify(path, {name: manifest["files"][name] for name in names}))
         state = state_of(trainer)
         dcp.load(state, checkpoint_id=path)
         trainer.steps_done = manifest["step"]
@@ -127,6 +172,33 @@ class Checkpoints:
         trainer.data.publish()
         if manifest["plan"] == trainer.plan.to_dict():
             set_random_streams(torch.load(path / f"rank-{dist.get_rank()}.pt", weights_only=True))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint that is being written: its folder, and this rank's share of what goes in."""
+
+    folder: Path
+    facts: dict[str, Any]
+    streams: dict[str, Tensor]
+    size_bytes: int  # of this rank's tensors
+
+    def check_in(self) -> dict[str, str]:
+        """Write this rank's random streams; the checksums of its files, by name."""
+        rank = dist.get_rank()
+        buffer = io.BytesIO()  # torch.save hides what is wrong with a file that it writes itself
+        torch.save(self.streams, buffer)
+        mine = self.folder / f"rank-{rank}.pt"
+        mine.write_bytes(buffer.getbuffer())
+        return {path.name: sha256(path) for path in [*self.folder.glob(f"__{rank}_*"), mine]}
+
+
+def _reason(error: BaseException, draft: Draft) -> str:
+    """Why a draft could not be written. Of a full disk torch says that a position is unexpected."""
+    free = shutil.disk_usage(draft.folder.parent).free
+    if free < draft.size_bytes:
+        return f"its disk is full, {free / 1e6:.1f} MB are left"
+    return str(error).strip().splitlines()[-1]
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -172,13 +244,6 @@ def set_random_streams(streams: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(streams["cuda"])
 
 
-def found(folder: Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if STEP.fullmatch(path.name))
-
-
 def pick(source: Path) -> Path:
     """The checkpoint meant by a run's folder (its newest) or a checkpoint's own.
 
@@ -191,42 +256,3 @@ def pick(source: Path) -> Path:
     if not there:
         raise UserError(f"{source} holds no checkpoint: nothing to resume")
     return there[-1]
-
-
-def check(path: Path, fixed: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are as they were written.
-
-    Raises:
-        UserError: a file is damaged or missing (the checkpoint before it is offered), or the run
-            differs in a fact that must not change.
-    """
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        files = manifest["files"]
-    except (OSError, ValueError, KeyError):
-        raise UserError(f"{path} has no readable {MANIFEST}{_before(path)}") from None
-    for name, digest in files.items():
-        if not (path / name).is_file():
-            raise UserError(f"{path} lacks {name}{_before(path)}")
-        if sha256(path / name) != digest:
-            raise UserError(f"{path / name} is damaged: its checksum differs{_before(path)}")
-    for fact, value in manifest["fixed"].items():
-        if fact in fixed and fixed[fact] != value:
-            raise UserError(
-                f"the checkpoint was made with {fact} {value}, this run has {fixed[fact]}"
-            )
-    return manifest
-
-
-def _before(path: Path) -> str:
-    """Words that offer the newest checkpoint before a damaged one."""
-    older = [other for other in found(path.parent) if other.name < path.name]
-    return f"; the one before it is {older[-1]}" if older else "; there is none before it"
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
