@@ -1,17 +1,19 @@
 """What a run leaves behind: metrics.jsonl, a line a step, and summary.json at the end."""
 
+import errno
 import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError
 
+HELD = ("metrics.jsonl", "summary.json", "checkpoints")
 PHASES = ("start", "load", "compile", "train", "evaluate", "save")
 
 
@@ -21,17 +23,21 @@ def check_folder(out: Path, resume: bool = False) -> None:
     Raises:
         UserError: the folder holds a run already, or cannot be written.
     """
-    if not resume and any((out / name).exists() for name in ("metrics.jsonl", "summary.json")):
-        raise UserError(f"{out} already holds a run: give another --out, or remove it")
-    nearest = next((p for p in (out, *out.parents) if p.exists()), Path("."))
-    if not nearest.is_dir():
-        raise UserError(f"cannot write to {out}: {nearest} is a file")
-    probe = nearest / f".write-test-{time.time_ns()}"
     try:
+        if not resume and any((out / name).exists() for name in HELD):
+            raise UserError(f"{out} already holds a run: give another --out, or remove it")
+        nearest = next((p for p in (out, *out.parents) if p.exists()), Path("."))
+        if not nearest.is_dir():
+            raise UserError(f"cannot write to {out}: {nearest} is a file")
+        probe = nearest / f".write-test-{time.time_ns()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}") from None
+
+
+def is_disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -62,14 +68,21 @@ class Metrics:
             return
         if done and path.exists():
             self.lines = _lines_up_to(path, done)
-        self.file = path.open("w", buffering=1)
-        for line in self.lines:
-            self.file.write(json.dumps(line) + "\n")
+        draft = path.with_suffix(".part")  # a crash here must not cost the lines that there are
+        draft.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        draft.replace(path)
+        self.file = path.open("a", buffering=1)
 
     def add(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
-        if self.file:
+        if self.file is None:
+            return
+        try:
             self.file.write(json.dumps(line) + "\n")
+        except OSError:
+            with suppress(OSError):
+                self.file.close()  # else Python tries once more at its end, and complains
+            raise
 
     def median_rate(self, key: str) -> float | None:
         """The median of `key` per second over the steps after the warm-up, None without steps."""

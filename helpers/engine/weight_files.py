@@ -1,5 +1,6 @@
 """Files of weights: find them, read a window of one tensor, write them in shards."""
 
+import errno
 import json
 import pickle
 from collections.abc import Iterable, Sequence
@@ -160,11 +161,15 @@ def write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path | None) ->
 
 
 def _write_shard(tensors: dict[str, Tensor], folder: Path, number: int) -> Path:
-    need("safetensors", "hf")
+    safetensors = need("safetensors", "hf")
     from safetensors.torch import save_file
 
     path = folder / f"part-{number}.safetensors"
-    save_file(tensors, path, metadata={"format": "pt"})
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        full = "No space left" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from None
     return path
 
 
