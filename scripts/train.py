@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 scripts/train.py --model gptj-tiny --tp 2 --steps 50 --out runs/one
 
-Exit codes: 0 done; 2 the arguments or the plan are wrong (one line, nothing started or written);
-1 it failed (the traceback).
+Exit codes: 0 done; 2 the arguments, the plan or the files that they name are wrong (one line,
+nothing written); 1 it failed (the traceback, or one line where the disk is full).
 """
 
 import time
@@ -19,14 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from train_args import FIRST, ROOT, parse, refuse
 
 from helpers.engine import checkpoint, data, weights
+from helpers.engine.agree import together
 from helpers.engine.errors import UserError
+from helpers.engine.manifest import read_manifest
 from helpers.engine.plan import ParallelPlan, distributed, pick_device
-from helpers.engine.record import Clock, Metrics, check_folder, versions, write_summary
+from helpers.engine.record import (
+    Clock,
+    Metrics,
+    check_folder,
+    is_disk_full,
+    versions,
+    write_summary,
+)
 from helpers.engine.trainer import Trainer, over_ranks, peak_memory_bytes
 from helpers.planner.cost import mfu, train_flops_per_token
 from helpers.planner.hardware import peak_flops
@@ -65,16 +75,21 @@ class Job:
         return {name: getattr(self.args, name) for name in names} | {
             "tokens": len(self.train.ids),
             "model": self.config.model_type,
+            "layers": self.config.num_hidden_layers,
+            "hidden": self.config.hidden_size,
+            "heads": self.config.num_attention_heads,
+            "vocabulary": self.config.vocab_size,
         }
 
 
 def prepare(args: argparse.Namespace) -> Job:
     """Check all input and read the data. Raises UserError; writes nothing."""
-    if FIRST:
-        check_folder(args.out, resume=args.resume is not None)
     resume_from = None
     if args.resume is not None:
         resume_from = checkpoint.pick(args.out if args.resume == Path() else args.resume)
+    if FIRST:
+        own = resume_from and args.out.resolve() in resume_from.resolve().parents
+        check_folder(args.out, resume=bool(own))
     overrides = {
         "num_hidden_layers": args.layers,
         "hidden_size": args.hidden,
@@ -85,6 +100,7 @@ def prepare(args: argparse.Namespace) -> Job:
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )
     plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    weights.check_model(config)
     weights.check_length(config, args.seq_len)
     tokenizer = data.load_tokenizer(args.tokenizer or default_tokenizer(args.model))
     weights.fit_vocabulary(config, args.model, tokenizer.vocab_size)
@@ -95,7 +111,10 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.eval_data:
         labels = train.label_names or None
         evaluation = tokens(args.eval_data, "validation", args, tokenizer, labels)
-    return Job(args, plan, config, train, evaluation, resume_from)
+    job = Job(args, plan, config, train, evaluation, resume_from)
+    if resume_from is not None:
+        read_manifest(resume_from, job.fixed())
+    return job
 
 
 def tokens(source, split, args, tokenizer, labels=None) -> data.TokenData:
@@ -115,16 +134,18 @@ def run(job: Job, clock: Clock) -> None:
     args, device = job.args, pick_device()
     began = time.perf_counter()
     with distributed(job.plan, device) as mesh:
+        clock.phases_s["start"] += time.perf_counter() - began
+        checkpoints = checkpoint.Checkpoints(
+            args.out / "checkpoints", args.keep, args.background, job.fixed()
+        )
+        with clock.phase("load"):
+            try:
+                trainer = load(job, mesh, device, checkpoints)
+            except UserError as error:  # broken files are a mistake in the input, found only now
+                refuse(str(error))
         if FIRST:
             args.out.mkdir(parents=True, exist_ok=True)
-        clock.phases_s["start"] += time.perf_counter() - began
-        with clock.phase("load"):
-            trainer = load(job, mesh, device)
-            checkpoints = checkpoint.Checkpoints(
-                args.out / "checkpoints", args.keep, args.background, job.fixed()
-            )
-            if job.resume_from is not None:
-                checkpoints.load(trainer, job.resume_from)
+            (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
         metrics = Metrics(args.out / "metrics.jsonl" if FIRST else None, trainer.steps_done)
         train(job, trainer, metrics, checkpoints, clock)
         metrics.close()
@@ -138,13 +159,21 @@ def run(job: Job, clock: Clock) -> None:
         finish(job, trainer, metrics, clock, scores)
 
 
-def load(job: Job, mesh: DeviceMesh, device: torch.device) -> Trainer:
+def load(
+    job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: checkpoint.Checkpoints
+) -> Trainer:
+    """The model and its trainer, as they start or as a checkpoint left them."""
     args = job.args
-    model = weights.load_model(
-        args.model, job.plan, mesh, config=job.config, seed=args.seed, device=device
+    models: list[nn.Module] = []  # not a result of `together`: those travel to every rank
+    together(
+        lambda: models.append(
+            weights.load_model(
+                args.model, job.plan, mesh, config=job.config, seed=args.seed, device=device
+            )
+        )
     )
-    return Trainer(
-        model,
+    trainer = Trainer(
+        models[0],
         job.plan,
         mesh,
         lr=args.lr,
@@ -156,6 +185,9 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device) -> Trainer:
         accumulate=args.accumulate,
         seed=args.seed,
     )
+    if job.resume_from is not None:
+        checkpoints.load(trainer, job.resume_from)
+    return trainer
 
 
 def train(
@@ -246,7 +278,14 @@ def main() -> None:
     except UserError as error:
         refuse(str(error))
     clock.phases_s["start"] = time.perf_counter() - STARTED
-    run(job, clock)
+    try:
+        run(job, clock)
+    except checkpoint.CheckpointFailed as error:
+        refuse(str(error), code=1)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        refuse(f"the disk of {job.args.out} is full: {error.strerror}", code=1)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import sys
 import time
+from math import inf, nan
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,8 +23,8 @@ class Parser(argparse.ArgumentParser):
         refuse(message)
 
 
-def refuse(message: str) -> NoReturn:
-    """Say what is wrong with the input, once, and leave.
+def refuse(message: str, code: int = 2) -> NoReturn:
+    """Say what is wrong, by default with the input, once, and leave.
 
     All ranks find the same mistake. torchrun ends the others when one leaves, so all but the first
     rank give that one time to speak; if it found nothing wrong, they speak themselves.
@@ -31,7 +32,7 @@ def refuse(message: str) -> NoReturn:
     if not FIRST:
         time.sleep(5)
     print(f"error: {message}", file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -47,11 +48,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=whole, default=32, help="samples a step, over all ranks")
     add("--seq-len", type=whole, default=128)
     add("--lr", type=positive, default=1e-3)
-    add("--weight-decay", type=float, default=0.01)
+    add("--weight-decay", type=from_zero, default=0.01)
     add("--clip", type=positive, default=1.0, help="largest gradient norm")
     add("--schedule", choices=tuple(SCHEDULES), default="linear")
-    add("--warmup", type=int, default=0, help="steps over which the learning rate rises")
-    add("--seed", type=int, default=0)
+    add("--warmup", type=count, default=0, help="steps over which the learning rate rises")
+    add("--seed", type=count, default=0)
     add("--layers", type=whole, help="replaces the preset's")
     add("--hidden", type=whole, help="replaces the preset's width")
     add("--heads", type=whole, help="replaces the preset's")
@@ -85,12 +86,29 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """A whole number from 0 to 2^32 - 1."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
+    return int(text)
+
+
 def positive(text: str) -> float:
     """A number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    if not 0 < _number(text) < inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+    return float(text)
+
+
+def from_zero(text: str) -> float:
+    """A number of at least 0."""
+    if not 0 <= _number(text) < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return float(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan
