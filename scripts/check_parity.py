@@ -143,7 +143,7 @@ def main() -> None:
             if not found[worst] <= TOLERANCE[dtype]:
                 raise AssertionError(f"{dtype}: {worst} is off by {found[worst]:.2e}")
             if FIRST:
-                print(f"{dtype}: {len(found)} numbers compared, worst {worst} {found[worst]:.1e}")
+                print(f"{dtype}: {len(found)} tensors compared, worst {worst} {found[worst]:.1e}")
     if FIRST:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "parity.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -13,6 +13,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.lab.grading import Result, audit_of_the_published_run, traffic, vocabulary_loss
+from helpers.lab.show import show_text
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Verdict:
         return f"{self.exercise}: {self.state}. {self.message}".rstrip()
 
     def _ipython_display_(self) -> None:
-        """Nothing more: `check` has printed it."""
+        """Nothing more: `check` has shown it."""
 
 
 EXERCISES = {
@@ -96,7 +97,7 @@ EXERCISES = {
 
 
 def check(name: str, answer: Any, hint: int = 1) -> Verdict:
-    """Judge an answer, print what was found, and return it.
+    """Judge an answer, show what was found, and return it.
 
     Args:
         name: an exercise's name; `EXERCISES` has them all.
@@ -111,7 +112,7 @@ def check(name: str, answer: Any, hint: int = 1) -> Verdict:
         raise UserError(f"no exercise {name!r}; there are: {', '.join(EXERCISES)}")
     result = Result(done=False) if answer is None else exercise.grade(answer)
     verdict = _verdict(exercise, result, hint)
-    print(verdict)
+    show_text(str(verdict))
     return verdict
 
 

@@ -47,7 +47,7 @@ def show_figure(
     if table is not None:
         _show(table_text(table, caption), table_html(table, caption))
     if sentence:
-        _show(sentence, f"<p>{_escape(sentence)}</p>")
+        show_text(sentence)
 
 
 def show_table(
@@ -62,7 +62,12 @@ def show_table(
         _save_text(_target(save_to), df, caption, sentence)
     _show(table_text(df, caption), table_html(df, caption))
     if sentence:
-        _show(sentence, f"<p>{_escape(sentence)}</p>")
+        show_text(sentence)
+
+
+def show_text(text: str) -> None:
+    """Show a sentence or two as a paragraph."""
+    _show(text, f"<p>{_escape(text)}</p>")
 
 
 def png(fig: "Figure", alt: str) -> bytes:
