@@ -8,13 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
-from helpers.engine.schedules import SCHEDULES, Action, Schedule, make_schedule
+from helpers.engine.schedules import (
+    SCHEDULES,
+    Action,
+    Schedule,
+    make_schedule,
+    predicted_bubble,
+)
 from helpers.engine.simulate import (
     Span,
     Timeline,
     Times,
     measured_times,
-    predicted_bubble,
     simulate,
     validate,
 )
@@ -371,6 +376,8 @@ def test_numbers_that_do_not_match_the_stages(options, words):
 
 
 def test_no_closed_form_is_said():
+    with pytest.raises(UserError, match="no schedule is called 'dualpipe'"):
+        predicted_bubble("dualpipe", 4, 8)
     with pytest.raises(UserError, match="simulate it"):
         predicted_bubble("zero-bubble", 4, 8, weight_s=2)
     with pytest.raises(UserError, match="simulate it"):

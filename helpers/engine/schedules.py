@@ -12,7 +12,7 @@ one forward and one backward in turn, then the backwards that are left:
     zero-bubble-v  two warm-ups           min(m, p)                  (p-1) / (6m+p-1)
 
 p ranks, m micro-batches, v virtual stages a rank, g micro-batches a round; ranks equal, F, I and W
-of equal length and m large enough. `simulate.predicted_bubble` has the forms for other cases.
+of equal length and m large enough. `predicted_bubble` has the forms for other cases.
 
 Sources: gpipe, Huang et al. 2018 (arXiv 1811.06965); 1f1b, Narayanan et al. 2019 (PipeDream) and
 2021 (arXiv 2006.09503, flush); interleaved, Narayanan et al. 2021 (arXiv 2104.04473), section 2.2;
@@ -218,6 +218,11 @@ def _check(name: str, **counts: int) -> None:
             raise UserError(f"{name} needs a whole number of {what} of at least 1, not {count!r}")
 
 
+def _check_name(name: str) -> None:
+    if name not in SCHEDULES:
+        raise UserError(f"no schedule is called {name!r}; there is {', '.join(SCHEDULES)}")
+
+
 ONE_STAGE = {
     "naive": naive,
     "gpipe": gpipe,
@@ -239,8 +244,7 @@ def make_schedule(name: str, pp: int, microbatches: int, virtual: int | None = N
     Raises:
         UserError: no such schedule, a number below 1, or virtual stages that it does not have.
     """
-    if name not in SCHEDULES:
-        raise UserError(f"no schedule is called {name!r}; there is {', '.join(SCHEDULES)}")
+    _check_name(name)
     if name == "interleaved":
         return interleaved_1f1b(pp, microbatches, 2 if virtual is None else virtual)
     fixed = 2 if name == "zero-bubble-v" else 1
@@ -250,3 +254,43 @@ def make_schedule(name: str, pp: int, microbatches: int, virtual: int | None = N
             "interleaved takes any number of virtual stages"
         )
     return ONE_STAGE[name](pp, microbatches) if fixed == 1 else zero_bubble_v(pp, microbatches)
+
+
+def predicted_bubble(
+    name: str,
+    pp: int,
+    microbatches: int,
+    virtual: int = 1,
+    forward_s: float = 1.0,
+    input_s: float = 1.0,
+    weight_s: float = 1.0,
+) -> float:
+    """The papers' closed form of the bubble: the share of the step in which ranks wait, with equal
+    stages and links without delay.
+
+    Args:
+        forward_s, input_s, weight_s: of all of a rank's stages together; B is I and W together.
+
+    The forms for fewer micro-batches than ranks are not in the papers; they fit the simulator.
+
+    Raises:
+        UserError: no such schedule, or no closed form: for zero-bubble where W is longer than F or I, and for
+            zero-bubble-v where F, I and W are not equal.
+    """
+    _check_name(name)
+    p, m, v = pp, microbatches, virtual
+    step_s = forward_s + input_s + weight_s  # of one micro-batch on one rank
+    if name == "naive":
+        makespan_s = m * p * step_s
+    elif name in ("gpipe", "1f1b"):
+        makespan_s = (m + p - 1) * step_s
+    elif name == "interleaved":
+        makespan_s = (max(m, p) + (min(m, p) - 1) / v) * step_s
+    elif name == "zero-bubble" and weight_s <= min(forward_s, input_s):
+        filled = min(m, p) - 1
+        makespan_s = m * step_s + (p - 1) * (forward_s + input_s) - filled * weight_s
+    elif name == "zero-bubble-v" and forward_s == input_s == weight_s:
+        makespan_s = m * step_s + max(p - 1, 4 * (p - 1) - 2 * (m - 1)) * forward_s / 2
+    else:
+        raise UserError(f"{name} has no closed form for these times; simulate it")
+    return 1 - m * step_s / makespan_s

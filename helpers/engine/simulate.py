@@ -147,44 +147,6 @@ def measured_times(timeline: Timeline, stages: int) -> Times:
     return Times(**columns)
 
 
-def predicted_bubble(
-    name: str,
-    pp: int,
-    microbatches: int,
-    virtual: int = 1,
-    forward_s: float = 1.0,
-    input_s: float = 1.0,
-    weight_s: float = 1.0,
-) -> float:
-    """The papers' closed form of `Timeline.bubble` for equal stages and links without delay.
-
-    Args:
-        forward_s, input_s, weight_s: of all of a rank's stages together; B is I and W together.
-
-    The forms for fewer micro-batches than ranks are not in the papers; they fit the simulator.
-
-    Raises:
-        UserError: there is no closed form: for zero-bubble where W is longer than F or I, and for
-            zero-bubble-v where F, I and W are not equal.
-    """
-    p, m, v = pp, microbatches, virtual
-    step_s = forward_s + input_s + weight_s  # of one micro-batch on one rank
-    if name == "naive":
-        makespan_s = m * p * step_s
-    elif name in ("gpipe", "1f1b"):
-        makespan_s = (m + p - 1) * step_s
-    elif name == "interleaved":
-        makespan_s = (max(m, p) + (min(m, p) - 1) / v) * step_s
-    elif name == "zero-bubble" and weight_s <= min(forward_s, input_s):
-        filled = min(m, p) - 1
-        makespan_s = m * step_s + (p - 1) * (forward_s + input_s) - filled * weight_s
-    elif name == "zero-bubble-v" and forward_s == input_s == weight_s:
-        makespan_s = m * step_s + max(p - 1, 4 * (p - 1) - 2 * (m - 1)) * forward_s / 2
-    else:
-        raise UserError(f"{name} has no closed form for these times; simulate it")
-    return 1 - m * step_s / makespan_s
-
-
 def _check_complete(schedule: Schedule) -> None:
     for rank, actions in enumerate(schedule.ranks):
         for action in actions:
