@@ -274,8 +274,8 @@ def predicted_bubble(
     The forms for fewer micro-batches than ranks are not in the papers; they fit the simulator.
 
     Raises:
-        UserError: no such schedule, or no closed form: for zero-bubble where W is longer than F or I, and for
-            zero-bubble-v where F, I and W are not equal.
+        UserError: no such schedule, or no closed form: for zero-bubble where W is longer than F or
+            I, and for zero-bubble-v where F, I and W are not equal.
     """
     _check_name(name)
     p, m, v = pp, microbatches, virtual
