@@ -285,7 +285,7 @@ def main() -> None:
     except OSError as error:
         if not is_disk_full(error):
             raise
-        refuse(f"the disk of {job.args.out} is full: {error.strerror}", code=1)
+        refuse(f"the disk of {job.args.out} is full", code=1)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def measure(tp: int) -> tuple[dict[str, int], list[int]]:
     tokens = torch.randint(ODD_VOCABULARY, (BATCH, SEQ_LEN), generator=torch.manual_seed(0))
     with AllReduced() as messages:
         trainer.backward(tokens, tokens)
-    trainer.update()
+    trainer.update(trainer.gradients())
     return trainer.state_bytes(), messages.sent
 
 
