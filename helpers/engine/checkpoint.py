@@ -125,14 +125,15 @@ class Checkpoints:
         manifest = draft.facts | {"files": dict(sorted(files.items()))}
         write_manifest(draft.folder, manifest)
         final = draft.folder.with_suffix("")
-        there = [path for path in found(self.folder) if path != final]
+        there = found(self.folder)
         # later ones are of a run that this one has left by going on from an earlier checkpoint
         later = [path for path in there if path.name > final.name]
         before = [path for path in there if path.name < final.name]
-        shutil.rmtree(final, ignore_errors=True)
+        if final in there:
+            _drop(final)
         draft.folder.rename(final)
-        for old in [*later, *before[: len(before) - self.keep + 1]]:
-            shutil.rmtree(old)
+        for path in [*later, *[*before, final][: -self.keep]]:
+            _drop(path)
 
     @contextmanager
     def _whole_or_gone(self, draft: "Draft") -> Iterator[None]:
@@ -191,6 +192,13 @@ class Draft:
         mine = self.folder / f"rank-{rank}.pt"
         mine.write_bytes(buffer.getbuffer())
         return {path.name: sha256(path) for path in [*self.folder.glob(f"__{rank}_*"), mine]}
+
+
+def _drop(checkpoint: Path) -> None:
+    """Remove a checkpoint; a crash leaves no half of it under its name."""
+    gone = checkpoint.with_suffix(".gone.partial")
+    checkpoint.rename(gone)
+    shutil.rmtree(gone)
 
 
 def _reason(error: BaseException, draft: Draft) -> str:
