@@ -1,0 +1,155 @@
+"""What this engine and its alternatives reach on the same cores, weights, batches and optimizer.
+
+    python scripts/benchmark.py tp                  # tensor parallelism, GPT-J and GPT-NeoX
+    python scripts/benchmark.py fsdp                # DDP, ZeRO-1, 2, 3, GPT-NeoX
+    python scripts/benchmark.py memory              # bytes by layout and by what is recomputed
+
+Two processes of one thread each are held against one process with two threads. All peers stay alive
+and take turns, so that what else the machine does meets all of them alike. The share of one process
+is the median over steps of (one process's time / the peer's time), warm-up left out. Steps during
+which other programs took more than a tenth of the cores are left out, and made up for to a limit.
+CPU times say nothing of GPUs.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks import compare, memory, registry, work
+
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("benchmark", choices=sorted(registry.BENCHMARKS))
+    parser.add_argument("--families", help="of gptj, neox, llama; separated by commas")
+    parser.add_argument("--peers", help="names separated by commas; `one` is always there")
+    parser.add_argument("--list", action="store_true", help="show the peers' names and stop")
+    parser.add_argument("--rounds", type=int, help="undisturbed rounds to time; default 8")
+    parser.add_argument("--steps", type=int, default=1, help="steps a peer takes in a round")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--vocab", type=int, help="default: 2048 for GPT-J, 8192 for others")
+    parser.add_argument("--batch", type=int, default=8, help="rows of the global batch")
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 2))
+    parser.add_argument("--patience", type=float, default=30, help="s to wait for quiet cores")
+    parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
+    parser.add_argument("--json", type=Path, help="write everything that was measured here")
+    args = parser.parse_args(arguments)
+    args.rounds = args.rounds or (3 if args.quick else 8)
+    if args.quick:
+        args.layers = max(1, args.layers // 2)
+    return args
+
+
+def chosen(args: argparse.Namespace, family: str) -> list[registry.Peer]:
+    """The benchmark's peers for a family, in the registry's order, one process first."""
+    peers = registry.BENCHMARKS[args.benchmark]
+    wanted = None if args.peers is None else {"one", *args.peers.split(",")}
+    known = {peer.name for peer in peers}
+    if wanted is not None and wanted - known:
+        sys.exit(f"no peer {sorted(wanted - known)[0]!r}; there are: {', '.join(sorted(known))}")
+    return [
+        peer
+        for peer in peers
+        if family in peer.families and (wanted is None or peer.name in wanted)
+    ]
+
+
+def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
+    """One family's table, printed, and its data."""
+    peers = chosen(args, family)
+    rounds = compare.Rounds(args.rounds, args.steps, args.patience)
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        one = work.Work(
+            family=family,
+            layers=args.layers,
+            hidden=args.hidden,
+            heads=args.heads,
+            vocab=args.vocab or (2048 if family == "gptj" else 8192),
+            batch=args.batch,
+            seq=args.seq,
+            steps=rounds.most_steps,
+            folder=folder,
+        )
+        parameters = work.write(one)
+        size = f"{parameters / 1e6:.1f}M parameters, {one.layers} layers of {one.hidden}"
+        print(
+            f"\n{family}: {size}, {one.vocab} tokens, batch {one.batch} × {one.seq}\n", flush=True
+        )
+        if args.benchmark == "memory":
+            rows = memory.measure(peers, one, args.cores, steps=2, say=say)
+            print(memory.table(rows))
+            found = [memory.to_dict(row) for row in rows]
+        else:
+            rows = compare.compare(peers, one, args.cores, rounds, say)
+            print(compare.table(rows))
+            found = [compare.to_dict(row) for row in rows]
+    return {"work": one.to_dict() | {"parameters": parameters}, "rows": found}
+
+
+def say(text: str) -> None:
+    """Progress, out of the table's way."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def processor() -> str:
+    """The processor's name as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    args = parse()
+    if args.list:
+        for peer in registry.BENCHMARKS[args.benchmark]:
+            print(f"{peer.name:20} {peer.title.strip('*')}")
+        return
+    default = "gptj,neox" if args.benchmark == "tp" else "neox"
+    command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    results = [run(args, family) for family in (args.families or default).split(",")]
+    record = {
+        "benchmark": args.benchmark,
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "machine": {"processor": processor(), "cores": args.cores},
+        "results": results,
+    }
+    print(f"\n{command}")
+    print(", ".join(f"{name} {version}" for name, version in record["versions"].items()))
+    print(f"{record['machine']['processor']}, {args.cores} cores")
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The engine of this project under any plan."""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.work import BETAS, CLIP, EPS, LR, WEIGHT_DECAY, Work
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from helpers.engine.weights import load_model
+
+
+class Peer:
+    """`options` are the fields of the plan."""
+
+    def __init__(self, work: Work, rank: int, ranks: int, **options: Any) -> None:
+        plan = ParallelPlan(**options)
+        plan.validate(world_size=dist.get_world_size())
+        mesh = plan.mesh("cpu")
+        self.trainer = Trainer(
+            load_model(work.folder, plan, mesh),
+            plan,
+            mesh,
+            lr=LR,
+            weight_decay=WEIGHT_DECAY,
+            betas=BETAS,
+            eps=EPS,
+            clip=CLIP,
+        )
+
+    def __call__(self, ids: Tensor) -> tuple[float, float | None]:
+        result = self.trainer.step(ids, ids)
+        return result.loss, result.grad_norm
+
+    def state(self) -> dict[str, int]:
+        return self.trainer.state_bytes()

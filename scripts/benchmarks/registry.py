@@ -1,0 +1,80 @@
+"""Who is compared with whom: data that the runner reads. Nothing here imports a peer."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+FAMILIES = ("gptj", "neox", "llama")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to train the model.
+
+    module: of this package; its class Peer takes the steps.
+    ranks: processes; each gets an equal part of the cores as threads.
+    options: what the class is made with.
+    families: the models that it can train.
+    joins: does it want a process group although it is alone?
+    """
+
+    name: str
+    title: str
+    module: str
+    ranks: int = 2
+    options: dict[str, Any] = field(default_factory=dict)
+    families: tuple[str, ...] = FAMILIES
+    joins: bool = False
+
+
+def engine(name: str, title: str, **plan: Any) -> Peer:
+    ranks = math.prod(plan.get(axis, 1) for axis in ("dp_replicate", "dp_shard", "tp"))
+    return Peer(name, title, "engine_peer", ranks, plan, joins=True)
+
+
+ONE = Peer("one", "one process, transformers", "plain_peer", ranks=1)
+ENGINE_ONE = engine("engine-one", "one process, this engine")
+
+TENSOR = (
+    ONE,
+    ENGINE_ONE,
+    engine("engine-tp", "**this engine, tp=2**", tp=2),
+    engine("engine-sp", "**this engine, tp=2, sequence parallel**", tp=2, sequence_parallel=True),
+    Peer("dtensor", "DTensor plan by hand", "dtensor_peer"),
+    Peer("tp-plan", 'transformers tp_plan="auto"', "transformers_peer", families=("neox", "llama")),
+)
+DATA = (
+    ONE,
+    ENGINE_ONE,
+    engine("engine-ddp", "**this engine, DDP**", dp_replicate=2),
+    Peer("ddp", "torch DistributedDataParallel", "ddp_peer"),
+    engine("engine-zero1", "**this engine, ZeRO-1**", dp_shard=2, zero_stage=1),
+    Peer(
+        "zero-optimizer",
+        "torch DDP + ZeroRedundancyOptimizer",
+        "ddp_peer",
+        options={"shard_optimizer": True},
+    ),
+    engine("engine-zero2", "**this engine, ZeRO-2**", dp_shard=2, zero_stage=2),
+    Peer("deepspeed2", "DeepSpeed ZeRO-2", "deepspeed_peer", options={"stage": 2}),
+    engine("engine-zero3", "**this engine, ZeRO-3**", dp_shard=2, zero_stage=3),
+    Peer("fully-shard", "torch fully_shard", "fully_shard_peer"),
+    Peer("accelerate", "accelerate FSDP2", "accelerate_peer"),
+    Peer("deepspeed3", "DeepSpeed ZeRO-3", "deepspeed_peer", options={"stage": 3}),
+)
+RECOMPUTING = ("selective", "group_2", "full")
+MEMORY = (
+    ONE,
+    *(peer for peer in DATA if peer.module == "engine_peer"),
+    *(peer for peer in TENSOR if peer.name in ("engine-tp", "engine-sp")),
+    *(
+        engine(f"engine-one-{what}", f"one process, this engine, {what}", activation=what)
+        for what in RECOMPUTING
+    ),
+    *(
+        engine(f"engine-tp-{what}", f"**this engine, tp=2, {what}**", tp=2, activation=what)
+        for what in RECOMPUTING
+    ),
+    *(peer for peer in DATA if peer.name in ("ddp", "fully-shard", "deepspeed3")),
+)
+BENCHMARKS = {"tp": TENSOR, "fsdp": DATA, "memory": MEMORY}
