@@ -19,6 +19,7 @@ import platform
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -49,24 +50,29 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     args = parser.parse_args(arguments)
+    default = "gptj,neox" if args.benchmark == "tp" else "neox"
+    args.families = _names(parser, "family", args.families or default, registry.FAMILIES)
+    known = [peer.name for peer in registry.BENCHMARKS[args.benchmark]]
+    args.peers = _names(parser, "peer", args.peers or ",".join(known), known)
     args.rounds = args.rounds or (3 if args.quick else 8)
     if args.quick:
         args.layers = max(1, args.layers // 2)
     return args
 
 
+def _names(parser: argparse.ArgumentParser, what: str, given: str, known: Sequence[str]) -> set:
+    """Names from a list with commas; exit code 2 where one is not known."""
+    names = given.split(",")
+    for name in names:
+        if name not in known:
+            parser.error(f"no {what} {name!r}; there are: {', '.join(known)}")
+    return set(names)
+
+
 def chosen(args: argparse.Namespace, family: str) -> list[registry.Peer]:
-    """The benchmark's peers for a family, in the registry's order, one process first."""
-    peers = registry.BENCHMARKS[args.benchmark]
-    wanted = None if args.peers is None else {"one", *args.peers.split(",")}
-    known = {peer.name for peer in peers}
-    if wanted is not None and wanted - known:
-        sys.exit(f"no peer {sorted(wanted - known)[0]!r}; there are: {', '.join(sorted(known))}")
-    return [
-        peer
-        for peer in peers
-        if family in peer.families and (wanted is None or peer.name in wanted)
-    ]
+    """The benchmark's peers for a family, in the registry's order, one process always first."""
+    peers = [peer for peer in registry.BENCHMARKS[args.benchmark] if family in peer.families]
+    return [peer for peer in peers if peer.name in args.peers or peer.name == "one"]
 
 
 def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
@@ -132,9 +138,8 @@ def main() -> None:
         for peer in registry.BENCHMARKS[args.benchmark]:
             print(f"{peer.name:20} {peer.title.strip('*')}")
         return
-    default = "gptj,neox" if args.benchmark == "tp" else "neox"
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
-    results = [run(args, family) for family in (args.families or default).split(",")]
+    results = [run(args, name) for name in registry.FAMILIES if name in args.families]
     record = {
         "benchmark": args.benchmark,
         "command": command,

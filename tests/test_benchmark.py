@@ -1,0 +1,110 @@
+"""The benchmark's runner on models too small to time: who is compared, and do the losses agree."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from benchmarks import compare, registry  # noqa: E402 the scripts' folder is no package
+
+TINY = ["--layers", "1", "--hidden", "32", "--heads", "2", "--vocab", "128", "--seq", "16"]
+
+
+def benchmark(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "scripts/benchmark.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
+    out = tmp_path / "found.json"
+    short = ["--rounds", "1", "--patience", "0", "--json", str(out)]
+    done = benchmark(*arguments, *TINY, *short)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "family", "peers"),
+    [
+        ("tp", "gptj", "engine-tp,dtensor"),
+        ("tp", "neox", "engine-sp,tp-plan"),
+        ("fsdp", "neox", "engine-zero3,fully-shard,ddp"),
+    ],
+)
+def test_peers_take_the_same_steps(tmp_path, name, family, peers):
+    found, printed = measured(tmp_path, name, "--families", family, "--peers", peers)
+    (result,) = found["results"]
+    rows = {row["name"]: row for row in result["rows"]}
+    assert set(rows) == {"one", *peers.split(",")}
+    for row in rows.values():
+        assert "failure" not in row, row
+        assert row["agrees"], row
+        assert row["loss"][-1] < row["loss"][0]
+        assert row["title"] in printed
+    assert found["versions"]["torch"]
+
+
+@pytest.mark.slow
+def test_memory_is_counted_and_predicted(tmp_path):
+    found, _ = measured(tmp_path, "memory", "--peers", "engine-zero3,engine-tp-full")
+    (result,) = found["results"]
+    rows = {row["name"]: row for row in result["rows"]}
+    for name in ("engine-zero3", "engine-tp-full"):
+        assert rows[name]["state_bytes"] == pytest.approx(
+            rows[name]["predicted_state_bytes"], rel=0.01
+        )
+        assert rows[name]["peak_bytes"] >= 0
+    assert rows["engine-zero3"]["state_bytes"] < 0.6 * rows["one"]["state_bytes"]
+
+
+def test_an_unknown_peer_is_named():
+    done = benchmark("tp", "--peers", "nobody")
+    assert done.returncode == 2
+    assert "no peer 'nobody'" in done.stderr
+
+
+def row(name: str, step_s: list[float], loss: list[float], others: list[float]) -> compare.Row:
+    peer = next(peer for peer in registry.TENSOR if peer.name == name)
+    norm = [1.0] * len(loss)
+    return compare.Row(peer, step_s=step_s, loss=loss, norm=norm, others=others, cpu_s=step_s)
+
+
+def test_a_share_pairs_undisturbed_steps_after_the_warm_up():
+    quiet = [0.0] * 5
+    one = row("one", [9, 2, 2, 2, 2], [5, 4, 3, 2, 1], quiet)
+    other = row("engine-tp", [9, 1, 4, 8, 2], [5, 4, 3, 2, 1], [0, 0, 0, 0.5, 0])
+    compare.judge([one, other], warmup=1)
+    assert other.timed == [1, 2, 4]
+    assert other.share == [2.0, 0.5, 1.0]
+    assert other.quiet
+    assert other.agrees
+
+
+def test_without_quiet_steps_all_count_and_the_table_says_so():
+    noise = [0.9] * 3
+    one = row("one", [2, 2, 2], [3, 2, 1], noise)
+    other = row("engine-tp", [1, 1, 1], [3, 2, 1], noise)
+    compare.judge([one, other], warmup=1)
+    assert other.timed == [1, 2]
+    assert "noisy" in compare.table([one, other])
+
+
+def test_a_peer_with_other_losses_is_flagged():
+    one = row("one", [1, 1], [5, 4], [0, 0])
+    other = row("engine-tp", [1, 1], [5, 4.01], [0, 0])
+    compare.judge([one, other], warmup=1)
+    assert not other.agrees
+    assert "**NO**" in compare.table([one, other])
+
+
+def test_a_peer_that_failed_says_why():
+    one = row("one", [1, 1], [5, 4], [0, 0])
+    other = compare.Row(registry.TENSOR[2], failure="deepspeed is not installed")
+    compare.judge([one, other], warmup=1)
+    assert "deepspeed is not installed" in compare.table([one, other])
