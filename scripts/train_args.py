@@ -13,6 +13,7 @@ from helpers.engine.optimizer import SCHEDULES
 from helpers.engine.plan import ParallelPlan
 
 ROOT = Path(__file__).resolve().parents[1]
+BATCH_SIZE = {"classify": 128, "lm": 32}  # a sentence with one label is a small sample
 FIRST = os.environ.get("RANK", "0") == "0"
 
 
@@ -45,7 +46,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--task", choices=("lm", "classify"), default="lm")
     add("--steps", type=whole, help="stop after this many; else after --epochs")
     add("--epochs", type=whole, default=1)
-    add("--batch-size", type=whole, default=32, help="samples a step, over all ranks")
+    add("--batch-size", type=whole, help="samples a step, over all ranks; 128 to classify, else 32")
     add("--seq-len", type=whole, default=128)
     add("--lr", type=positive, default=1e-3)
     add("--weight-decay", type=from_zero, default=0.01)
@@ -65,7 +66,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--accumulate", type=whole, default=1, help="micro-batches a step")
     for field in dataclasses.fields(ParallelPlan):
         add_plan_field(parser, field)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.batch_size = args.batch_size or BATCH_SIZE[args.task]
+    return args
 
 
 def add_plan_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:
