@@ -190,7 +190,8 @@ class Trainer:
         micro-batch; float32 masters of low-precision parameters belong to the optimizer.
         """
         model = {local(p).untyped_storage().data_ptr() for p in self.model.parameters()}
-        masters = [p.tensor for p in self.parts if p.tensor.data_ptr() not in model]
+        tensors = [part.tensor for part in self.parts]
+        masters = [t for t in tensors if t.untyped_storage().data_ptr() not in model]
         moments = [t for s in self.optimizer.state.values() for t in s.values() if t.dim()]
         return {
             "parameters": sum(_bytes(local(p)) for p in self.model.parameters()),
