@@ -183,7 +183,6 @@ def load(
         schedule=args.schedule,
         warmup_steps=args.warmup,
         total_steps=job.steps,
-        accumulate=args.accumulate,
         seed=args.seed,
     )
     if job.resume_from is not None:
@@ -252,7 +251,7 @@ def finish(
     summary = {
         "plan": job.plan.to_dict(),
         "model": job.args.model,
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "parameters": trainer.model.parameter_count,
         "world_size": job.plan.world_size,
         "device": device_name(trainer.device),
         "phases_s": clock.phases_s,

@@ -63,7 +63,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--keep", type=whole, default=2, help="checkpoints that stay")
     add("--background", action=switch, default=False, help="write checkpoints while training")
     add("--resume", nargs="?", const=Path(), type=Path, help="from OUT, or from this run's folder")
-    add("--accumulate", type=whole, default=1, help="micro-batches a step")
     for field in dataclasses.fields(ParallelPlan):
         add_plan_field(parser, field)
     args = parser.parse_args(argv)
@@ -77,7 +76,8 @@ def add_plan_field(parser: argparse.ArgumentParser, field: dataclasses.Field) ->
     if isinstance(field.default, bool):
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
     elif isinstance(field.default, int):
-        parser.add_argument(flag, type=whole, default=field.default)
+        kind = whole if field.default else count
+        parser.add_argument(flag, type=kind, default=field.default)
     else:
         parser.add_argument(flag, default=field.default)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -25,16 +26,16 @@ def check(
     family: str,
     plan: ParallelPlan,
     dtype: torch.dtype = torch.float64,
-    accumulate: int = 1,
     steps: int = tiny.STEPS,
+    layers: int = 2,
 ) -> None:
     """Loss, every gradient, the norm, then the losses and norms of `steps` steps, and after all of
     tiny.STEPS every weight."""
-    truth, limit = tiny.truth(family, dtype), TOLERANCE[dtype]
+    truth, limit = tiny.truth(family, dtype, layers), TOLERANCE[dtype]
     mesh = mesh_of(plan)
-    model = parallelize(tiny.fresh(family, dtype), plan, mesh)
+    model = parallelize(tiny.fresh(family, dtype, layers), plan, mesh)
     options = {"lr": tiny.LR, "weight_decay": tiny.DECAY, "clip": tiny.CLIP, "eps": tiny.EPS[dtype]}
-    trainer = Trainer(model, plan, mesh, accumulate=accumulate, **options)
+    trainer = Trainer(model, plan, mesh, **options)
     loss = trainer.backward(*tiny.batch(0))
     close("loss", loss, truth["losses"][0], limit)
     gradients = trainer.gradients()
@@ -64,11 +65,19 @@ def compare(
     limit: float,
 ) -> None:
     """Every part, made whole, against the same name in the reference."""
-    assert {part.name for part in trainer.parts} == theirs.keys()
+    assert names_over_stages(trainer) == theirs.keys()
     for part in trainer.parts:
         expected = theirs[part.name]
         found = whole(part.whole(ours[part.name])).reshape(expected.shape)
         close(f"{what} of {part.name}", found, expected, limit)
+
+
+def names_over_stages(trainer: Trainer) -> set[str]:
+    """The names of all pipeline ranks' parts."""
+    group = trainer.mesh.get_group("pp")
+    names = [None] * group.size()
+    dist.all_gather_object(names, {part.name for part in trainer.parts}, group=group)
+    return set.union(*names)
 
 
 def close(what: str, ours: Any, theirs: Any, limit: float) -> None:

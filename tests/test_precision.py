@@ -30,8 +30,8 @@ def make(plan: ParallelPlan, family: str = "gpt2", **options) -> Trainer:
     return Trainer(model, plan, mesh_of(plan), lr=tiny.LR, **options)
 
 
-def compare_with_fp32(plan: ParallelPlan, accumulate: int, tolerance: float) -> None:
-    low, full = make(plan, accumulate=accumulate), make(ParallelPlan(**_degrees(plan)))
+def compare_with_fp32(plan: ParallelPlan, tolerance: float) -> None:
+    low, full = make(plan), make(ParallelPlan(**_degrees(plan)))
     for step in range(5):
         ours, theirs = low.step(*tiny.batch(step)), full.step(*tiny.batch(step))
         assert not ours.skipped
@@ -44,14 +44,14 @@ def compare_with_fp32(plan: ParallelPlan, accumulate: int, tolerance: float) -> 
 
 
 def _degrees(plan: ParallelPlan) -> dict:
-    return plan.to_dict() | {"precision": "fp32"}
+    return plan.to_dict() | {"precision": "fp32", "microbatches": 1}
 
 
 @pytest.mark.parametrize("precision", ("bf16", "fp16"))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_low_precision_follows_fp32(layout: str, precision: str) -> None:
-    plan = ParallelPlan(**LAYOUTS[layout], precision=precision)
-    pool(plan.world_size).run(compare_with_fp32, plan, 2, 0.02)
+    plan = ParallelPlan(**LAYOUTS[layout], precision=precision, microbatches=2)
+    pool(plan.world_size).run(compare_with_fp32, plan, 0.02)
 
 
 def small_updates_survive() -> None:

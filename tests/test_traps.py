@@ -1,5 +1,6 @@
 """What silently goes wrong in parallel training, one named test each."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -179,11 +180,11 @@ def test_the_gradient_norm_counts_replicated_parameters_once() -> None:
 # Data ranks
 
 
-def few_rows(plan: ParallelPlan, rows: int, accumulate: int) -> None:
+def few_rows(plan: ParallelPlan, rows: int) -> None:
     """Fewer rows than data ranks and micro-batches: the loss is still the mean over all tokens."""
     ids, labels = tiny.batch(0, rows=rows)
     expected = tiny.plain_loss(tiny.reference("gpt2"), ids, labels)
-    trainer = trainer_of("gpt2", plan, accumulate=accumulate)
+    trainer = trainer_of("gpt2", plan)
     parity.close("loss", trainer.backward(ids, labels), expected, 1e-10)
     trainer.update(trainer.gradients())
 
@@ -193,7 +194,7 @@ def few_rows(plan: ParallelPlan, rows: int, accumulate: int) -> None:
 )
 @pytest.mark.parametrize("rows", (1, 3, 5))
 def test_uneven_tokens_and_too_few_rows(plan: dict, rows: int) -> None:
-    pool(4).run(few_rows, ParallelPlan(**plan), rows, 2)
+    pool(4).run(few_rows, ParallelPlan(**plan, microbatches=2), rows)
 
 
 @pytest.mark.parametrize(
@@ -208,15 +209,15 @@ def test_uneven_tokens_and_too_few_rows(plan: dict, rows: int) -> None:
     ids=str,
 )
 def test_accumulation_changes_no_number(layout: dict) -> None:
-    pool(2).run(parity.check, "gpt2", ParallelPlan(**layout), torch.float64, 3)
+    pool(2).run(parity.check, "gpt2", ParallelPlan(**layout, microbatches=3))
 
 
-def messages(plan: ParallelPlan, accumulate: int) -> int:
+def messages(plan: ParallelPlan) -> int:
     """Messages of gradients in one step."""
     from helpers.engine import buckets
 
     sent, scatter, all_reduce = [], buckets.scatter_single, dist.all_reduce
-    trainer = trainer_of("gpt2", plan, accumulate=accumulate)
+    trainer = trainer_of("gpt2", plan)
     dist.all_reduce = lambda t, *a, **k: (
         sent.append(1) if k.get("async_op") else None,
         all_reduce(t, *a, **k),
@@ -233,7 +234,7 @@ def test_accumulation_sends_gradients_once_except_where_they_are_sharded() -> No
     ddp, zero1 = ParallelPlan(dp_replicate=2), ParallelPlan(dp_shard=2, zero_stage=1)
     zero2 = ParallelPlan(dp_shard=2, zero_stage=2)
     for plan, factor in ((ddp, 1), (zero1, 1), (zero2, 4)):
-        once, four = (pool(2).run(messages, plan, n)[0] for n in (1, 4))
+        once, four = (pool(2).run(messages, replace(plan, microbatches=n))[0] for n in (1, 4))
         assert once > 0 and four == factor * once
 
 

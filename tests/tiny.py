@@ -18,22 +18,22 @@ EPS = {torch.float64: 1e-8, torch.float32: 1e-6}
 VOCAB = 101  # a prime: no degree divides it
 
 
-def config(family: str) -> Any:
-    """A configuration of two layers with uneven vocabulary."""
+def config(family: str, layers: int = 2) -> Any:
+    """A configuration of few layers with uneven vocabulary."""
     import transformers
 
     ids = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
     like_llama = ids | {
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
     }
     falcon = ids | {
         "hidden_size": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "max_position_embeddings": 64,
         "hidden_dropout": 0.0,
@@ -42,17 +42,17 @@ def config(family: str) -> Any:
     neox = ids | {
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "max_position_embeddings": 64,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
     }
-    gpt2 = ids | {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    gpt2 = ids | {"n_positions": 64, "n_embd": 32, "n_layer": layers, "n_head": 4}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     makers = {
         "gptj": lambda: transformers.GPTJConfig(
-            n_positions=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, **ids
+            n_positions=64, n_embd=32, n_layer=layers, n_head=4, rotary_dim=4, **ids
         ),
         "gpt2": lambda: transformers.GPT2Config(**gpt2, **no_dropout),
         "neox": lambda: transformers.GPTNeoXConfig(**neox),
@@ -87,12 +87,16 @@ FAMILIES = (
 PUBLISHED = ("qwen2", "mistral")  # laid out by transformers' own plan
 
 
-def reference(family: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
+def reference(
+    family: str, dtype: torch.dtype = torch.float64, seed: int = 0, layers: int = 2
+) -> nn.Module:
     """transformers' own model with random weights, spread wide so that mistakes show."""
     import transformers
 
     torch.manual_seed(seed)
-    made = transformers.AutoModelForCausalLM.from_config(config(family), dtype=torch.float64)
+    made = transformers.AutoModelForCausalLM.from_config(
+        config(family, layers), dtype=torch.float64
+    )
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -129,9 +133,9 @@ def plain_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
 
 
 @cache
-def truth(family: str, dtype: torch.dtype) -> dict[str, Any]:
+def truth(family: str, dtype: torch.dtype, layers: int = 2) -> dict[str, Any]:
     """One process's first loss, gradients and norm, and its losses and weights after STEPS."""
-    model = reference(family, dtype)
+    model = reference(family, dtype, layers=layers)
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": DECAY},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -154,9 +158,9 @@ def truth(family: str, dtype: torch.dtype) -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
 
 
-def fresh(family: str, dtype: torch.dtype) -> nn.Module:
+def fresh(family: str, dtype: torch.dtype, layers: int = 2) -> nn.Module:
     """A copy of the reference's starting point, without its patched attention."""
-    model = reference(family, dtype)
+    model = reference(family, dtype, layers=layers)
     for module in model.modules():
         module.__dict__.pop("_attn", None)
     return copy.deepcopy(model)

@@ -42,10 +42,9 @@ COSTLY = {
 def apply_activations(model: nn.Module, family: Family, activation: str, offload: bool) -> None:
     """Wrap the blocks' forwards; names and modules stay."""
     blocks = list(model.get_submodule(family.blocks))
-    size = group_size(activation)
-    if size > 1:
-        for first in range(0, len(blocks), size):
-            Group(blocks[first : first + size])
+    if group_size(activation) > 1:
+        for unit in units(model, activation):
+            Group(unit)
     elif activation != "none":
         contexts = {"context_fn": _selective} if activation == "selective" else {}
         for block in blocks:
@@ -54,6 +53,16 @@ def apply_activations(model: nn.Module, family: Family, activation: str, offload
         offloader = Offloader()
         for block in blocks:
             block.forward = offloader.wrap(block, block.forward)
+
+
+def units(model: nn.Module, activation: str) -> list[list[nn.Module]]:
+    """The blocks of each stage in the groups that are recomputed together."""
+    size = group_size(activation)
+    found = []
+    for stage in model.stages:
+        blocks = list(stage.blocks.values())
+        found += [blocks[first : first + size] for first in range(0, len(blocks), size)]
+    return found
 
 
 def group_size(activation: str) -> int:

@@ -7,7 +7,8 @@ from torch import nn
 from helpers.engine import attention, tensor
 from helpers.engine.errors import UserError
 from helpers.engine.families import Family, kv_heads
-from helpers.engine.region import Region
+from helpers.engine.region import Region, on_input
+from helpers.engine.stages import Elsewhere
 from helpers.engine.tensor import bind
 
 # kind of layer -> its forward, and the dim along which each of its parameters is split
@@ -35,14 +36,16 @@ def apply_tensor(model: nn.Module, family: Family, region: Region) -> None:
     model.config._attn_implementation = attention.install()
     model.stored_shapes, model.partial_gradients = {}, set()
     stack = model.get_submodule(family.blocks)
-    for index, block in enumerate(stack):
-        split_block(model, family, region, block, f"{family.blocks}.{index}")
-    if region.sequence_parallel:
-        stack[0].register_forward_pre_hook(_first(region.begin), with_kwargs=True)
-    norm = model.get_submodule(family.norm)
-    norm.register_forward_hook(lambda module, args, out: region.enter(out))
-    if region.sequence_parallel:
-        _mark(model, f"{family.norm}.", norm)
+    for name, block in stack.named_children():
+        split_block(model, family, region, block, f"{family.blocks}.{name}")
+    first, last = model.stages[0], model.stages[-1]
+    if region.sequence_parallel and first.first:
+        first.entry.register_forward_pre_hook(on_input(region.begin), with_kwargs=True)
+    if last.last:
+        norm = model.get_submodule(family.norm)
+        norm.register_forward_hook(lambda module, args, out: region.enter(out))
+        if region.sequence_parallel:
+            _mark(model, f"{family.norm}.", norm)
     split_ends(model, family, region)
 
 
@@ -69,7 +72,7 @@ def split_block(
     else:
         for path in family.sublayers:
             find(block, path, family).register_forward_pre_hook(
-                _first(region.enter), with_kwargs=True
+                on_input(region.enter), with_kwargs=True
             )
     _norms_and_dropouts(model, family, region, block, prefix)
 
@@ -108,15 +111,17 @@ def kv_rows(group_rows: int, head_dim: int, groups: int, ranks: int, rank: int) 
 
 
 def split_ends(model: nn.Module, family: Family, region: Region) -> None:
-    """Embedding and head by vocabulary; tied, they stay one parameter."""
+    """Embedding and head by vocabulary, where they are here; tied, they stay one parameter."""
     embedding, head = find(model, family.embedding, family), find(model, family.head, family)
-    tied = embedding.weight is head.weight
+    begins, ends = (not isinstance(module, Elsewhere) for module in (embedding, head))
+    tied = begins and ends and embedding.weight is head.weight
     whole = Region(region.mesh)  # positions and masks need all of the sequence
-    bind(embedding, tensor.vocabulary_embedding, whole, weight=0)
+    if begins:
+        bind(embedding, tensor.vocabulary_embedding, whole, weight=0)
     if tied:
         head.weight = embedding.weight
         bind(head, tensor.vocabulary_head, whole, bias=0)
-    else:
+    elif ends:
         bind(head, tensor.vocabulary_head, whole, weight=0, bias=0)
 
 
@@ -161,14 +166,3 @@ def _own_dropout(self: nn.Dropout, x: Any) -> Any:
 
 def _mark(model: nn.Module, prefix: str, module: nn.Module) -> None:
     model.partial_gradients |= {prefix + name for name, _ in module.named_parameters()}
-
-
-def _first(function: Any) -> Any:
-    """A hook that passes a module's first input, by position or name, through a function."""
-
-    def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        if args:
-            return (function(args[0]), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": function(kwargs["hidden_states"])}
-
-    return hook

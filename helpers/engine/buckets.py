@@ -59,6 +59,7 @@ class Buckets:
         stage: 0, 1 or 2.
         dtype: in which sums are taken.
         hook: one of torch's DDP communication hooks, in place of the plain all-reduce of stage 0.
+        early: may stage 2 send after each micro-batch? Not where weight gradients come later.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class Buckets:
         stage: int,
         dtype: torch.dtype,
         hook: Hook | None = None,
+        early: bool = True,
     ) -> None:
         self.shard, self.replicate, self.everyone = shard, replicate, everyone
         self.stage, self.dtype, self.hook = stage, dtype, hook
+        self.each_time = stage == 2 and early
         self.buckets = _fill(parameters, dtype)
         self.home = {name: bucket for bucket in self.buckets for name in bucket.names}
         self.sums: dict[str, Tensor] = {}
@@ -98,7 +101,13 @@ class Buckets:
             bucket.waiting.clear()  # a parameter without a gradient adds zeros
         self._launch_ready()
         for bucket in self.buckets:
-            self._collect(bucket)
+            if bucket.work is not None:
+                self._collect(bucket)
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """Add to a parameter's gradient what its backward did not give; `end` sends it."""
+        gradient = gradient.to(self.dtype)
+        self.held[name] = self.held[name].add_(gradient) if name in self.held else gradient
 
     def take(self) -> dict[str, Tensor]:
         """The sums by name, whole or this rank's chunk; forgets them."""
@@ -130,7 +139,7 @@ class Buckets:
 
     @property
     def _sends(self) -> bool:
-        return self.last_micro_batch or self.stage == 2
+        return self.last_micro_batch or self.each_time
 
     def _on_gradient(self, name: str) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
@@ -146,8 +155,13 @@ class Buckets:
             bucket = self.buckets[self.next_index]
             if bucket.waiting:
                 return
-            self._launch(bucket)
+            if self.last_micro_batch or self._has_gradient(bucket):
+                self._launch(bucket)
             self.next_index += 1
+
+    def _has_gradient(self, bucket: Bucket) -> bool:
+        """Not in the backward of another stage of this rank."""
+        return any(parameter.grad is not None for parameter in bucket.parameters)
 
     def _launch(self, bucket: Bucket) -> None:
         named = zip(bucket.names, bucket.parameters, strict=True)
@@ -230,6 +244,16 @@ def rank_major(tensors: list[Tensor], n: int) -> Tensor:
         padded[: tensor.numel()] = tensor.flatten()
         piece.copy_(padded.view(n, -1))
     return message.flatten()
+
+
+def scatter_rows(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum over the group, of which each rank keeps its chunk along dim 0."""
+    n = group.size()
+    message = rank_major([tensor.contiguous()], n)
+    mine = message.new_empty(message.numel() // n)
+    scatter_single(mine, message, group=group)
+    shape = chunk_rows(tensor, n, group.rank()).shape
+    return mine[: shape.numel()].view(shape)
 
 
 def from_rank_major(message: Tensor, targets: list[Tensor], n: int) -> None:

@@ -1,4 +1,4 @@
-"""The model's own forward with a loss that never holds the logits of all tokens."""
+"""The model's own forward with a loss that never holds the logits of all tokens, stage by stage."""
 
 from types import MethodType
 from typing import Any
@@ -6,19 +6,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from helpers.engine.families import Family
+from helpers.engine.stages import Stage, run_stage
 
 
 def apply_loss(model: nn.Module, family: Family) -> None:
     """Give `model(input_ids, labels=...)` the head's chunked loss; without labels it is as before.
 
-    Two keywords: `num_items_in_batch` is transformers' own, what the sum over tokens is divided by
+    Keywords: `num_items_in_batch` is transformers' own, what the sum over tokens is divided by
     (the labelled tokens of this call where None). `label_logits` adds the logits at the labelled
-    places, [tokens, vocabulary]. Labels are transformers': aligned with the ids, -100 is ignored.
+    places, [tokens, vocabulary]. `stage` runs one of the model's stages alone, on what it
+    `received`; all but the last give the hidden states that go to the next. Labels are
+    transformers': aligned with the ids, -100 is ignored.
     """
     plain = model.forward
 
     def forward(self: nn.Module, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        if kwargs.get("labels") is None:
+        if kwargs.get("labels") is None and kwargs.get("stage") is None:
             return plain(input_ids=input_ids, **kwargs)
         return loss_forward(self, family, input_ids, **kwargs)
 
@@ -29,15 +32,22 @@ def loss_forward(
     model: nn.Module,
     family: Family,
     input_ids: Tensor,
-    labels: Tensor,
+    labels: Tensor | None = None,
     num_items_in_batch: Tensor | int | None = None,
     label_logits: bool = False,
+    stage: Stage | None = None,
+    received: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
     """Shifted cross-entropy of [batch, seq] ids and labels, as transformers defines it."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-    hidden = model.base_model(input_ids=input_ids, use_cache=False, **kwargs)[0]
+    if stage is None:
+        hidden = model.base_model(input_ids=input_ids, use_cache=False, **kwargs)[0]
+    else:
+        hidden = run_stage(model, family, stage, input_ids, received)
+        if not stage.last:
+            return hidden
     targets = labels[:, 1:]
     kept = targets != -100
     hidden, targets = hidden[:, :-1][kept], targets[kept]

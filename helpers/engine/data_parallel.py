@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from helpers.engine.activations import group_size
-from helpers.engine.buckets import Buckets, gather_chunks
-from helpers.engine.families import family_of
+from helpers.engine.activations import units
+from helpers.engine.buckets import Buckets, gather_chunks, scatter_rows
 from helpers.engine.parts import LOW, Part, chunk_rows, lower_, make_part
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor import local
@@ -39,10 +38,8 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     policy = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=reduce_dtype(plan) if low else None, cast_forward_inputs=False
     )
-    blocks = list(model.get_submodule(family_of(model.config).blocks))
-    size = group_size(plan.activation)  # blocks that are recomputed together are gathered together
-    units = [blocks[first : first + size] for first in range(0, len(blocks), size)]
-    for unit in (*units, [model]):
+    # blocks that are recomputed together are gathered together
+    for unit in (*units(model, plan.activation), [model]):
         fully_shard(unit, mesh=mesh[axes], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
@@ -59,8 +56,10 @@ class FullyShard:
         self.model, self.mesh = model, mesh
         self.gradient_bytes = 0
         self.trainable = _trainable(model)
+        held = next(iter(self.trainable.values())).dtype
+        self.dtype = reduce_dtype(plan) if plan.precision in LOW else held
         self.parts = [
-            make_part(name, p, local(p.detach()), mesh, False, decays(model, name, p))
+            make_part(name, p, local(p.detach()), mesh, False, *_facts(model, name, p))
             for name, p in self.trainable.items()
         ]
 
@@ -74,6 +73,17 @@ class FullyShard:
             for p in self.trainable.values()
             if p.grad is not None
         )
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """Add a gradient of this rank's samples that came after the block's backward."""
+        parameter, shard = self.trainable[name], self.mesh.get_group("dp_shard")
+        mine = scatter_rows(gradient.to(self.dtype), shard)
+        replicas = self.mesh.get_group("dp_replicate")
+        if replicas.size() > 1:
+            dist.all_reduce(mine, group=replicas)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        local(parameter.grad).add_(mine)
 
     def take(self) -> dict[str, Tensor]:
         found = {n: local(p.grad) for n, p in self.trainable.items() if p.grad is not None}
@@ -104,7 +114,7 @@ class Bucketed:
         low = LOW.get(plan.precision)
         before = _trainable(model)
         self.parts = [
-            self._part(name, p, low is not None, decays(model, name, p))
+            self._part(name, p, low is not None, *_facts(model, name, p))
             for name, p in before.items()
         ]
         if low is not None:
@@ -122,19 +132,30 @@ class Bucketed:
                 self.stage,
                 dtype or next(iter(before.values())).dtype,
                 hook,
+                early=not plan.halves,
             )
 
-    def _part(self, name: str, parameter: Tensor, copy: bool, decays: bool) -> Part:
+    def _part(self, name: str, parameter: Tensor, copy: bool, decays: bool, stages: int) -> Part:
         held = local(parameter.detach())
         if self.stage:
             held = chunk_rows(held, self.shard.size(), self.shard.rank())
         if copy:
             held = held.float().clone()
-        return make_part(name, parameter, held, self.mesh, self.stage > 0, decays)
+        return make_part(name, parameter, held, self.mesh, self.stage > 0, decays, stages)
 
     def begin(self, last: bool) -> None:
         if self.buckets:
             self.buckets.begin(last)
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """Add a gradient of this rank's samples that came after the block's backward."""
+        if self.buckets:
+            self.buckets.add(name, gradient)
+            return
+        parameter = self.trainable[name]
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        local(parameter.grad).add_(gradient)
 
     def end(self) -> None:
         if self.buckets:
@@ -183,9 +204,11 @@ def data_group(mesh: DeviceMesh, plan: ParallelPlan) -> dist.ProcessGroup:
     return mesh["dp_replicate", "dp_shard"]._flatten("dp").get_group()
 
 
-def decays(model: nn.Module, name: str, parameter: Tensor) -> bool:
-    """Weight decay applies to matrices, not to norms and biases, however they are held."""
-    return len(model.stored_shapes.get(name, parameter.shape)) >= 2
+def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int]:
+    """Does weight decay apply? To matrices, not to norms and biases, however they are held. And how
+    many pipeline ranks hold the parameter?"""
+    decays = len(model.stored_shapes.get(name, parameter.shape)) >= 2
+    return decays, 2 if name == model.tied_over_ranks else 1
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:

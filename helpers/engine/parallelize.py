@@ -12,13 +12,16 @@ from helpers.engine.errors import UserError
 from helpers.engine.families import family_of
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.region import Region
+from helpers.engine.stages import cut
+from helpers.engine.tensor import apply_later
 
 
 def parallelize(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
     """Lay a transformers causal language model out over the mesh, in place.
 
     The model must hold the same weights on every rank, or be on the meta device. Its class and the
-    names of its parameters stay. Optimizers are made afterwards: the parameters are new objects.
+    names of its parameters stay; modules that other pipeline ranks own go. Optimizers are made
+    afterwards: the parameters are new objects.
 
     Raises:
         UserError: the model is laid out already, its family is unknown, or the plan does not fit.
@@ -27,10 +30,15 @@ def parallelize(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Mo
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
     plan.validate(model.config, world_size=mesh.size())
     family = family_of(model.config)
+    cut(model, family, plan, mesh.get_local_rank("pp"))
     apply_tensor(model, family, Region(mesh["tp"], plan.sequence_parallel))
     apply_activations(model, family, plan.activation, plan.offload)
     apply_loss(model, family)
+    if plan.halves:
+        apply_later(model)
     if plan.dp_shard > 1 and plan.zero_stage == 3:
         apply_fully_shard(model, plan, mesh)  # last: it takes over the parameters as it finds them
-    model.plan = plan
+    for stage in model.stages:
+        stage.listen()  # after fully_shard, which must see what was received
+    model.plan, model.mesh = plan, mesh
     return model

@@ -54,6 +54,7 @@ def make_part(
     mesh: DeviceMesh,
     chunked: bool,
     decays: bool,
+    stages: int = 1,
 ) -> Part:
     """The part of a parameter that `tensor` holds.
 
@@ -62,6 +63,7 @@ def make_part(
         chunked: `tensor` is this rank's chunk along dim 0 over the dp_shard axis (ZeRO 1 and 2).
         mesh: of the whole plan.
         decays: does weight decay apply?
+        stages: pipeline ranks that hold the parameter.
     """
     placements: dict[str, Placement] = {}
     if isinstance(parameter, DTensor):
@@ -81,7 +83,7 @@ def make_part(
         shape=parameter.shape,
         mesh=mesh[axes] if axes else None,
         placements=tuple(placements[axis] for axis in axes),
-        copies=mesh.size() // ranks,
+        copies=mesh.size() // mesh["pp"].size() // ranks * stages,
         decays=decays,
     )
 

@@ -1,11 +1,12 @@
 """How a model is laid out over processes: a plan of degrees and switches, and the mesh it makes.
 
-    world = dp_replicate x dp_shard x tp            axis: a direction of the mesh
+    world = dp_replicate x dp_shard x pp x tp       axis: a direction of the mesh
 
 A plan is a frozen value. It can be checked before anything starts, printed, compared and stored;
 nothing else in the engine reads flags or the environment to learn the layout.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -18,8 +19,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine.errors import UserError
+from helpers.engine.partition import check_partition, check_stages
+from helpers.engine.placement import axis_order, rank_grid
+from helpers.engine.schedules import SCHEDULES, Schedule, make_schedule
 
-AXES = ("dp_replicate", "dp_shard", "tp")  # outermost first; the right-most varies fastest
+AXES = ("dp_replicate", "dp_shard", "pp", "tp")
+PARTITION = re.compile(r"auto|\d+(,\d+)*")
+PER_RANK = 4  # micro-batches a pipeline rank: a bubble of at most a fifth
 ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d*")
 
 
@@ -34,6 +40,7 @@ class ParallelPlan:
 
     dp_replicate: copies of the model that each see other samples.
     dp_shard: ranks that share one copy's state and each see other samples.
+    pp: ranks that each hold some of the layers and hand samples on to the next.
     tp: ranks that share each layer's matrices and see the same samples.
 
     Switches:
@@ -46,10 +53,18 @@ class ParallelPlan:
         offload: keep what is kept in host memory.
         precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums.
         reduce_dtype: in which gradients are summed over data ranks.
+        microbatches: parts of a data rank's batch that go through the model one after another;
+            0 chooses: 1, or with a pipeline up to 4 for each of its ranks.
+        schedule: the order in which a pipeline's ranks work on them, one of schedules.SCHEDULES.
+        virtual_stages: stages a pipeline rank has, for the schedule `interleaved`.
+        partition: layers of each stage as `7,7,7,7`, or `auto`.
+        placement: which axes lie over neighbouring ranks: `cluster`, `spread` or a permutation of
+            DPCT, see placement.py.
     """
 
     dp_replicate: int = 1
     dp_shard: int = 1
+    pp: int = 1
     tp: int = 1
     zero_stage: int = 3
     sequence_parallel: bool = False
@@ -57,6 +72,11 @@ class ParallelPlan:
     offload: bool = False
     precision: str = "fp32"
     reduce_dtype: str = "fp32"
+    microbatches: int = 0
+    schedule: str = "1f1b"
+    virtual_stages: int = 0
+    partition: str = "auto"
+    placement: str = "cluster"
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -72,11 +92,59 @@ class ParallelPlan:
             )
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence_parallel splits over the ranks of tp, so it needs tp above 1")
+        for name in ("microbatches", "virtual_stages"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+                raise UserError(f"{name} must be a whole number, 0 to choose, not {number!r}")
+        if not PARTITION.fullmatch(self.partition):
+            raise UserError(
+                f"partition must be auto or layers of each stage as 7,7,7,7, not {self.partition!r}"
+            )
+        axis_order(self.degrees, self.placement)
+        _one_of("schedule", self.schedule, SCHEDULES)
+        self.schedule_of(1)
+        if self.pp == 1 and self.virtual_stages > 1:
+            raise UserError("virtual_stages are of a pipeline, so they need pp above 1")
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Ranks along each axis."""
+        return {axis: getattr(self, axis) for axis in AXES}
 
     @property
     def world_size(self) -> int:
         """Processes that the plan needs."""
-        return self.dp_replicate * self.dp_shard * self.tp
+        return math.prod(self.degrees.values())
+
+    @property
+    def stages(self) -> int:
+        """Stages of the model, over all ranks of the pipeline."""
+        return self.schedule_of(1).stages
+
+    @property
+    def stage_layers(self) -> tuple[int, ...] | None:
+        """The number of layers of each stage where the partition lists them."""
+        if self.partition == "auto":
+            return None
+        return tuple(map(int, self.partition.split(",")))
+
+    @property
+    def halves(self) -> bool:
+        """Does backward run in halves, with the weights' gradients later?"""
+        return self.pp > 1 and self.schedule.startswith("zero-bubble")
+
+    def schedule_of(self, microbatches: int) -> Schedule:
+        """What each rank of the pipeline does with so many micro-batches; without a pipeline,
+        forward and backward of one after the other."""
+        if self.pp == 1:
+            return make_schedule("1f1b", 1, microbatches)
+        return make_schedule(self.schedule, self.pp, microbatches, self.virtual_stages or None)
+
+    def microbatches_of(self, rows: int) -> int:
+        """Micro-batches that a data rank's `rows` of a batch go through the model in."""
+        if self.microbatches or self.pp == 1:
+            return self.microbatches or 1
+        return max(1, min(rows, PER_RANK * self.pp))
 
     @property
     def dp(self) -> int:
@@ -99,6 +167,10 @@ class ParallelPlan:
             from helpers.engine.families import check_tensor_degree
 
             check_tensor_degree(config, self.tp)
+        if config is not None and self.pp > 1:
+            check_stages(config.num_hidden_layers, self.stages)
+        if config is not None and self.stage_layers is not None:
+            check_partition(self.stage_layers, config.num_hidden_layers, self.stages)
 
     def describe(self) -> str:
         """The degrees above 1, as `tp=2 x dp_shard=4`; `one process` where there are none."""
@@ -124,9 +196,8 @@ class ParallelPlan:
         return cls(**values)
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """The mesh over all ranks, with the axes of `AXES` in that order."""
-        shape = [getattr(self, axis) for axis in AXES]
-        ranks = torch.arange(self.world_size).view(shape)
+        """The mesh over all ranks, with the axes of `AXES`, ranks as the placement lays them."""
+        ranks = rank_grid(self.degrees, self.placement)
         return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
 
 

@@ -6,13 +6,13 @@
 Sources: Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, section 4.2.2.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -92,3 +92,15 @@ class Region:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
             yield
+
+
+def on_input(function: Callable[[Tensor], Tensor]) -> Callable:
+    """A hook for a module's forward: its first input, by position or name, goes through
+    `function`."""
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        if args:
+            return (function(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": function(kwargs["hidden_states"])}
+
+    return hook

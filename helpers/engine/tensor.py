@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from helpers.engine.collectives import share
 from helpers.engine.loss import token_loss
 from helpers.engine.region import Region
+from helpers.engine.weight_gradients import Later, linear
 
 
 def local(parameter: Tensor | None) -> Tensor | None:
@@ -63,27 +64,27 @@ def _chunk(x: Tensor, dim: int, n: int, index: int) -> Tensor:
 
 def column_linear(self: nn.Linear, x: Tensor) -> Tensor:
     """Split by output features: [.., in] to [.., out/tp]."""
-    return F.linear(x, local(self.weight), local(self.bias))
+    return linear(self, x, local(self.weight), local(self.bias))
 
 
 def row_linear(self: nn.Linear, x: Tensor) -> Tensor:
     """Split by input features: [.., in/tp] to partial sums of [.., out], or to their sum."""
-    return _close(self, F.linear(x, local(self.weight), _bias_share(self)))
+    return _close(self, linear(self, x, local(self.weight), _bias_share(self)))
 
 
 def column_conv1d(self: nn.Module, x: Tensor) -> Tensor:
     """Split by output features, weight [in, out/tp]."""
-    return F.linear(x, local(self.weight).t(), local(self.bias))
+    return linear(self, x, local(self.weight), local(self.bias), transposed=True)
 
 
 def row_conv1d(self: nn.Module, x: Tensor) -> Tensor:
     """Split by input features, weight [in/tp, out]."""
-    return _close(self, F.linear(x, local(self.weight).t(), _bias_share(self)))
+    return _close(self, linear(self, x, local(self.weight), _bias_share(self), transposed=True))
 
 
 def thirds_conv1d(self: nn.Module, x: Tensor) -> Tensor:
     """Split by output features within each third: weight [in, 3, out/3/tp], bias [3, out/3/tp]."""
-    return F.linear(x, local(self.weight).flatten(1).t(), local(self.bias).flatten())
+    return linear(self, x, local(self.weight), local(self.bias).flatten(), transposed=True)
 
 
 def shared_kv_linear(self: nn.Linear, x: Tensor) -> Tensor:
@@ -103,6 +104,17 @@ def _bias_share(self: nn.Module) -> Tensor | None:
 def _close(self: nn.Module, partial: Tensor) -> Tensor:
     """Take the sum here, unless the block adds several branches first."""
     return self.region.leave(partial) if self.closes else partial
+
+
+LINEAR_FORWARDS = (column_linear, row_linear, column_conv1d, row_conv1d, thirds_conv1d)
+
+
+def apply_later(model: nn.Module) -> None:
+    """Let the weight gradients of the linear layers be put off."""
+    model.later = Later()
+    for path, module in model.named_modules():
+        if getattr(module.forward, "__func__", None) in LINEAR_FORWARDS:
+            module.later, module.weight_name = model.later, f"{path}.weight"
 
 
 # The two ends of the model, split by vocabulary.

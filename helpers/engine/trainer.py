@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine.data_parallel import data_group, data_parallel
 from helpers.engine.optimizer import adamw, gradient_norm, lr_factor, scale_
+from helpers.engine.pipeline import MicroBatch, Pipeline
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision import LossScaler
 from helpers.engine.tensor import local
@@ -39,7 +40,6 @@ class Trainer:
     the token count that the loss is divided by, do not depend on the layout.
 
     Args:
-        accumulate: micro-batches a step; gradients are summed over them before the update.
         clip: largest gradient norm, None for no limit.
         hook: one of torch's DDP communication hooks, for plans of dp_replicate.
     """
@@ -58,22 +58,23 @@ class Trainer:
         schedule: str = "constant",
         warmup_steps: int = 0,
         total_steps: int = 0,
-        accumulate: int = 1,
         seed: int = 0,
         hook: Callable[..., Any] | None = None,
     ) -> None:
         lr_factor(0, schedule, warmup_steps, total_steps)  # a wrong name fails here, not at step 1
         self.model, self.plan, self.mesh = model, plan, mesh
-        self.lr, self.clip, self.accumulate = lr, clip, accumulate
+        self.lr, self.clip = lr, clip
         self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
         self.data = data_parallel(model, plan, mesh, hook)
         self.parts = self.data.parts
         self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps)
         self.scaler = LossScaler.for_precision(plan.precision)
         self.group = data_group(mesh, plan)
+        self.pipeline = Pipeline(model, plan, mesh, self.data)
         self.device = self.parts[0].tensor.device
         self.steps_done = 0
-        torch.manual_seed(seed + 1_000_003 * self.group.rank())  # dropout differs by samples alone
+        # dropout differs between samples and between stages, not between the ranks of tp
+        torch.manual_seed(seed + 1_000_003 * self.group.rank() + 1_009 * self.pipeline.rank)
 
     def step(self, input_ids: Tensor, labels: Tensor) -> StepResult:
         """Forward, backward, clip and update on a global batch.
@@ -99,17 +100,8 @@ class Trainer:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
         self.model.train()
         tokens = max(1, int((labels[:, 1:] != -100).sum()))
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        micro_batches = self._micro_batches(input_ids, labels)
-        for index, (ids, targets) in enumerate(micro_batches):
-            self.data.begin(last=index == len(micro_batches) - 1)
-            out = self._forward(ids, targets, num_items_in_batch=tokens)
-            (out.loss * self.scaler.scale).backward()
-            self.data.end()
-            loss += out.loss.detach()
-        if self.group.size() > 1:
-            dist.all_reduce(loss, group=self.group)
-        return loss
+        batches = self._micro_batches(input_ids, labels)
+        return self._over_samples(self.pipeline.train(batches, tokens, self.scaler.scale))
 
     def gradients(self) -> dict[str, Tensor]:
         """The summed gradients of this rank's parts, by name; they are taken out of the model."""
@@ -122,7 +114,17 @@ class Trainer:
             sizes = [gradients[name].numel() for name in names]
             for name, piece in zip(names, flat.split(sizes), strict=True):
                 gradients[name] = piece.view_as(gradients[name])
+        self._sum_over_ends(gradients)
         return gradients
+
+    def _sum_over_ends(self, gradients: dict[str, Tensor]) -> None:
+        """The matrix that embedding and head share has a gradient from each end of the pipeline."""
+        name, links = self.model.tied_over_ranks, self.pipeline.links
+        first, last = self.pipeline.owners[0], self.pipeline.owners[-1]
+        if name is None or links.rank not in (first, last):
+            return
+        peer = last if links.rank == first else first
+        gradients[name] = gradients[name] + links.swap(gradients[name], peer)
 
     def update(self, gradients: dict[str, Tensor]) -> None:
         """One optimizer step with these gradients of the parts."""
@@ -148,37 +150,39 @@ class Trainer:
         """
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
+        wants = answers is not None
         for input_ids, labels in batches:
-            ids, mine = self._my_rows(input_ids, labels)
-            targets = mine[:, 1:][mine[:, 1:] != -100].to(self.device)
-            wants = answers is not None
-            out = self._forward(ids, mine, num_items_in_batch=1, label_logits=wants)
-            totals[0] += out.loss
-            totals[1] += len(targets)
-            if answers is not None:
-                allowed = torch.tensor(answers, device=self.device)
-                totals[2] += (allowed[out.logits[:, answers].argmax(1)] == targets).sum()
-        if self.group.size() > 1:
-            dist.all_reduce(totals, group=self.group)
+            parts = self._micro_batches(input_ids, labels)
+            outputs = self.pipeline.forward_only(parts, num_items_in_batch=1, label_logits=wants)
+            for (_, mine), out in zip(parts, outputs):
+                targets = mine[:, 1:][mine[:, 1:] != -100]
+                totals[0] += out.loss
+                totals[1] += len(targets)
+                if answers is not None:
+                    allowed = torch.tensor(answers, device=self.device)
+                    totals[2] += (allowed[out.logits[:, answers].argmax(1)] == targets).sum()
+        totals = self._over_samples(totals)
         loss, tokens, right = totals.tolist()
         result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
         return result if answers is None else result | {"accuracy": right / max(1, tokens)}
 
-    def _forward(self, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Any:
-        short = -input_ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
-        return self.model(
-            input_ids=F.pad(input_ids, (0, short)).to(self.device),
-            labels=F.pad(labels, (0, short), value=-100).to(self.device),
-            **kwargs,
-        )
+    def _micro_batches(self, input_ids: Tensor, labels: Tensor) -> list[MicroBatch]:
+        """This data rank's rows of a global batch in equal parts, on the device; under sequence
+        parallelism as long as a multiple of tp."""
+        ranks = self.group.size()
+        n = self.plan.microbatches_of(-(-len(input_ids) // ranks))  # the same on every rank
+        ids, labels = _part(input_ids, labels, ranks, self.group.rank())
+        short = -ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
+        ids = F.pad(ids, (0, short)).to(self.device)
+        labels = F.pad(labels, (0, short), value=-100).to(self.device)
+        return [_part(ids, labels, n, index) for index in range(n)]
 
-    def _my_rows(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """This data rank's rows of a global batch."""
-        return _part(input_ids, labels, self.group.size(), self.group.rank())
-
-    def _micro_batches(self, input_ids: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        rows = self._my_rows(input_ids, labels)
-        return [_part(*rows, self.accumulate, index) for index in range(self.accumulate)]
+    def _over_samples(self, sums: Tensor) -> Tensor:
+        """Sum over the ranks that see other samples, from the pipeline ranks that have results."""
+        for group in (self.group, self.mesh.get_group("pp")):
+            if group.size() > 1:
+                dist.all_reduce(sums, group=group)
+        return sums
 
     def _lr_factor(self) -> float:
         return lr_factor(self.steps_done, self.schedule, self.warmup_steps, self.total_steps)

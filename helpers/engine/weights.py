@@ -24,6 +24,7 @@ from helpers.engine.families import family_of
 from helpers.engine.hub import check_hub
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.stages import Elsewhere
 from helpers.engine.tensor import local
 from helpers.engine.weight_files import WeightFiles, write_weights
 from helpers.engine.widths import override
@@ -155,10 +156,20 @@ def fill(
 ) -> None:
     """Give a model on the meta device memory and values: those of `files`, or fresh ones."""
     model.to_empty(device=device)
-    model.tie_weights()
+    tie(model)
     draw(model, seed, weights=files is None)
     if files is not None:
         read(model, files)
+
+
+def tie(model: nn.Module) -> None:
+    """Make embedding and head one parameter again, where the model ties them and has both here."""
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return
+    family = family_of(model.config)
+    head, embedding = model.get_submodule(family.head), model.get_submodule(family.embedding)
+    if not isinstance(head, Elsewhere):
+        head.weight = embedding.weight
 
 
 @torch.no_grad()
@@ -270,8 +281,38 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
 
 
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Names and whole values as transformers has them, one at a time. Every rank must iterate."""
-    for name, parameter in model.named_parameters():
-        whole = parameter.detach()
-        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-        yield name, whole.reshape(model.stored_shapes.get(name, whole.shape))
+    """Names and whole values as transformers has them, one at a time, from whichever pipeline rank
+    holds them. Every rank must iterate."""
+    mine = dict(model.named_parameters())
+    group = model.mesh.get_group("pp")
+    held: list[Any] = [None] * group.size()
+    dist.all_gather_object(held, {n: _stored_shape(model, n) for n in mine}, group=group)
+    seen: set[str] = set()
+    for owner, shapes in enumerate(held):
+        for name, shape in shapes.items():
+            if name in seen:
+                continue
+            seen.add(name)
+            value = _whole(mine[name]).reshape(shape) if owner == group.rank() else None
+            yield name, value if group.size() == 1 else _from(owner, value, shape, model, group)
+
+
+def _stored_shape(model: nn.Module, name: str) -> torch.Size:
+    return model.stored_shapes.get(name, model.get_parameter(name).shape)
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    whole = parameter.detach()
+    return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+
+def _from(
+    owner: int, value: Tensor | None, shape: torch.Size, model: nn.Module, group: Any
+) -> Tensor:
+    """A tensor that one rank of the group has, on all of them."""
+    if value is None:
+        like = next(model.parameters())
+        value = torch.empty(shape, dtype=like.dtype, device=like.device)
+    value = value.contiguous()
+    dist.broadcast(value, group=group, group_src=owner)
+    return value

@@ -1,0 +1,201 @@
+"""Run a schedule: this rank's actions on a batch's micro-batches, one after another.
+
+Without a pipeline the schedule is forward and backward in turn, and nothing is sent.
+
+    F   take what the stage before sent, run the stage, send the result on
+    B   take its gradient, run backward, send the gradient of what was received back
+    I   the same without the weights' gradients; W these, later
+
+Receives are posted `AHEAD` actions early, so messages travel while the rank computes. Of a forward
+only its graph and its input are kept, and the backward frees both.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.distributed.device_mesh import DeviceMesh
+
+from helpers.engine.links import Letter, Links
+from helpers.engine.parts import LOW
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action
+from helpers.engine.simulate import Span
+
+AHEAD = 2  # actions whose messages are on their way while one runs
+
+MicroBatch = tuple[Tensor, Tensor]  # ids and labels, [rows, seq], on the device
+
+
+class Held(NamedTuple):
+    """What a forward leaves for its backward: the stage's input and the end of its graph."""
+
+    received: Tensor | None
+    end: GradientEdge
+
+
+class Pipeline:
+    """This rank's part of a pipeline.
+
+    Attributes:
+        spans: when each action of the last batch ran, in seconds of this machine's clock; what was
+            spent waiting for messages lies between them.
+    """
+
+    def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, data: Any) -> None:
+        self.model, self.plan, self.data = model, plan, data
+        self.links = Links(mesh)
+        self.rank = self.links.rank
+        self.owners = plan.schedule_of(1).rank_of
+        self.last_rank = self.owners[-1]
+        self.stages = {stage.index: stage for stage in model.stages}
+        self.parts = plan.tp if plan.sequence_parallel else 1
+        self.dtype = LOW.get(plan.precision) or next(model.parameters()).dtype
+        self.spans: list[Span] = []
+
+    def train(self, batches: Sequence[MicroBatch], tokens: int, scale: float) -> Tensor:
+        """Forward and backward of all micro-batches; gradients are left with `data`.
+
+        Args:
+            tokens: labelled tokens of the whole batch, which each micro-batch's loss is divided by.
+            scale: that the loss is multiplied by before its backward.
+
+        Returns:
+            The summed loss in float64, 0 on ranks without the last stage.
+        """
+        actions = self.plan.schedule_of(len(batches)).ranks[self.rank]
+        step = _Step(self, batches, tokens, scale, actions)
+        run = {
+            FORWARD: step.forward,
+            BACKWARD: step.backward,
+            INPUT: step.input,
+            WEIGHT: step.weight,
+        }
+        self._walk(actions, batches, lambda action, message: run[action.kind](action, message))
+        if any(action.kind == WEIGHT for action in actions):
+            self.data.begin(last=True)
+            self.data.end()
+        return step.loss
+
+    def forward_only(self, batches: Sequence[MicroBatch], **options: Any) -> list[Any]:
+        """The model's outputs by micro-batch, nothing kept for a backward; empty on ranks without
+        the last stage."""
+        every = self.plan.schedule_of(len(batches)).ranks[self.rank]
+        outputs = []
+
+        def run(action: Action, received: Tensor | None) -> None:
+            out = self._run_stage(action, batches[action.microbatch], received, options)
+            if self.stages[action.stage].last:
+                outputs.append(out)
+            else:
+                self._send(FORWARD, action.stage + 1, action.microbatch, out)
+
+        self._walk([action for action in every if action.kind == FORWARD], batches, run)
+        return outputs
+
+    def _walk(
+        self,
+        actions: Sequence[Action],
+        batches: Sequence[MicroBatch],
+        run: Callable[[Action, Tensor | None], None],
+    ) -> None:
+        """Do the actions in order, each with the message that it needs."""
+        self.spans = []
+        for index, action in enumerate(actions):
+            for coming in actions[index : index + 1 + AHEAD]:
+                self._expect(coming, batches)
+            letter = self._needs(action)
+            message = None if letter is None else self.links.take(letter)
+            started = time.time()
+            run(action, message)
+            self.spans.append(Span(action, started, time.time()))
+        self.links.finish()
+
+    def _needs(self, action: Action) -> Letter | None:
+        """The message that an action waits for."""
+        kind, stage, i = action
+        if kind == FORWARD:
+            return None if self.stages[stage].first else Letter(FORWARD, stage, i)
+        if kind == WEIGHT or self.stages[stage].last:
+            return None
+        return Letter(INPUT, stage, i)
+
+    def _expect(self, action: Action, batches: Sequence[MicroBatch]) -> None:
+        letter = self._needs(action)
+        if letter is None:
+            return
+        sender = self.owners[letter.stage + (-1 if letter.kind == FORWARD else 1)]
+        ids = batches[letter.microbatch][0]
+        shape = (len(ids), ids.shape[1] // self.parts, self.model.config.hidden_size)
+        self.links.expect(
+            letter, sender, lambda: torch.empty(shape, dtype=self.dtype, device=ids.device)
+        )
+
+    def _send(self, kind: str, stage: int, microbatch: int, tensor: Tensor) -> None:
+        self.links.send(Letter(kind, stage, microbatch), tensor.detach(), self.owners[stage])
+
+    def _run_stage(
+        self, action: Action, batch: MicroBatch, received: Tensor | None, options: dict[str, Any]
+    ) -> Any:
+        ids, labels = batch
+        if self.plan.pp > 1:
+            options = options | {"stage": self.stages[action.stage], "received": received}
+        return self.model(input_ids=ids, labels=labels, **options)
+
+
+class _Step:
+    """One batch on its way through this rank."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        batches: Sequence[MicroBatch],
+        tokens: int,
+        scale: float,
+        actions: Sequence[Action],
+    ) -> None:
+        self.pipeline, self.batches = pipeline, batches
+        self.tokens, self.scale = tokens, scale
+        self.loss = torch.zeros((), dtype=torch.float64, device=batches[0][0].device)
+        self.held: dict[tuple[int, int], Held] = {}
+        halves = any(action.kind == WEIGHT for action in actions)
+        backwards = [action for action in actions if action.kind in (BACKWARD, INPUT)]
+        self.final = None if halves else backwards[-1]  # after which the sums are wanted
+
+    def run(self, action: Action, message: Tensor | None) -> None:
+        how = {FORWARD: self.forward, BACKWARD: self.backward, INPUT: self.input}
+        how.get(action.kind, self.weight)(action, message)
+
+    def forward(self, action: Action, received: Tensor | None) -> None:
+        _, stage, i = action
+        if received is not None:
+            received.requires_grad_()
+        out = self.pipeline._run_stage(
+            action, self.batches[i], received, {"num_items_in_batch": self.tokens}
+        )
+        if self.pipeline.stages[stage].last:
+            self.loss += out.loss.detach()
+            out = out.loss * self.scale
+        else:
+            self.pipeline._send(FORWARD, stage + 1, i, out)
+        self.held[stage, i] = Held(received, get_gradient_edge(out))
+
+    def backward(self, action: Action, gradient: Tensor | None) -> None:
+        _, stage, i = action
+        held = self.held.pop((stage, i))
+        self.pipeline.data.begin(last=action == self.final)
+        torch.autograd.backward(held.end, gradient)
+        self.pipeline.data.end()
+        if held.received is not None:
+            self.pipeline._send(INPUT, stage - 1, i, held.received.grad)
+
+    def input(self, action: Action, gradient: Tensor | None) -> None:
+        with self.pipeline.model.later.put_off((action.stage, action.microbatch)):
+            self.backward(action, gradient)
+
+    def weight(self, action: Action, _: None) -> None:
+        key = (action.stage, action.microbatch)
+        self.pipeline.model.later.compute(key, self.pipeline.data.add)
