@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from train_args import FIRST, ROOT, parse, refuse
 
-from helpers.engine import checkpoint, data, weights
+from helpers.engine import checkpoint, data, timelines, weights
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
 from helpers.engine.manifest import read_manifest
@@ -142,6 +142,7 @@ def run(job: Job, clock: Clock) -> None:
         with clock.phase("load"):
             try:
                 trainer = load(job, mesh, device, checkpoints)
+                trainer.pipeline.timed = args.timeline
             except UserError as error:  # broken files are a mistake in the input, found only now
                 refuse(str(error))
         if FIRST:
@@ -150,6 +151,10 @@ def run(job: Job, clock: Clock) -> None:
         metrics = Metrics(args.out / "metrics.jsonl" if FIRST else None, trainer.steps_done)
         train(job, trainer, metrics, checkpoints, clock)
         metrics.close()
+        if args.timeline:
+            steps = timelines.gather(trainer)
+            if FIRST:
+                timelines.write_timelines(args.out / "timeline.json", steps)
         scores = None
         if job.evaluation is not None:
             with clock.phase("evaluate"):
@@ -180,7 +185,7 @@ def load(
         lr=args.lr,
         weight_decay=args.weight_decay,
         clip=args.clip,
-        schedule=args.schedule,
+        lr_schedule=args.lr_schedule,
         warmup_steps=args.warmup,
         total_steps=job.steps,
         seed=args.seed,

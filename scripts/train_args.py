@@ -51,7 +51,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--lr", type=positive, default=1e-3)
     add("--weight-decay", type=from_zero, default=0.01)
     add("--clip", type=positive, default=1.0, help="largest gradient norm")
-    add("--schedule", choices=tuple(SCHEDULES), default="linear")
+    add("--lr-schedule", choices=tuple(SCHEDULES), default="linear")
     add("--warmup", type=count, default=0, help="steps over which the learning rate rises")
     add("--seed", type=count, default=0)
     add("--layers", type=whole, help="replaces the preset's")
@@ -62,6 +62,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--checkpoint-every", type=whole, help="steps; none are written without it")
     add("--keep", type=whole, default=2, help="checkpoints that stay")
     add("--background", action=switch, default=False, help="write checkpoints while training")
+    add("--timeline", action=switch, default=False, help="write when which stage ran")
     add("--resume", nargs="?", const=Path(), type=Path, help="from OUT, or from this run's folder")
     for field in dataclasses.fields(ParallelPlan):
         add_plan_field(parser, field)

@@ -27,11 +27,16 @@ PLANS = {
     "tp4": ParallelPlan(tp=4),
     "hsdp": ParallelPlan(dp_replicate=2, dp_shard=2),
     "tp2-hsdp": ParallelPlan(tp=2, dp_replicate=2, dp_shard=2),
+    "pp2": ParallelPlan(pp=2, microbatches=4),
+    "pp4": ParallelPlan(pp=4, microbatches=4, schedule="gpipe"),
+    "pp2-v-zero1": ParallelPlan(
+        pp=2, dp_shard=2, zero_stage=1, microbatches=4, schedule="zero-bubble-v"
+    ),
 }
 
 
 def trainer_of(family: str, plan: ParallelPlan) -> Trainer:
-    model = parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan))
+    model = parallelize(tiny.fresh(family, torch.float64, layers=4), plan, mesh_of(plan))
     return Trainer(model, plan, mesh_of(plan), lr=tiny.LR, clip=tiny.CLIP)
 
 
@@ -57,7 +62,7 @@ def resume(family: str, plan: ParallelPlan, folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("background", (False, True), ids=("at-once", "background"))
-@pytest.mark.parametrize("name", ("one", "tp2", "zero1", "tp2-zero3", "hsdp"))
+@pytest.mark.parametrize("name", ("one", "tp2", "zero1", "tp2-zero3", "hsdp", "pp2"))
 def test_the_same_plan_goes_on_to_the_last_digit(
     name: str, background: bool, tmp_path: Path
 ) -> None:
@@ -79,6 +84,10 @@ def test_the_same_plan_goes_on_to_the_last_digit(
         ("zero3-4", "tp2-zero2"),
         ("tp2-hsdp", "zero3"),
         ("tp2-zero2", "hsdp"),
+        ("pp2", "one"),
+        ("pp2", "pp4"),
+        ("pp2", "tp2"),
+        ("tp2-zero3", "pp2-v-zero1"),
     ),
 )
 def test_another_plan_goes_on_alike(family: str, writer: str, reader: str, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_plan_that_cannot_be(refusal, arguments: str, ranks: int, words: str) 
         ("--weight-decay -1", "--weight-decay: '-1' is not a number of at least 0"),
         ("--warmup -3", "--warmup: '-3' is not a whole number from 0"),
         ("--seed 99999999999999999999", "--seed"),
-        ("--schedule step", "choose from"),
+        ("--lr-schedule step", "choose from"),
         ("--task translate", "choose from"),
         ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
         ("--seq-len 513", "seq_len 513 is longer than the model's 512 positions"),

@@ -11,6 +11,7 @@ only its graph and its input are kept, and the backward frees both.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,9 @@ from helpers.engine.simulate import Span
 
 AHEAD = 2  # actions whose messages are on their way while one runs
 
+HISTORY = 10  # training batches whose times are kept
+
+Run = Callable[[Action, Tensor | None], None]
 MicroBatch = tuple[Tensor, Tensor]  # ids and labels, [rows, seq], on the device
 
 
@@ -41,8 +45,9 @@ class Pipeline:
     """This rank's part of a pipeline.
 
     Attributes:
-        spans: when each action of the last batch ran, in seconds of this machine's clock; what was
-            spent waiting for messages lies between them.
+        timed: note when each action runs, on a GPU by waiting for it.
+        history: these times, of the last training batches, in seconds since the epoch; what lies
+            between is waiting for messages.
     """
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, data: Any) -> None:
@@ -54,7 +59,8 @@ class Pipeline:
         self.stages = {stage.index: stage for stage in model.stages}
         self.parts = plan.tp if plan.sequence_parallel else 1
         self.dtype = LOW.get(plan.precision) or next(model.parameters()).dtype
-        self.spans: list[Span] = []
+        self.timed = False
+        self.history: deque[list[Span]] = deque(maxlen=HISTORY)
 
     def train(self, batches: Sequence[MicroBatch], tokens: int, scale: float) -> Tensor:
         """Forward and backward of all micro-batches; gradients are left with `data`.
@@ -68,13 +74,7 @@ class Pipeline:
         """
         actions = self.plan.schedule_of(len(batches)).ranks[self.rank]
         step = _Step(self, batches, tokens, scale, actions)
-        run = {
-            FORWARD: step.forward,
-            BACKWARD: step.backward,
-            INPUT: step.input,
-            WEIGHT: step.weight,
-        }
-        self._walk(actions, batches, lambda action, message: run[action.kind](action, message))
+        self._walk(actions, batches, self._timing(step.run) if self.timed else step.run)
         if any(action.kind == WEIGHT for action in actions):
             self.data.begin(last=True)
             self.data.end()
@@ -100,19 +100,29 @@ class Pipeline:
         self,
         actions: Sequence[Action],
         batches: Sequence[MicroBatch],
-        run: Callable[[Action, Tensor | None], None],
+        run: Run,
     ) -> None:
         """Do the actions in order, each with the message that it needs."""
-        self.spans = []
         for index, action in enumerate(actions):
             for coming in actions[index : index + 1 + AHEAD]:
                 self._expect(coming, batches)
             letter = self._needs(action)
             message = None if letter is None else self.links.take(letter)
+            run(action, message)
+        self.links.finish()
+
+    def _timing(self, run: Run) -> Run:
+        spans: list[Span] = []
+        self.history.append(spans)
+
+        def timed(action: Action, message: Tensor | None) -> None:
             started = time.time()
             run(action, message)
-            self.spans.append(Span(action, started, time.time()))
-        self.links.finish()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            spans.append(Span(action, started, time.time()))
+
+        return timed
 
     def _needs(self, action: Action) -> Letter | None:
         """The message that an action waits for."""
@@ -188,9 +198,9 @@ class _Step:
         held = self.held.pop((stage, i))
         self.pipeline.data.begin(last=action == self.final)
         torch.autograd.backward(held.end, gradient)
-        self.pipeline.data.end()
-        if held.received is not None:
+        if held.received is not None:  # before the sums over data ranks, for which nobody waits
             self.pipeline._send(INPUT, stage - 1, i, held.received.grad)
+        self.pipeline.data.end()
 
     def input(self, action: Action, gradient: Tensor | None) -> None:
         with self.pipeline.model.later.put_off((action.stage, action.microbatch)):

@@ -55,16 +55,17 @@ class Trainer:
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         clip: float | None = 1.0,
-        schedule: str = "constant",
+        lr_schedule: str = "constant",
         warmup_steps: int = 0,
         total_steps: int = 0,
         seed: int = 0,
         hook: Callable[..., Any] | None = None,
     ) -> None:
-        lr_factor(0, schedule, warmup_steps, total_steps)  # a wrong name fails here, not at step 1
+        lr_factor(0, lr_schedule, warmup_steps, total_steps)  # a wrong name fails here already
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
-        self.schedule, self.warmup_steps, self.total_steps = schedule, warmup_steps, total_steps
+        self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps
+        self.total_steps = total_steps
         self.data = data_parallel(model, plan, mesh, hook)
         self.parts = self.data.parts
         self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps)
@@ -185,7 +186,7 @@ class Trainer:
         return sums
 
     def _lr_factor(self) -> float:
-        return lr_factor(self.steps_done, self.schedule, self.warmup_steps, self.total_steps)
+        return lr_factor(self.steps_done, self.lr_schedule, self.warmup_steps, self.total_steps)
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes of this rank's parameters, gradients and optimizer, counted from live tensors.
