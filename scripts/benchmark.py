@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py tp                  # tensor parallelism, GPT-J and GPT-NeoX
     python scripts/benchmark.py fsdp                # DDP, ZeRO-1, 2, 3, GPT-NeoX
+    python scripts/benchmark.py pipeline            # schedules on two stages, GPT-J
     python scripts/benchmark.py memory              # bytes by layout and by what is recomputed
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
@@ -24,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import compare, memory, registry, work
+from benchmarks import compare, memory, predicted, registry, work
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed")
 
@@ -43,17 +44,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--vocab", type=int, help="default: 2048 for GPT-J, 8192 for others")
-    parser.add_argument("--batch", type=int, default=8, help="rows of the global batch")
+    parser.add_argument(
+        "--batch", type=int, help="rows of the global batch; 16 for pipeline, else 8"
+    )
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 2))
     parser.add_argument("--patience", type=float, default=30, help="s to wait for quiet cores")
     parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     args = parser.parse_args(arguments)
-    default = "gptj,neox" if args.benchmark == "tp" else "neox"
+    default = {"tp": "gptj,neox", "pipeline": "gptj"}.get(args.benchmark, "neox")
     args.families = _names(parser, "family", args.families or default, registry.FAMILIES)
     known = [peer.name for peer in registry.BENCHMARKS[args.benchmark]]
     args.peers = _names(parser, "peer", args.peers or ",".join(known), known)
+    args.batch = args.batch or (16 if args.benchmark == "pipeline" else 8)
     args.rounds = args.rounds or (3 if args.quick else 8)
     if args.quick:
         args.layers = max(1, args.layers // 2)
@@ -103,6 +107,8 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
         else:
             rows = compare.compare(peers, one, args.cores, rounds, say)
             print(compare.table(rows))
+            if args.benchmark == "pipeline":
+                print(f"\n{predicted.table(rows)}")
             found = [compare.to_dict(row) for row in rows]
     return {"work": one.to_dict() | {"parameters": parameters}, "rows": found}
 

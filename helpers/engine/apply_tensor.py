@@ -1,7 +1,9 @@
 """Lay a model out over the tensor axis by its family's record."""
 
+from functools import partial
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
 
 from helpers.engine import attention, tensor
@@ -34,6 +36,7 @@ def apply_tensor(model: nn.Module, family: Family, region: Region) -> None:
         UserError: a rule of the record matches no module.
     """
     model.config._attn_implementation = attention.install()
+    fuse_gelu(model)
     model.stored_shapes, model.partial_gradients = {}, set()
     stack = model.get_submodule(family.blocks)
     for name, block in stack.named_children():
@@ -47,6 +50,16 @@ def apply_tensor(model: nn.Module, family: Family, region: Region) -> None:
         if region.sequence_parallel:
             _mark(model, f"{family.norm}.", norm)
     split_ends(model, family, region)
+
+
+def fuse_gelu(model: nn.Module) -> None:
+    """GPT-2's and GPT-J's tanh form of GELU in one pass over memory, where transformers takes
+    eight; the formula is the same."""
+    from transformers.activations import NewGELUActivation
+
+    for module in model.modules():
+        if isinstance(module, NewGELUActivation):
+            module.forward = partial(F.gelu, approximate="tanh")
 
 
 def split_block(

@@ -152,7 +152,8 @@ def judge(rows: Sequence[Row], warmup: int) -> None:
         row.timed = found if row.quiet else list(range(warmup, len(one.step_s)))
         row.share = [one.step_s[i] / row.step_s[i] for i in row.timed]
         row.loss_off = _furthest(row.loss, one.loss)
-        row.norm_off = _furthest(row.norm, one.norm)
+        # of the first step: later ones are taken at weights that differ by rounding
+        row.norm_off = _furthest(row.norm[:1], one.norm[:1])
 
 
 def _quiet(others: float | None) -> bool:

@@ -28,10 +28,16 @@ class Peer:
             eps=EPS,
             clip=CLIP,
         )
+        self.trainer.pipeline.timed = plan.pp > 1
 
     def __call__(self, ids: Tensor) -> tuple[float, float | None]:
         result = self.trainer.step(ids, ids)
         return result.loss, result.grad_norm
 
-    def state(self) -> dict[str, int]:
-        return self.trainer.state_bytes()
+    def state(self) -> dict[str, Any]:
+        """Bytes by kind, and of a pipeline when each action of the last steps ran."""
+        if self.trainer.plan.pp == 1:
+            return self.trainer.state_bytes()
+        steps = self.trainer.pipeline.history
+        spans = [[[*span.action, span.start_s, span.end_s] for span in step] for step in steps]
+        return self.trainer.state_bytes() | {"spans": spans}

@@ -28,7 +28,7 @@ class Peer:
 
 
 def engine(name: str, title: str, **plan: Any) -> Peer:
-    ranks = math.prod(plan.get(axis, 1) for axis in ("dp_replicate", "dp_shard", "tp"))
+    ranks = math.prod(plan.get(axis, 1) for axis in ("dp_replicate", "dp_shard", "pp", "tp"))
     return Peer(name, title, "engine_peer", ranks, plan, joins=True)
 
 
@@ -62,6 +62,26 @@ DATA = (
     Peer("accelerate", "accelerate FSDP2", "accelerate_peer"),
     Peer("deepspeed3", "DeepSpeed ZeRO-3", "deepspeed_peer", options={"stage": 3}),
 )
+
+
+def pipeline(schedule: str, microbatches: int) -> Peer:
+    name, title = f"{schedule}-{microbatches}", f"**this engine, {schedule}, m={microbatches}**"
+    return engine(name, title, pp=2, schedule=schedule, microbatches=microbatches)
+
+
+def torch_pipeline(schedule: str, microbatches: int) -> Peer:
+    options = {"schedule": schedule, "microbatches": microbatches}
+    title = f"torch {schedule}, m={microbatches}"
+    return Peer(f"torch-{schedule}-{microbatches}", title, "torch_pipeline_peer", options=options)
+
+
+PIPELINE = (
+    ONE,
+    *(pipeline("1f1b", m) for m in (2, 4, 8, 16)),
+    *(pipeline(name, 8) for name in ("naive", "gpipe", "interleaved", "zero-bubble")),
+    torch_pipeline("gpipe", 8),
+    torch_pipeline("1f1b", 8),
+)
 RECOMPUTING = ("selective", "group_2", "full")
 MEMORY = (
     ONE,
@@ -77,4 +97,4 @@ MEMORY = (
     ),
     *(peer for peer in DATA if peer.name in ("ddp", "fully-shard", "deepspeed3")),
 )
-BENCHMARKS = {"tp": TENSOR, "fsdp": DATA, "memory": MEMORY}
+BENCHMARKS = {"tp": TENSOR, "fsdp": DATA, "memory": MEMORY, "pipeline": PIPELINE}
