@@ -17,10 +17,12 @@ from helpers.engine.weights import load_config
 degrees = st.integers(1, 6)
 
 
-@given(dp_replicate=degrees, dp_shard=degrees, tp=degrees)
-def test_the_degrees_multiply_to_the_world(dp_replicate: int, dp_shard: int, tp: int) -> None:
-    plan = ParallelPlan(dp_replicate=dp_replicate, dp_shard=dp_shard, tp=tp)
-    assert plan.world_size == dp_replicate * dp_shard * tp == plan.dp * tp
+@given(dp_replicate=degrees, dp_shard=degrees, pp=degrees, tp=degrees)
+def test_the_degrees_multiply_to_the_world(
+    dp_replicate: int, dp_shard: int, pp: int, tp: int
+) -> None:
+    plan = ParallelPlan(dp_replicate=dp_replicate, dp_shard=dp_shard, pp=pp, tp=tp)
+    assert plan.world_size == dp_replicate * dp_shard * pp * tp == plan.dp * pp * tp
     assert ParallelPlan.from_dict(plan.to_dict()) == plan
     plan.validate(world_size=plan.world_size)
     with pytest.raises(UserError, match=f"needs {plan.world_size} processes"):
@@ -37,12 +39,50 @@ def test_the_degrees_multiply_to_the_world(dp_replicate: int, dp_shard: int, tp:
         ({"precision": "fp8"}, "precision must be one of"),
         ({"activation": "group_0"}, "group_N"),
         ({"sequence_parallel": True}, "needs tp above 1"),
+        ({"pp": 0}, "pp must be a whole number"),
+        ({"microbatches": -1}, "microbatches must be a whole number"),
+        ({"schedule": "2f2b"}, "schedule must be one of naive, gpipe"),
+        ({"pp": 2, "virtual_stages": 2}, "1f1b has 1 stage a rank"),
+        ({"virtual_stages": 2, "schedule": "interleaved"}, "need pp above 1"),
+        ({"pp": 2, "partition": "half"}, "layers of each stage as 7,7,7,7"),
+        ({"placement": "near"}, "cluster, spread or a permutation"),
     ),
 )
 def test_a_wrong_field_is_named(fields: dict, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         ParallelPlan(**fields)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    (
+        ({"pp": 32}, "32 stages are too many for 28 layers"),
+        ({"pp": 8, "schedule": "interleaved", "virtual_stages": 4}, "too many for 28 layers"),
+        ({"pp": 2, "partition": "14,13"}, "27 layers, the model 28"),
+        ({"pp": 2, "partition": "28"}, "1 stages, the pipeline 2"),
+        ({"pp": 3, "partition": "14,0,14"}, "leaves stage 1 empty"),
+    ),
+)
+def test_a_pipeline_that_does_not_fit_the_model_is_refused(fields: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ParallelPlan(**fields).validate(load_config("gptj-6b"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "rows", "expected"),
+    (
+        (ParallelPlan(), 32, 1),
+        (ParallelPlan(microbatches=4), 32, 4),
+        (ParallelPlan(pp=2), 32, 8),
+        (ParallelPlan(pp=4), 6, 6),
+        (ParallelPlan(pp=2, microbatches=3), 32, 3),
+    ),
+)
+def test_micro_batches_are_chosen_from_the_batch(
+    plan: ParallelPlan, rows: int, expected: int
+) -> None:
+    assert plan.microbatches_of(rows) == expected
 
 
 def test_an_unknown_field_is_named() -> None:

@@ -22,6 +22,9 @@ LAYOUTS = {
     "zero2": {"dp_shard": 2, "zero_stage": 2},
     "zero3": {"dp_shard": 2},
     "tp2-zero3": {"tp": 2, "dp_shard": 2},
+    "pp2": {"pp": 2},
+    "pp2-zero-bubble": {"pp": 2, "schedule": "zero-bubble"},
+    "pp2-zero3": {"pp": 2, "dp_shard": 2, "schedule": "zero-bubble"},
 }
 
 
@@ -89,7 +92,7 @@ def overflow_is_seen_by_all(plan: ParallelPlan) -> list:
     return [result.skipped, trainer.scaler.scale, trainer.scaler.skipped, same]
 
 
-@pytest.mark.parametrize("layout", ("tp2", "ddp2", "zero2", "tp2-zero3"))
+@pytest.mark.parametrize("layout", ("tp2", "ddp2", "zero2", "tp2-zero3", "pp2"))
 def test_an_overflow_on_one_rank_skips_the_step_on_all(layout: str) -> None:
     plan = ParallelPlan(**LAYOUTS[layout], precision="fp16")
     answers = pool(plan.world_size).run(overflow_is_seen_by_all, plan)

@@ -10,7 +10,13 @@ import transformers
 from helpers.engine import weight_files
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.weights import fit_vocabulary, load_config, load_model, save_model
+from helpers.engine.weights import (
+    fit_vocabulary,
+    load_config,
+    load_model,
+    save_model,
+    whole_weights,
+)
 from tests import parity, tiny
 from tests.ranks import mesh_of, pool
 
@@ -42,6 +48,35 @@ def test_a_transformers_folder_in_and_out(folder: Path, tmp_path: Path, tp: int)
     for logits in pool(tp).run(load_and_export, folder, tp, tmp_path / "out"):
         parity.close("logits", logits, expected, 1e-6)
     parity.close("logits of the export", theirs(tmp_path / "out"), theirs(folder), 0)
+
+
+def through_stages(folder: Path, plan: ParallelPlan, out: Path) -> None:
+    save_model(load_model(folder, plan, mesh_of(plan)), out)
+
+
+@pytest.mark.parametrize("family", ("gptj", "gpt2", "neox"))
+@pytest.mark.parametrize("plan", ({"pp": 2}, {"pp": 2, "schedule": "zero-bubble-v", "tp": 2}))
+def test_a_folder_in_and_out_of_a_pipeline(family: str, plan: dict, tmp_path: Path) -> None:
+    before = tiny.fresh(family, torch.float32, layers=4)
+    before.save_pretrained(tmp_path / "model")
+    made = ParallelPlan(**plan)
+    pool(made.world_size).run(through_stages, tmp_path / "model", made, tmp_path / "out")
+    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    for name, value in before.state_dict().items():
+        assert torch.equal(after[name], value), name
+
+
+def drawn_in_stages(plan: ParallelPlan) -> dict[str, torch.Tensor]:
+    config = tiny.config("gpt2", layers=4)
+    model = load_model("gpt2-tiny", plan, mesh_of(plan), config=config, seed=3)
+    return dict(whole_weights(model))
+
+
+def test_initialisation_does_not_know_the_stages() -> None:
+    alone = pool(1).run(drawn_in_stages, ParallelPlan())[0]
+    for weights in pool(2).run(drawn_in_stages, ParallelPlan(pp=2)):
+        assert weights.keys() == alone.keys()
+        assert all(torch.equal(weights[name], value) for name, value in alone.items())
 
 
 def test_weights_in_several_files(

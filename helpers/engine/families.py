@@ -213,7 +213,7 @@ def check_tensor_degree(config: Any, tp: int) -> None:
         kinds = ", ".join(map(str, fits)) if len(fits) > 1 or heads < 32 else f"only {heads}"
         raise UserError(
             f"tp={tp} does not divide {name}'s {heads} attention heads; tp can be {kinds} here, "
-            "and data parallelism works with any number of heads"
+            "and data and pipeline parallelism work with any number of heads"
         )
     if not _groups_fit(groups, tp):
         raise UserError(
