@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from helpers.lab.show import in_notebook
+
 SHORTEST_UPDATE_S = 0.2
 SECONDS_BETWEEN_PRINTS = 5.0
 LINES_SHOWN = 8
@@ -73,7 +75,7 @@ class Panel:
 
     def __init__(self, show: bool = True) -> None:
         self._show = show
-        self._notebook = show and _in_notebook()
+        self._notebook = show and in_notebook()
         self._handle: Any = None
         self._last_text = ""
         self._last_note = ""
@@ -116,15 +118,6 @@ class Panel:
             return
         self._last_s, self._last_note = time.monotonic(), view.note
         print("  " + headline(view) + (f" · {view.note}" if view.note else ""), flush=True)
-
-
-def _in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this; IPython in a terminal cannot update an output."""
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
-    return getattr(get_ipython(), "kernel", None) is not None
 
 
 def _cut(lines: tuple[str, ...]) -> list[str]:
