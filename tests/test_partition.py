@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
+from helpers.engine.measured_costs import measured_costs
 from helpers.engine.partition import (
     MEMORY,
     SPEED,
@@ -21,6 +22,7 @@ from helpers.engine.partition import (
     model_costs,
     stage_costs,
 )
+from helpers.engine.weights import load_config
 
 MODELS = Path(__file__).resolve().parent.parent / "data" / "models"
 COST = st.builds(Cost, st.integers(0, 20), st.integers(0, 20))
@@ -246,3 +248,17 @@ def test_what_cannot_be_balanced_is_said():
         balance(even(4), 2, memory_weight=1.5)
     with pytest.raises(UserError, match="less than nothing"):
         balance(even(4, head=-1), 2)
+
+
+def test_a_profile_sees_a_costly_head() -> None:
+    """A head as large as many layers, measured, takes layers off the last stage."""
+    config = load_config("neox-tiny", hidden_size=64, num_attention_heads=4, num_hidden_layers=8)
+    config.vocab_size = 8192
+    costs = measured_costs(config, rows=4, seq_len=64)
+    assert len(costs.layers) == 8
+    assert costs.head.time > costs.layers[0].time > 0
+    assert costs.head.memory == 8192 * 64 + 2 * 64  # with the last norm
+    first, last = balance(costs, 2)
+    assert first > last
+    with pytest.raises(UserError, match="nothing to measure"):
+        measured_costs(config, rows=0, seq_len=64)
