@@ -50,6 +50,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 2))
     parser.add_argument("--patience", type=float, default=30, help="s to wait for quiet cores")
+    parser.add_argument("--minutes", type=float, default=10, help="after which no round is made up")
     parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     args = parser.parse_args(arguments)
@@ -82,7 +83,7 @@ def chosen(args: argparse.Namespace, family: str) -> list[registry.Peer]:
 def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
     """One family's table, printed, and its data."""
     peers = chosen(args, family)
-    rounds = compare.Rounds(args.rounds, args.steps, args.patience)
+    rounds = compare.Rounds(args.rounds, args.steps, args.patience, 60 * args.minutes)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         one = work.Work(
             family=family,

@@ -6,9 +6,11 @@ round 1   B C D A     peer's. Round 0 is warm-up; later rounds begin with anothe
 """
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 from benchmarks.quiet import QUIET, Watch, wait_until_quiet
@@ -62,11 +64,13 @@ class Rounds:
 
     Rounds that other programs disturb are made up for, up to REPEATS times as many in all.
     patience_s: how long to wait for quiet cores before each peer's turn.
+    limit_s: no rounds beyond the wanted ones once these many seconds have passed.
     """
 
     wanted: int
     steps: int = 1
     patience_s: float = 0.0
+    limit_s: float = inf
 
     @property
     def most_steps(self) -> int:
@@ -80,12 +84,14 @@ def compare(
     """Start the peers and let them take turns. The first is what the others are a share of."""
     rows = [Row(peer) for peer in peers]
     groups: dict[str, Group] = {}
+    began = time.monotonic()
     try:
         for row in rows:
             say(f"starting {row.peer.name}")
             _guarded(row, partial(_start, row, groups, work, cores))
         for index in range(1 + rounds.wanted * REPEATS):
-            if index > rounds.wanted and _enough(rows, rounds):
+            late = time.monotonic() - began > rounds.limit_s
+            if index > rounds.wanted and (late or _enough(rows, rounds)):
                 break
             say(f"round {index} of {rounds.wanted}" if index else "warm-up")
             turn = index % len(rows)
