@@ -80,7 +80,7 @@ def test_shared_keys_and_values_sum_their_gradients_over_tp(family: str, name: s
 
 
 def test_falcon_7b_is_refused_with_the_reason() -> None:
-    with pytest.raises(UserError, match=r"71 attention heads.*data parallelism"):
+    with pytest.raises(UserError, match=r"71 attention heads.*data and pipeline parallelism"):
         check_tensor_degree(load_config("falcon-7b"), 2)
     check_tensor_degree(load_config("falcon-40b"), 8)
 
