@@ -1,0 +1,74 @@
+"""What "34 % faster" says. The same pair of runs can be called 53 % or 34 % faster:
+
+    rate   samples a second against samples a second     1861.9 / 1216.2 - 1    = 53 %
+    time   seconds saved, of the first one's seconds     1 - 852.9 / 1305.7     = 35 %
+
+Both say that the second is 1.53 times as fast, so that is what is compared here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from helpers.engine.errors import UserError
+
+MEANINGS = {"rate": "more in the same time", "time": "less time for the same"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """So many percent faster.
+
+    meaning: `rate` or `time`.
+    of: on what clock, such as "training" or "billed".
+    """
+
+    percent: float
+    meaning: str
+    of: str
+
+    def __post_init__(self) -> None:
+        if self.meaning not in MEANINGS:
+            raise UserError(f"meaning is one of {', '.join(MEANINGS)}, not {self.meaning!r}")
+        least, most = (-100, float("inf")) if self.meaning == "rate" else (-float("inf"), 100)
+        if not least < self.percent < most:
+            raise UserError(f"{self.percent} % {MEANINGS[self.meaning]} cannot be")
+
+    def __str__(self) -> str:
+        return f"{self.percent:.3g} % {MEANINGS[self.meaning]} ({self.of})"
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast: 1.5 does in two hours what the other does in three."""
+        if self.meaning == "rate":
+            return 1 + self.percent / 100
+        return 1 / (1 - self.percent / 100)
+
+    def as_(self, meaning: str) -> "Claim":
+        """The same claim in the other meaning, on its clock."""
+        return claim(self.ratio, meaning, self.of)
+
+
+def claim(ratio: float, meaning: str, of: str) -> Claim:
+    """ "`ratio` times as fast" in percent of one meaning."""
+    if not ratio > 0:
+        raise UserError(f"a ratio of speeds is above 0, not {ratio!r}")
+    return Claim(100 * (ratio - 1 if meaning == "rate" else 1 - 1 / ratio), meaning, of)
+
+
+def side_by_side(claims: Mapping[str, Claim]) -> dict[str, float]:
+    """The claims' ratios, by name, where they mean the same.
+
+    Raises:
+        UserError: they mean different things by "faster", or are of different clocks.
+    """
+    first = next(iter(claims))
+    for name, other in claims.items():
+        one = claims[first]
+        if other.meaning != one.meaning:
+            raise UserError(
+                f'two meanings of "faster": {first} is {one}, {name} is {other}; in one meaning '
+                f"they are {one} and {other.as_(one.meaning)}"
+            )
+        if other.of != one.of:
+            raise UserError(f"two clocks: {first} is {one}, {name} is {other}; compare on one")
+    return {name: each.ratio for name, each in claims.items()}
