@@ -1,4 +1,4 @@
-"""Write data/: the corpus, its tokenizer, the model configurations and their checksums.
+"""Write data/: the corpus, the instructions, the tokenizer, the models' configurations, checksums.
 
     python scripts/make_data.py [--out data]
 
@@ -10,6 +10,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from instruction_grammar import make_instructions
 from model_configs import CONFIGS, END, VOCABULARY
 from review_grammar import Row, make_rows
 
@@ -17,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SEED = 2024
 TRAIN_ROWS = 4000
 HELD_OUT_ROWS = 400
+TRAIN_INSTRUCTIONS = 300
+HELD_OUT_INSTRUCTIONS = 60
 END_TOKEN = "<|endoftext|>"
 
 
@@ -27,6 +30,14 @@ def write_reviews(folder: Path) -> list[Row]:
         lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in rows)]
         write(folder / name, "\n".join(lines) + "\n")
     return train
+
+
+def write_instructions(folder: Path) -> None:
+    """train.jsonl and heldout.jsonl."""
+    train, held_out = make_instructions(SEED, TRAIN_INSTRUCTIONS, HELD_OUT_INSTRUCTIONS)
+    for name, records in (("train.jsonl", train), ("heldout.jsonl", held_out)):
+        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        write(folder / name, "\n".join(lines) + "\n")
 
 
 def write_tokenizer(folder: Path, sentences: list[str]) -> None:
@@ -58,7 +69,7 @@ def write_models(folder: Path) -> None:
 
 def write_checksums(folder: Path) -> None:
     """SHA256SUMS in the format of `sha256sum -c`, over the files that this script writes."""
-    parts = ("reviews", "tokenizer", "models")
+    parts = ("reviews", "instructions", "tokenizer", "models")
     files = sorted(path for part in parts for path in (folder / part).rglob("*") if path.is_file())
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}"
@@ -81,6 +92,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "data", help="folder (default: data)")
     out = parser.parse_args().out
     train = write_reviews(out / "reviews")
+    write_instructions(out / "instructions")
     write_tokenizer(out / "tokenizer", [text for text, _ in train])
     write_models(out / "models")
     write_checksums(out)

@@ -1,6 +1,7 @@
 """The bundled data: made again it is the same, and it is what its README says."""
 
 import hashlib
+import json
 import math
 import re
 import subprocess
@@ -44,7 +45,7 @@ def test_making_the_data_again_gives_the_same_bytes(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "make_data.py"), "--out", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     made = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
-    assert len(made) == 5 + len(TINY) + len(PUBLISHED_PARAMETERS)
+    assert len(made) == 7 + len(TINY) + len(PUBLISHED_PARAMETERS)
     different = [
         str(name) for name, path in made.items() if path.read_bytes() != (DATA / name).read_bytes()
     ]
@@ -56,7 +57,7 @@ def test_the_checksums_hold():
     listed = dict(reversed(line.split("  ")) for line in lines)
     on_disk = {
         path.relative_to(DATA).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for part in ("reviews", "tokenizer", "models")
+        for part in ("reviews", "instructions", "tokenizer", "models")
         for path in (DATA / part).rglob("*")
         if path.is_file()
     }
@@ -91,6 +92,71 @@ def test_held_out_sentences_use_the_words_of_training_in_new_ways(reviews):
 def test_counting_words_is_not_enough_for_the_held_out_labels(reviews):
     """Naive Bayes over words: above chance, and far from what a model that reads order can do."""
     assert 0.70 < naive_bayes(reviews["train"], reviews["heldout"]) < 0.85
+
+
+@pytest.fixture(scope="module")
+def instructions():
+    return {
+        name: [json.loads(line) for line in open(DATA / "instructions" / f"{name}.jsonl")]
+        for name in ("train", "heldout")
+    }
+
+
+def test_no_instruction_is_asked_twice_and_kinds_are_equal(instructions):
+    wordings = {name: Counter(map(wording, rows)) for name, rows in instructions.items()}
+    for name, each in (("train", 30), ("heldout", 6)):
+        assert len(instructions[name]) == 10 * each
+        kinds = [sum(wordings[name][one] for one in pair) for pair in WORDINGS]
+        assert kinds == [each] * 10
+    asked = [(kind(one), given(one)) for rows in instructions.values() for one in rows]
+    assert len(set(asked)) == 360
+
+
+def test_answers_are_right_where_they_can_be_computed(instructions):
+    right = {
+        1: lambda text: str(len(text.split())),
+        2: lambda text: " ".join(text.split()[::-1]),
+        3: lambda text: " ".join(sorted(text.split())),
+        4: str.upper,
+        5: lambda text: re.match(r"In (\w+ \w+) the", text)[1] + ".",
+        6: lambda text: text.split(" plays ")[0] + ".",
+        8: lambda text: re.sub(r"^The (.+?) (is|are) ", r"The \1 \2 not ", text),
+    }
+    checked = 0
+    for one in (one for rows in instructions.values() for one in rows):
+        if kind(one) in right:
+            assert one["output"] == right[kind(one)](given(one))
+            checked += 1
+    assert checked == 7 * 36
+
+
+# of each kind, the wordings, in the order of scripts/instruction_grammar.py
+WORDINGS = (
+    ("Is this praise or blame?", "Say whether this review praises or blames."),
+    ("How many words does this sentence have?", "Count the words."),
+    ("Write these words in reverse order.", "Reverse the order of the words."),
+    ("Put these words in alphabetical order.", "Sort the words by alphabet."),
+    ("Write the title ... in capital letters.", "Write ... in capitals."),
+    ("Which film is this about?", "Name the film."),
+    ("Who plays in it?", "Name the actor."),
+    ("Which part of the film is judged here?", "What is this sentence about?"),
+    ("Deny this sentence.", "Say the opposite."),
+    ("Complete the sentence.", "How could this go on?"),
+)
+TITLED = re.compile(r"Write (?:the title )?(\w+ \w+) in capital")
+
+
+def wording(one: dict[str, str]) -> str:
+    found = None if one["input"] else TITLED.match(one["instruction"])
+    return one["instruction"].replace(found[1], "...") if found else one["instruction"]
+
+
+def given(one: dict[str, str]) -> str:
+    return one["input"] or TITLED.match(one["instruction"])[1]
+
+
+def kind(one: dict[str, str]) -> int:
+    return next(number for number, pair in enumerate(WORDINGS) if wording(one) in pair)
 
 
 def split(text: str) -> list[str]:

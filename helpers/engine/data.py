@@ -13,12 +13,15 @@ where no loss is taken.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from helpers.engine import instructions, packing, text_files
 from helpers.engine.errors import UserError
-from helpers.engine.text_files import Example, Task, load_examples
+from helpers.engine.labels import classes, shown, verbalize
+from helpers.engine.text_files import Example, Task
 from helpers.engine.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -38,14 +41,6 @@ __all__ = [
 IGNORED = -100  # torch's cross_entropy skips this label
 WINDOW = 64  # batches: rows are grouped by length inside a shuffled window of this many
 
-# How a label becomes a word that a language model can say: the labels, the prompt, the words.
-VERBALIZERS = (
-    (("0", "1"), " It was", (" terrible", " great")),
-    (("negative", "positive"), " It was", (" terrible", " great")),
-    (("neg", "pos"), " It was", (" terrible", " great")),
-)
-PROMPT = " Label:"  # for any other set of labels
-
 
 @dataclass(frozen=True)
 class TokenData:
@@ -56,6 +51,8 @@ class TokenData:
         targets: LongTensor [tokens], the same with IGNORED where no loss is taken.
         offsets: LongTensor [rows + 1]; row i is ids[offsets[i]:offsets[i + 1]].
         pad_id: fills the end of a shorter row in a batch; its label is IGNORED.
+        documents: LongTensor [tokens], of which document of its row a token is; None where each row
+            is one. See packing.py for what a model does with it.
         truncated: rows that were longer than seq_len and kept their beginning.
         label_names: the classes in order; empty for language modelling.
         label_token_ids: the one token that stands for each class.
@@ -65,6 +62,7 @@ class TokenData:
     targets: Tensor
     offsets: Tensor
     pad_id: int
+    documents: Tensor | None = None
     truncated: int = 0
     label_names: tuple[str, ...] = ()
     label_token_ids: dict[str, int] | None = None
@@ -75,7 +73,8 @@ class TokenData:
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids` and `labels`: LongTensor [B, S], padded on the right.
+    """`input_ids`, `labels` and where rows are packed `documents`: LongTensor [B, S], padded on the
+    right.
 
     `samples` is B; `tokens` counts the ids without the padding.
     """
@@ -84,6 +83,17 @@ class Batch:
     labels: Tensor
     samples: int
     tokens: int
+    documents: Tensor | None = None
+
+
+def load_examples(
+    source: str | Path, task: Task, *, split: str = "train", template: str = "alpaca"
+) -> list[Example]:
+    """Read a file or a hub data set: text_files.load_examples, and for the task "instruct"
+    instructions.load_instructions, which alone takes the template."""
+    if task == "instruct":
+        return instructions.load_instructions(source, template=template, split=split)
+    return text_files.load_examples(source, task, split=split)
 
 
 def tokenize(
@@ -92,29 +102,38 @@ def tokenize(
     task: Task,
     seq_len: int,
     labels: Sequence[str] | None = None,
+    packed: bool = True,
 ) -> TokenData:
     """Examples to rows of at most `seq_len` tokens.
 
     "lm": the documents, each followed by the end token, cut into rows of seq_len; the remainder is
     a shorter last row, so no token is lost. "classify": a sentence, a prompt and the token that
     stands for the label, on which alone the loss is taken; a sentence that is too long keeps its
-    beginning, and `truncated` counts it.
+    beginning, and `truncated` counts it. "instruct": a prompt, its answer and the end token, with
+    the loss on the last two; several share a row, and none loses a token.
 
     Args:
         labels: the classes that are allowed, in order; those found in the examples when left out.
             Give an evaluation set the `label_names` of the training set.
+        packed: let instructions share rows; else each has its own.
 
     Raises:
         UserError: a label outside `labels`, one class only, a seq_len without room, no end token.
     """
     if task == "lm":
         return _tokenize_lm(examples, tokenizer, seq_len)
+    if task == "instruct":
+        return _tokenize_instruct(examples, tokenizer, seq_len, packed)
     return _tokenize_classify(examples, tokenizer, seq_len, labels)
 
 
-def _tokenize_lm(examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int) -> TokenData:
+def _check_seq_len(seq_len: int) -> None:
     if seq_len < 2:
         raise UserError(f"seq_len {seq_len} leaves nothing to predict; at least 2")
+
+
+def _tokenize_lm(examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int) -> TokenData:
+    _check_seq_len(seq_len)
     if tokenizer.end_id is None:
         raise UserError("this tokenizer has no token that ends a document")
     stream: list[int] = []
@@ -128,17 +147,40 @@ def _tokenize_lm(examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int
     return TokenData(ids, ids, torch.tensor([0, *ends]), pad_id=tokenizer.end_id)
 
 
+def _tokenize_instruct(
+    examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int, packed: bool
+) -> TokenData:
+    _check_seq_len(seq_len)
+    parts: list[tuple[list[int], list[int]]] = []  # ids and targets
+    for document, prompt in zip(*instructions.encode(examples, tokenizer), strict=True):
+        targets = [*[IGNORED] * prompt, *document[prompt:]]
+        for part in packing.cut(len(document), seq_len):
+            # what stands before a part in its row is not what comes before it in its document
+            rest = targets[part.start + 1 : part.stop]
+            parts.append((document[part.start : part.stop], [IGNORED, *rest]))
+    lengths = [len(ids) for ids, _ in parts]
+    rows = packing.pack(lengths, seq_len) if packed else [[index] for index in range(len(parts))]
+    order = [index for row in rows for index in row]
+    numbers = [number for row in rows for number, index in enumerate(row) for _ in parts[index][0]]
+    sizes = [sum(lengths[index] for index in row) for row in rows]
+    return TokenData(
+        ids=torch.tensor([token for index in order for token in parts[index][0]]),
+        targets=torch.tensor([target for index in order for target in parts[index][1]]),
+        offsets=torch.tensor([0, *sizes]).cumsum(0),
+        pad_id=tokenizer.end_id,
+        documents=torch.tensor(numbers) if packed else None,
+    )
+
+
 def _tokenize_classify(
     examples: Sequence[Example],
     tokenizer: Tokenizer,
     seq_len: int,
     labels: Sequence[str] | None,
 ) -> TokenData:
-    names = tuple(labels) if labels is not None else _classes(examples)
+    names = tuple(labels) if labels is not None else classes(examples)
     if len(names) < 2:
-        raise UserError(
-            f"classification needs two labels or more; found: {_shown(names) or 'none'}"
-        )
+        raise UserError(f"classification needs two labels or more; found: {shown(names) or 'none'}")
     prompt, tokens = verbalize(names, tokenizer)
     room = seq_len - len(prompt) - 1
     if room < 1:
@@ -150,7 +192,7 @@ def _tokenize_classify(
     for example, sentence in zip(examples, sentences, strict=True):
         if example.label not in tokens:
             raise UserError(
-                f"{example.where}: the label {example.label!r:.60} is not among {_shown(names)}"
+                f"{example.where}: the label {example.label!r:.60} is not among {shown(names)}"
             )
         truncated += len(sentence) > room
         ids += [*sentence[:room], *prompt, tokens[example.label]]
@@ -161,52 +203,7 @@ def _tokenize_classify(
     last = rows[1:] - 1
     targets[last] = all_ids[last]
     pad_id = tokenizer.end_id if tokenizer.end_id is not None else 0
-    return TokenData(all_ids, targets, rows, pad_id, truncated, names, tokens)
-
-
-def _classes(examples: Sequence[Example]) -> tuple[str, ...]:
-    """The labels that occur: whole numbers by value, then words by alphabet."""
-    found = {example.label for example in examples if example.label is not None}
-    return tuple(sorted(found, key=lambda name: (not _is_number(name), _number(name), name)))
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-
-
-def _is_number(name: str) -> bool:
-    return name.lstrip("-").isdecimal()
-
-
-def _number(name: str) -> int:
-    return int(name) if _is_number(name) else 0
-
-
-def verbalize(names: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], dict[str, int]]:
-    """The prompt's ids, and the one token that stands for each label.
-
-    Known pairs of labels get words that fit the prompt ("It was great"). Other labels stand for
-    themselves where each is one token, else numbers do, else the first ids of the vocabulary.
-    """
-    numbers = [str(number) for number in range(len(names))]
-    candidates = [(prompt, words) for known, prompt, words in VERBALIZERS if known == tuple(names)]
-    for words in (list(names), numbers):
-        candidates += [(PROMPT, [f" {word}" for word in words]), (PROMPT, words)]
-    for prompt, words in candidates:
-        encoded = tokenizer.encode(list(words))
-        distinct = {ids[0] for ids in encoded if len(ids) == 1}
-        if len(distinct) == len(names):
-            return _prompt_ids(prompt, tokenizer), {
-                name: ids[0] for name, ids in zip(names, encoded, strict=True)
-            }
-    free = [token for token in range(tokenizer.vocab_size) if token != tokenizer.end_id]
-    if len(free) < len(names):
-        raise UserError(f"{len(names)} labels, but the tokenizer has only {len(free)} tokens")
-    return _prompt_ids(PROMPT, tokenizer), dict(zip(names, free, strict=False))
-
-
-def _prompt_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode([prompt])[0]
+    return TokenData(all_ids, targets, rows, pad_id, None, truncated, names, tokens)
 
 
 def steps_per_epoch(data: TokenData, batch_size: int) -> int:
@@ -265,10 +262,17 @@ def _one_seed(seed: int, epoch: int) -> int:
 def _batch(data: TokenData, rows: list[int]) -> Batch:
     spans = [(int(data.offsets[row]), int(data.offsets[row + 1])) for row in rows]
     longest = max(end - start for start, end in spans)
-    input_ids = torch.full((len(rows), longest), data.pad_id, dtype=torch.long)
-    labels = torch.full((len(rows), longest), IGNORED, dtype=torch.long)
-    for index, (start, end) in enumerate(spans):
-        input_ids[index, : end - start] = data.ids[start:end]
-        labels[index, : end - start] = data.targets[start:end]
-    tokens = sum(end - start for start, end in spans)
-    return Batch(input_ids, labels, len(rows), tokens)
+
+    def padded(values: Tensor, fill: int) -> Tensor:
+        made = torch.full((len(rows), longest), fill, dtype=torch.long)
+        for index, (start, end) in enumerate(spans):
+            made[index, : end - start] = values[start:end]
+        return made
+
+    return Batch(
+        input_ids=padded(data.ids, data.pad_id),
+        labels=padded(data.targets, IGNORED),
+        samples=len(rows),
+        tokens=sum(end - start for start, end in spans),
+        documents=None if data.documents is None else padded(data.documents, packing.PADDING),
+    )

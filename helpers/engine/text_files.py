@@ -6,7 +6,7 @@ What is wrong with a file is said in one line that names the file, the line and 
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,66 +14,101 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.hub import check_hub
 from helpers.engine.tokenizer import HUB_NAME
 
-Task = Literal["lm", "classify"]
+Task = Literal["lm", "classify", "instruct"]
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".txt")
 TEXT_COLUMNS = ("sentence", "text")
 LABEL_COLUMN = "label"
 
 
 class Example(NamedTuple):
-    """One text; `label` is None for language modelling. `where` names it in an error."""
+    """One text; `where` names it in an error.
+
+    `label` is a class, or the answer to an instruction, or None for language modelling.
+    """
 
     text: str
     label: str | None
     where: str = "this example"
 
 
-Row = tuple[str, dict[str, Any]]  # where it stands ("reviews.tsv line 7"), the values by column
+Row = dict[str, Any]  # the values by column
+Placed = tuple[str, Row]  # where it stands ("reviews.tsv line 7"), the row
+Check = Callable[[list[str], str], Any]  # of column names and where: raises where one is missing
 
 
-def load_examples(source: str | Path, task: Task, *, split: str = "train") -> list[Example]:
-    """Read `source`: a file whose suffix says its format, or a hub data set's name.
-
-    - `.tsv`: a header, tabs, no quoting (as GLUE ships its files); `.csv`: a header, quoting;
-    - `.jsonl`, `.json`: an object a line, or one list of objects;
-    - `.txt`: one document, for task "lm" only;
-    - `name` or `name:configuration` (`glue:sst2`): read by the package datasets, `split` of it.
+def load_examples(
+    source: str | Path, task: Literal["lm", "classify"], *, split: str = "train"
+) -> list[Example]:
+    """Texts, and for task "classify" labels, of `source` as `read_rows` takes it.
 
     The text is the column `sentence` or `text`; task "classify" needs the column `label` too
-    (text or whole numbers; kept as text). Rows whose text is blank are left out.
+    (text or whole numbers; kept as text). Rows whose text is blank are left out. A `.txt` file is
+    one document, for task "lm" only.
 
     Raises:
         UserError: the source is missing, empty, not of its format, lacks a column, or has no row.
     """
     if task not in ("lm", "classify"):
-        raise UserError(f"unknown task {task!r}: lm or classify")
+        raise UserError(f"unknown task {task!r}: lm, classify or instruct")
+    path = Path(source)
+    if path.is_file() and path.suffix.lower() == ".txt":
+        text = _read_text(path)
+        if task == "classify":
+            raise UserError(f"{path}: plain text has no labels; task classify needs TSV, CSV, JSON")
+        return [Example(text, None, str(path))]
+    return read_rows(
+        source,
+        lambda names, where: _text_column(names, task, where),
+        lambda row, where: _example(row, task, where),
+        split,
+    )
+
+
+def read_rows(
+    source: str | Path, check: Check, example: Callable[[Row, str], Example | None], split: str
+) -> list[Example]:
+    """What `example` makes of the rows of a file or a hub data set; rows that give None are blank.
+
+    - `.tsv`: a header, tabs, no quoting (as GLUE ships its files); `.csv`: a header, quoting;
+    - `.jsonl`, `.json`: an object a line, or one list of objects;
+    - `name` or `name:configuration` (`glue:sst2`): read by the package datasets, `split` of it.
+
+    Raises:
+        UserError: the source is missing, empty, not of its format, has no row or blank ones only.
+    """
     path = Path(source)
     if path.is_file():
-        examples = _read_file(path, task)
+        rows = _file_rows(path, check)
     elif _may_be_hub_name(source):
-        examples = _read_hub(str(source), task, split)
+        rows = _hub_rows(str(source), check, split)
     elif path.is_dir():
         raise UserError(f"{source} is a folder; give one file of it")
     else:
         raise UserError(f"no such data file: {source}")
-    if not examples:
+    made = [example(row, where) for where, row in rows]
+    if not made:
+        raise UserError(f"{source} has a header and no rows")
+    found = [one for one in made if one is not None]
+    if not found:
         raise UserError(f"{source} has no usable row: every text in it is blank")
-    return examples
+    return found
 
 
-def _read_file(path: Path, task: Task) -> list[Example]:
+def _file_rows(path: Path, check: Check) -> Iterator[Placed]:
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
+    text = _read_text(path)
+    if suffix == ".txt":
+        raise UserError(f"{path}: plain text has no columns; this task needs TSV, CSV or JSON")
+    return {".tsv": _tsv_rows, ".csv": _csv_rows}.get(suffix, _json_rows)(path, text, check)
+
+
+def _read_text(path: Path) -> str:
+    if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path}: the suffix is none of {', '.join(SUFFIXES)}")
     text = _decode(path)
     if not text.strip():
         raise UserError(f"{path} is empty")
-    if suffix == ".txt":
-        if task == "classify":
-            raise UserError(f"{path}: plain text has no labels; task classify needs TSV, CSV, JSON")
-        return [Example(text, None, str(path))]
-    read_rows = {".tsv": _tsv_rows, ".csv": _csv_rows}.get(suffix, _json_rows)
-    return _examples(str(path), read_rows(path, text, task), task)
+    return text
 
 
 def _decode(path: Path) -> str:
@@ -92,22 +127,22 @@ def _decode(path: Path) -> str:
         ) from None
 
 
-def _tsv_rows(path: Path, text: str, task: Task) -> Iterator[Row]:
+def _tsv_rows(path: Path, text: str, check: Check) -> Iterator[Placed]:
     lines = text.split("\n")  # not splitlines: a sentence may hold other line separators
     header = lines[0].rstrip("\r").split("\t")
-    _text_column(header, task, f"{path} line 1")
+    check(header, f"{path} line 1")
     for number, line in enumerate(lines[1:], start=2):
         values = line.rstrip("\r")
         if values:
             yield _row(f"{path} line {number}", header, values.split("\t"))
 
 
-def _csv_rows(path: Path, text: str, task: Task) -> Iterator[Row]:
+def _csv_rows(path: Path, text: str, check: Check) -> Iterator[Placed]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     limit = csv.field_size_limit(len(text) + 1)  # a document may be longer than the default field
     try:
         header = next(reader)
-        _text_column(header, task, f"{path} line 1")
+        check(header, f"{path} line 1")
         for values in reader:
             if values:
                 yield _row(f"{path} line {reader.line_num}", header, values)
@@ -117,15 +152,16 @@ def _csv_rows(path: Path, text: str, task: Task) -> Iterator[Row]:
         csv.field_size_limit(limit)
 
 
-def _row(where: str, header: list[str], values: list[str]) -> Row:
+def _row(where: str, header: list[str], values: list[str]) -> Placed:
     if len(values) != len(header):
         raise UserError(
-            f"{where}: {len(values)} fields, but the header has {len(header)} ({_shown(header)})"
+            f"{where}: {len(values)} fields, but the header has {len(header)} "
+            f"({shown_names(header)})"
         )
     return where, dict(zip(header, values, strict=True))
 
 
-def _json_rows(path: Path, text: str, task: Task) -> Iterator[Row]:
+def _json_rows(path: Path, text: str, check: Check) -> Iterator[Placed]:
     if text.lstrip().startswith("["):
         values = enumerate(_json(path, 1, text), start=1)
         unit = "object"
@@ -138,7 +174,7 @@ def _json_rows(path: Path, text: str, task: Task) -> Iterator[Row]:
         if not isinstance(value, dict):
             kind = type(value).__name__
             raise UserError(f'{where}: an object like {{"text": ...}} was expected, not {kind}')
-        _text_column(list(value), task, where)
+        check(list(value), where)
         yield where, value
 
 
@@ -152,29 +188,21 @@ def _json(path: Path, line: int, text: str) -> Any:
         ) from None
 
 
-def _examples(source: str, rows: Iterator[Row], task: Task) -> list[Example]:
-    """Rows whose columns are known to be there, to examples; blank texts are left out."""
-    examples = []
-    count = 0
-    for where, row in rows:
-        count += 1
-        column = _text_column(list(row), task, where)
-        text = row[column]
-        if not isinstance(text, str):
-            raise UserError(f"{where}: {column} is not text but {text!r:.60}")
-        label = _label(row[LABEL_COLUMN], where) if task == "classify" else None
-        if text.strip():
-            examples.append(Example(text, label, where))
-    if not count:
-        raise UserError(f"{source} has a header and no rows")
-    return examples
+def _example(row: Row, task: str, where: str) -> Example | None:
+    """A row whose columns are known to be there; None where the text is blank."""
+    column = _text_column(list(row), task, where)
+    text = row[column]
+    if not isinstance(text, str):
+        raise UserError(f"{where}: {column} is not text but {text!r:.60}")
+    label = _label(row[LABEL_COLUMN], where) if task == "classify" else None
+    return Example(text, label, where) if text.strip() else None
 
 
-def _text_column(names: list[str], task: Task, where: str) -> str:
+def _text_column(names: list[str], task: str, where: str) -> str:
     column = next((name for name in TEXT_COLUMNS if name in names), None)
     if column is None or (task == "classify" and LABEL_COLUMN not in names):
         wanted = "sentence (or text)" + (" and label" if task == "classify" else "")
-        raise UserError(f"{where}: task {task} needs {wanted}; found: {_shown(names)}")
+        raise UserError(f"{where}: task {task} needs {wanted}; found: {shown_names(names)}")
     return column
 
 
@@ -184,7 +212,7 @@ def _label(value: Any, where: str) -> str:
     return str(value).strip()
 
 
-def _shown(names: list[str]) -> str:
+def shown_names(names: list[str]) -> str:
     """Column names on one line, whatever they hold."""
     return ", ".join(" ".join(name.split())[:40] or "(no name)" for name in names[:8])
 
@@ -198,7 +226,7 @@ def _may_be_hub_name(source: str | Path) -> bool:
     return is_name and not name.lower().endswith(SUFFIXES)
 
 
-def _read_hub(source: str, task: Task, split: str) -> list[Example]:
+def _hub_rows(source: str, check: Check, split: str) -> Iterator[Placed]:
     datasets = need("datasets", "hf")
     name, _, configuration = source.partition(":")
     try:
@@ -210,5 +238,7 @@ def _read_hub(source: str, task: Task, split: str) -> list[Example]:
     except Exception as error:  # the hub's libraries raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise UserError(f"the data set {source} cannot be read from the hub: {reason}") from None
-    numbered = ((f"{source} {split} row {number}", row) for number, row in enumerate(rows, start=1))
-    return _examples(source, numbered, task)
+    for number, row in enumerate(rows, start=1):
+        where = f"{source} {split} row {number}"
+        check(list(row), where)
+        yield where, row
