@@ -1,17 +1,20 @@
 """Is the split model the same model? Loss and every gradient against transformers' own class.
 
     torchrun --nproc-per-node 2 scripts/check_parity.py --model gptj-tiny --tp 2 --out runs/parity
+    torchrun --nproc-per-node 4 scripts/check_parity.py --pp 2 --tp 2 --out runs/parity
 
 Every rank builds transformers' whole model with random weights and takes a backward pass in plain
 PyTorch. A copy of it is then laid out over the ranks and takes the same pass on the same batch; its
 gradients are gathered and compared. In float32 and in float64, on the CPU.
 
-Writes parity.json: the largest difference of each gradient over its largest element, and the bytes
-of every all-reduce of one pass. Exit code 1 where a difference is above the tolerance.
+Writes parity.json: the largest difference of each gradient over its largest element, the bytes of
+every all-reduce of the first rank's pass, and those of every message that a rank sent to another
+stage. Exit code 1 where a difference is above the tolerance.
 """
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import os
@@ -31,7 +34,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.optimizer import gradient_norm
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan, distributed
-from helpers.engine.trainer import Trainer
+from helpers.engine.trainer import Trainer, over_ranks
 from helpers.engine.weights import check_length, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,18 +42,25 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 FIRST = os.environ.get("RANK", "0") == "0"
 
 
-class AllReduces(TorchDispatchMode):
-    """Notes the bytes of every all-reduce."""
+class Messages(TorchDispatchMode):
+    """Notes the bytes of every all-reduce, and of everything that is sent to one rank."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sizes_bytes: list[int] = []
+        self.all_reduce_bytes: list[int] = []
+        self.sent_bytes: list[int] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "allreduce" in str(func) or "all_reduce" in str(func):
-            tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-            self.sizes_bytes += [tensor.nbytes for tensor in tensors]
+        name = str(func)
+        if "allreduce" in name or "all_reduce" in name:
+            self.all_reduce_bytes += sizes_bytes(args[0])
+        elif name.startswith("c10d.send."):
+            self.sent_bytes += sizes_bytes(args[0])
         return func(*args, **(kwargs or {}))
+
+
+def sizes_bytes(tensors: Any) -> list[int]:
+    return [t.nbytes for t in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
 
 
 def first_batch(args: argparse.Namespace) -> data.Batch:
@@ -96,37 +106,51 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
     return (ours.reshape(theirs.shape) - theirs).abs().max().item() / scale
 
 
-def compare(config, plan, mesh, batch, dtype) -> tuple[dict[str, float], list[int]]:
-    """Relative differences by name, and the bytes of each all-reduce of the split model's pass."""
+def compare(config, plan, mesh, batch, dtype) -> tuple[dict[str, float], Messages]:
+    """Relative differences by name, the largest of all ranks, and what this rank sent."""
     whole = reference(config, dtype)
     split = copy.deepcopy(whole)
     for module in split.modules():
         module.__dict__.pop("_attn", None)
     trainer = Trainer(parallelize(split, plan, mesh), plan, mesh, lr=1e-3)
     loss, norm, gradients = alone(whole, batch)
-    with AllReduces() as messages:
+    with Messages() as messages:
         our_loss = trainer.backward(batch.input_ids, batch.labels).item()
     ours = trainer.gradients()
     our_norm = gradient_norm(trainer.parts, ours).item()
     found = {"loss": abs(our_loss - loss) / loss, "gradient norm": abs(our_norm - norm) / norm}
     for part in trainer.parts:
         found[part.name] = difference(part.whole(ours[part.name]), gradients[part.name])
+    found = largest(over_ranks(found))
     if found.keys() - {"loss", "gradient norm"} != gradients.keys():
         raise RuntimeError("the split model has other parameters than transformers' own")
-    return found, messages.sizes_bytes
+    return found, messages
+
+
+def largest(by_rank: list[dict[str, float]]) -> dict[str, float]:
+    """Of each name, the largest value of the ranks that have it."""
+    found: dict[str, float] = {}
+    for name, value in itertools.chain.from_iterable(one.items() for one in by_rank):
+        found[name] = max(value, found.get(name, 0.0))
+    return found
 
 
 @record
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="gptj-tiny", help="preset or folder; weights are random")
-    parser.add_argument("--tp", type=int, default=1)
+    for degree in ("tp", "pp"):
+        parser.add_argument(f"--{degree}", type=int, default=1)
+    parser.add_argument("--schedule", default="1f1b", help="of a pipeline")
+    parser.add_argument("--microbatches", type=int, default=0, help="of a pipeline; 0 chooses")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=64)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     try:
-        plan, config = ParallelPlan(tp=args.tp), load_config(args.model)
+        names = ("tp", "pp", "schedule", "microbatches")
+        plan = ParallelPlan(**{name: getattr(args, name) for name in names})
+        config = load_config(args.model)
         plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
         check_length(config, args.seq_len)
     except UserError as error:
@@ -135,10 +159,11 @@ def main() -> None:
     report: dict[str, Any] = {"batch": list(batch.input_ids.shape), "differences": {}}
     with distributed(plan, torch.device("cpu")) as mesh:
         for dtype in TOLERANCE:
-            found, sizes_bytes = compare(config, plan, mesh, batch, dtype)
+            found, messages = compare(config, plan, mesh, batch, dtype)
             report["differences"][str(dtype).removeprefix("torch.")] = found
             if dtype == torch.float32:
-                report["all_reduce_bytes"] = sizes_bytes
+                report["all_reduce_bytes"] = messages.all_reduce_bytes
+                report["sent_bytes"] = over_ranks(messages.sent_bytes)
             worst = max(found, key=found.get)
             if not found[worst] <= TOLERANCE[dtype]:
                 raise AssertionError(f"{dtype}: {worst} is off by {found[worst]:.2e}")

@@ -100,7 +100,14 @@ def _serve(rank: int, world: int, store: str, inbox: Any, answers: Any) -> None:
             answers.put((rank, traceback.format_exc(), None))
 
 
-@cache
 def mesh_of(plan: Any) -> Any:
-    """A plan's mesh, made once in each rank process: groups are not free."""
-    return plan.mesh("cpu")
+    """A plan's mesh. Plans of the same degrees share one in each rank process: groups are not
+    free, and each keeps threads and sockets as long as the process lives."""
+    return _mesh(tuple(plan.degrees.items()), plan.placement)
+
+
+@cache
+def _mesh(degrees: tuple[tuple[str, int], ...], placement: str) -> Any:
+    from helpers.engine.plan import ParallelPlan
+
+    return ParallelPlan(**dict(degrees), placement=placement).mesh("cpu")

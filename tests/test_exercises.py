@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from helpers.engine.errors import UserError
+from helpers.engine.schedules import make_schedule
 from helpers.planner import cost
 from helpers.planner.hardware import find_gpu
 from helpers.planner.published import GPTJ_TENSOR_PARALLEL as RUN
@@ -44,15 +45,31 @@ def solution_1c():
     }
 
 
+def solution_2b(rank, ranks, microbatches):
+    made = make_schedule("1f1b", ranks, microbatches)
+    return [f"{action.kind}{action.microbatch}" for action in made.ranks[rank]]
+
+
+def solution_2c(rank, ranks, microbatches):
+    made = make_schedule("zero-bubble", ranks, microbatches)
+    return [f"{action.kind}{action.microbatch}" for action in made.ranks[rank]]
+
+
 SOLUTIONS = {
     "1a traffic": solution_1a(),
     "1b vocabulary loss": solution_1b,
     "1c audit": solution_1c(),
+    "2a plan": {"schedule": "zero-bubble", "microbatches": 16},
+    "2b 1f1b": solution_2b,
+    "2c zero bubble": solution_2c,
 }
 STUBS = {
     "1a traffic": None,
     "1b vocabulary loss": lambda shards, targets: None,
     "1c audit": {"mfu": None, "usd": None, "training_share": None},
+    "2a plan": {"schedule": None, "microbatches": None},
+    "2b 1f1b": lambda rank, ranks, microbatches: None,
+    "2c zero bubble": lambda rank, ranks, microbatches: None,
 }
 
 

@@ -1,6 +1,7 @@
 """What the notebooks ask a reader to do, done: stubs, solutions, the snippet to take home."""
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ import nbformat
 import pytest
 
 from helpers.engine.errors import UserError
+from helpers.engine.timelines import read_timelines
 from helpers.lab import paths
 from helpers.lab.exercises import EXERCISES
 from helpers.lab.failures import RunFailed
@@ -97,6 +99,12 @@ def test_source_is_shown_as_it_stands_in_the_file(capsys):
     assert "ROOT = " in capsys.readouterr().out
 
 
+def test_a_method_is_shown_without_its_indent():
+    title, code = read_source("helpers/engine/pipeline.py", "_Step.forward")
+    assert title.startswith("helpers/engine/pipeline.py, lines ")
+    assert code.startswith("def forward(self, ") and "\n    _, stage, i = action\n" in code
+
+
 def test_source_that_is_not_there_is_one_line():
     with pytest.raises(UserError, match="defines no 'nothing'; it has: "):
         read_source("tests/test_notebooks.py", "nothing")
@@ -136,8 +144,9 @@ batches = [(ids, ids)] * 3
 
 
 @pytest.mark.slow
-def test_the_snippet_to_take_home_trains_on_two_ranks(tmp_path):
-    text = "\n".join(cell.source for cell in cells("1") if cell.cell_type == "markdown")
+@pytest.mark.parametrize("number", LESSONS)
+def test_the_snippet_to_take_home_trains_on_two_ranks(number, tmp_path):
+    text = "\n".join(cell.source for cell in cells(number) if cell.cell_type == "markdown")
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len([line for line in snippet.splitlines() if line]) <= 6
     (tmp_path / "snippet.py").write_text(BATCHES + snippet)
@@ -153,3 +162,82 @@ def test_the_parity_check_refuses_a_degree_in_one_line(tmp_path):
     assert caught.value.exit_code == 2
     assert caught.value.message.startswith("tp=3 does not divide GPT-J's 4 attention heads")
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.slow
+def test_the_parity_check_compares_every_stage_and_counts_messages(tmp_path):
+    layout = {"pp": 2, "schedule": "gpipe", "microbatches": 2, "batch_size": 4, "seq_len": 16}
+    run = launch("scripts/check_parity.py", nproc=2, **layout, out=tmp_path, env=CPU, show=False)
+    report = json.loads((run.path / "parity.json").read_text())
+    compared = report["differences"]["float64"]
+    assert "transformer.wte.weight" in compared and "lm_head.weight" in compared
+    assert max(compared.values()) < 1e-12
+    assert report["sent_bytes"] == [[2 * 16 * 128 * 4] * 2] * 2  # rows x tokens x width x float32
+
+
+@pytest.mark.slow
+def test_schedules_are_measured_on_the_same_batches(tmp_path):
+    size = {"layers": 4, "hidden": 32, "heads": 2, "batch_size": 8, "seq_len": 16, "steps": 3}
+    cases = ["naive:4", "gpipe:4", "zero-bubble:4", "1f1b:2"]
+    run = launch(
+        "scripts/measure_schedules.py",
+        nproc=2,
+        cases=cases,
+        **size,
+        out=tmp_path,
+        env=CPU,
+        show=False,
+    )
+    report = json.loads((run.path / "schedules.json").read_text())
+    assert list(report) == cases
+    for case in cases:
+        assert report[case]["losses"] == pytest.approx(report["naive:4"]["losses"], rel=1e-4)
+        steps = read_timelines(run.path / f"{case.replace(':', '-')}.json")
+        assert len(steps) == len(report[case]["step_s"]) == 3
+    one, every = (report[case]["kept_bytes"] for case in ("naive:4", "gpipe:4"))
+    assert [b / a for a, b in zip(one, every)] == pytest.approx([4, 4], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("1f1b", "a case is SCHEDULE:MICROBATCHES, not '1f1b'"),
+        ("nothing:4", "schedule must be one of naive"),
+    ],
+)
+def test_a_case_that_cannot_be_measured_is_one_line(case, words, tmp_path):
+    with pytest.raises(RunFailed) as caught:
+        launch(
+            "scripts/measure_schedules.py",
+            nproc=2,
+            cases=[case],
+            out=tmp_path,
+            env=CPU,
+            show=False,
+        )
+    assert caught.value.exit_code == 2 and caught.value.message.startswith(words)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.slow
+def test_the_pipeline_by_hand_is_right_and_its_mistakes_are_not(tmp_path):
+    run = launch("scripts/demo_pipeline.py", nproc=3, out=tmp_path / "three", show=False)
+    errors = json.loads((run.path / "demo.json").read_text())["errors"]
+    for case in ("naive", "gpipe", "1f1b"):
+        assert max(errors[case].values()) < 1e-12
+    assert all(value == pytest.approx(7) for value in errors["mean of each micro-batch"].values())
+    reverse = errors["one rank in reverse"]
+    assert reverse["loss"] < 1e-12 and reverse["gradient, rank 2"] < 1e-12
+    assert min(reverse["gradient, rank 0"], reverse["gradient, rank 1"]) > 0.1
+    assert len(read_timelines(run.path / "timeline.json")) == 3
+    with pytest.raises(RunFailed, match="KeyError: 3") as caught:
+        launch(
+            "scripts/demo_pipeline.py",
+            nproc=2,
+            broken_rank=1,
+            out=tmp_path / "broken",
+            show=False,
+            timeout_s=60,
+        )
+    assert caught.value.rank == 1

@@ -1,8 +1,11 @@
 """The preflight: the right profile for a machine, as data that the launcher can take."""
 
+import dataclasses
+
 import pytest
 
 from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
 from helpers.lab.machine import Device, Machine
 from helpers.lab.paths import ROOT
 from helpers.lab.profiles import PROFILES, Profile, preflight
@@ -39,6 +42,23 @@ def test_auto_takes_the_largest_that_fits(gpus, name, tp):
     assert record.untrue and record.reason
 
 
+@pytest.mark.parametrize(
+    ("gpus", "name", "pp"),
+    [
+        ((), "tiny", 2),
+        ((80,), "tiny", 2),  # NCCL wants a GPU a rank
+        ((42,) * 3, "multi_gpu", 2),
+        ((42,) * 8, "multi_gpu", 8),
+        ((42,) * 16, "multi_gpu", 8),
+    ],
+)
+def test_a_pipeline_has_as_many_ranks_as_there_are_gpus(gpus, name, pp):
+    profile = preflight(2, machine=machine(*gpus), show=False).profile
+    assert (profile.name, profile.pp, profile.nproc) == (name, pp, pp)
+    assert profile.flags()["pp"] == pp and "pp" not in profile.flags(pp=1)
+    assert len(gpus) < 16 or profile.larger.flags()["pp"] == 8
+
+
 def test_the_whole_model_is_run_only_where_its_state_fits():
     assert preflight(1, machine=machine(*[42] * 8), show=False).profile.larger.model == "gptj-6b"
     # 6.05 billion x 16 bytes over 2 GPUs is 48 GB on each
@@ -55,10 +75,11 @@ def test_tiny_ranks_are_kept_off_the_gpus():
 def test_flags_are_the_training_scripts_own():
     """Every flag but the launcher's own is an option of scripts/train.py."""
     script = (ROOT / "scripts" / "train_args.py").read_text()
+    of_the_plan = {field.name for field in dataclasses.fields(ParallelPlan)}
     for profile in every_profile():
         flags = profile.flags()
-        assert profile.flags(tp=1)["nproc"] == 1
-        for name in set(flags) - {"nproc", "env", "tp"}:
+        assert profile.flags(tp=1, pp=1)["nproc"] == 1
+        for name in set(flags) - {"nproc", "env"} - of_the_plan:
             assert f'"--{name.replace("_", "-")}"' in script, name
         assert None not in flags.values()
 
@@ -76,6 +97,7 @@ def test_profiles_state_their_models_own_size(profile):
     )
     assert parameters(model_shape(config)) == profile.parameters
     assert config.num_attention_heads % profile.tp == 0
+    assert profile.pp == 1 or config.num_hidden_layers >= 2 * profile.pp  # interleaved runs too
     assert profile.seq_len <= config.max_position_embeddings
     assert (ROOT / profile.data).is_file()
 

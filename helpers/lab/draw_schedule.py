@@ -24,8 +24,8 @@ WAITING = "#dcdcdc"
 # kind: colour, hatch, words
 KINDS = {
     "F": (BLUE, "", "F forward"),
-    "B": (ORANGE, "///", "B backward"),
-    "I": (VERMILLION, "\\\\\\", "I input gradient"),
+    "B": (ORANGE, "//", "B backward"),
+    "I": (VERMILLION, "\\\\", "I input gradient"),
     "W": (SKY, "...", "W weight gradients"),
 }
 ROW = 0.34  # inches
@@ -165,7 +165,7 @@ def _by_rank(timeline: Timeline, unit: str) -> "pd.DataFrame":
         {
             f"busy {unit}": timeline.busy_s,
             "bubble": timeline.bubbles,
-            "most held": timeline.peak_bytes,
+            "most held": timeline.peak_bytes or [None] * len(timeline.spans),
         },
         index=pandas.RangeIndex(len(timeline.spans), name="rank"),
     )
@@ -177,7 +177,7 @@ def _table(given: Mapping[str, Timeline], unit: str) -> "pd.DataFrame":
         {
             f"step {unit}": [timeline.makespan_s for timeline in given.values()],
             "bubble": [timeline.bubble for timeline in given.values()],
-            "most held by a rank": [max(timeline.peak_bytes) for timeline in given.values()],
+            "most held by a rank": [max(t.peak_bytes, default=None) for t in given.values()],
         },
         index=pandas.Index(list(given), name="schedule"),
     )

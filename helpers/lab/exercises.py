@@ -13,6 +13,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.lab.grading import Result, audit_of_the_published_run, traffic, vocabulary_loss
+from helpers.lab.grading_pipeline import one_f_one_b, plan_choice, zero_bubble
 from helpers.lab.show import show_text
 
 
@@ -90,6 +91,52 @@ EXERCISES = {
                 "tokens a second = samples a second x sequence length, of the whole job.",
                 "6·N FLOPs a token; recomputed work is the machine's, not the model's.",
                 "The peak is that of 8 chips, dense, in fp16: find_gpu('A100-40').",
+            ),
+        ),
+        Exercise(
+            name="2a plan",
+            question=(
+                "4 ranks share a batch of 64 samples. On each rank a sample's forward takes 1 and "
+                "its backward 2; every action takes 0.5 more, whatever its size. A rank has memory "
+                "for the activations of 16 samples. Choose a schedule and a number of micro-"
+                "batches with which a step takes at most 249.6, which is 1.3 times the time "
+                "without waiting and without the 0.5. Answer with a dictionary of schedule and "
+                "microbatches."
+            ),
+            grade=plan_choice,
+            hints=(
+                "try_plan('gpipe', 8) simulates one; its makespan_s and peak_bytes are judged.",
+                "More micro-batches make the bubble smaller, and pay the 0.5 more often.",
+                "What a rank keeps: gpipe all samples, 1f1b at most 4 micro-batches of them.",
+            ),
+        ),
+        Exercise(
+            name="2b 1f1b",
+            question=(
+                "Write order(rank, ranks, microbatches): what a rank does under 1F1B, as a list "
+                "like ['F0', 'F1', 'B0', ...]. The simulator judges the time of a step, with "
+                "backwards twice as long as forwards, and what each rank holds at once."
+            ),
+            grade=one_f_one_b,
+            hints=(
+                "Each rank starts with some forwards alone; the last rank with none.",
+                "Rank r is ranks-1-r forwards ahead; then one forward and one backward in turn.",
+                "There may be fewer micro-batches than a rank would like to be ahead.",
+            ),
+        ),
+        Exercise(
+            name="2c zero bubble",
+            question=(
+                "Write order(rank, ranks, microbatches) with the backward in halves: 'I0', the "
+                "gradient of the input, for which the rank before waits, and 'W0', the gradients "
+                "of the weights, for which nobody waits. F, I and W take as long. Be as fast as "
+                "the engine's zero-bubble; no rank may hold more micro-batches than 1F1B's first."
+            ),
+            grade=zero_bubble,
+            hints=(
+                "Start from 1F1B: each B becomes an I, and its W comes somewhere later.",
+                "In 1F1B the later ranks wait at the end: keep some W for then.",
+                "Rank r does each W r micro-batches late; what is late is also held longer.",
             ),
         ),
     )

@@ -64,8 +64,8 @@ def traffic(answer: Any) -> Result:
     """1a: bytes that GPT-J-6B's blocks all-reduce in a step at tp=8, batch 8 x 1024, bf16."""
     shape = model_shape(load_config("gptj-6b"))
     expected = tensor_parallel_traffic_bytes(shape, 8, 1024, tp=8, element_bytes=2)
-    if (number := _number(answer)) is None:
-        return Result(words=f"A number of bytes is wanted, not {_kind(answer)}.")
+    if (number := number_of(answer)) is None:
+        return Result(words=f"A number of bytes is wanted, not {kind_of(answer)}.")
     if _near(number, expected.blocks):
         layers = f"{shape.layers} layers, one sum forward and one backward each"
         return Result(True, f"{number:,.0f} bytes: {layers}.")
@@ -77,7 +77,7 @@ def traffic(answer: Any) -> Result:
 def vocabulary_loss(answer: Any) -> Result:
     """1b: the reader's loss(shards, targets) against torch's, on random shards."""
     if not callable(answer):
-        return Result(words=f"A function is wanted, not {_kind(answer)}.")
+        return Result(words=f"A function is wanted, not {kind_of(answer)}.")
     generator = torch.Generator().manual_seed(0)
     for tokens, width, ranks, scale in ((7, 5, 2, 1.0), (16, 3, 4, 3.0), (9, 4, 3, 300.0)):
         logits = scale * torch.randn(tokens, width * ranks, generator=generator)
@@ -91,7 +91,7 @@ def vocabulary_loss(answer: Any) -> Result:
 def audit_of_the_published_run(answer: Any) -> Result:
     """1c: {mfu, usd, training_share} of the published GPT-J run."""
     if not isinstance(answer, Mapping):
-        return Result(words=f"A dictionary is wanted, not {_kind(answer)}.")
+        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
     expected = {
         "mfu": (_published_mfu(), MFU_SLIPS, 0.01),
         "usd": (_published_usd(), USD_SLIPS, 0.01),
@@ -105,7 +105,7 @@ def audit_of_the_published_run(answer: Any) -> Result:
         return Result(words=f"There is no {missing[0]!r} in the answer yet.")
     wrong = []
     for key, (value, slips, tolerance) in expected.items():
-        number = _number(answer[key])
+        number = number_of(answer[key])
         if number is None:
             wrong.append(f"{key} is not a number.")
         elif not _near(number, value, tolerance) and not _attention_counted(key, number):
@@ -154,7 +154,7 @@ def _try_loss(
         if found is None:
             return NOT_DONE
         if not isinstance(found, Tensor) or found.dim() != 0:
-            return Result(words=f"A single number in a tensor is wanted, not {_kind(found)}.")
+            return Result(words=f"A single number in a tensor is wanted, not {kind_of(found)}.")
         if not torch.isfinite(found):
             return Result(words=f"The loss is {found.item()} where logits reach {_most(logits)}.")
         if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
@@ -192,7 +192,7 @@ def _most(logits: Tensor) -> str:
     return f"{logits.abs().max().item():.0f}"
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
     """The value as a finite number, or None; a tensor or array of one element is one."""
     try:
         number = float(value)
@@ -210,5 +210,6 @@ def _slip(ratio: float, slips: dict[float, str]) -> str:
     return next((words for known, words in slips.items() if _near(ratio, known, 0.02)), "")
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What an answer is, in words."""
     return f"a {type(value).__name__}"

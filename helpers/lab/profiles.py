@@ -1,8 +1,4 @@
-"""The sizes that a notebook comes in, as data, and the preflight that picks one.
-
-tiny         CPU ranks over gloo, a tiny model, bundled text: seconds, anywhere
-single_gpu   the same, and one more run on the GPU at a size that fills some of it
-multi_gpu    ranks on GPUs over NCCL, and the published model where it fits
+"""The preflight of a notebook: which of its profiles fits this machine.
 
 plan = preflight(1)                       # shows what was found and what was chosen
 run = launch("scripts/train.py", **plan.profile.flags())
@@ -12,142 +8,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from helpers.engine.errors import UserError, need
-from helpers.engine.weights import load_config
 from helpers.lab.machine import Machine, find_machine
 from helpers.lab.show import show_table
-from helpers.planner.cost import Shape, model_shape, state_bytes
+from helpers.lab.sizes import PROFILES, Profile
+from helpers.planner.cost import state_bytes
 
 LEAST_GPU_BYTES = 15 * 10**9  # the GPU profiles' smaller runs fit a T4
 FILLED = 0.7  # of a GPU's memory by the training state; activations need the rest
 
-
-@dataclass(frozen=True)
-class Profile:
-    """Settings of a notebook's runs. `parameters` is the model's size, for the memory estimate.
-
-    device: `cpu` keeps the ranks off the GPUs; `cuda` gives each rank one.
-    larger: one more run beside the compared pair, or None.
-    untrue: what the profile's results do not show.
-    """
-
-    name: str
-    model: str
-    tp: int
-    steps: int
-    batch_size: int
-    seq_len: int
-    parameters: int
-    device: str = "cpu"
-    precision: str = "fp32"
-    data: str = "data/reviews/train.tsv"
-    eval_data: str | None = None
-    task: str = "lm"
-    lr: float = 1e-3
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    larger: "Profile | None" = None
-    untrue: tuple[str, ...] = ()
-
-    @property
-    def nproc(self) -> int:
-        """Ranks of the parallel run."""
-        return self.tp
-
-    @property
-    def shape(self) -> Shape:
-        """The model's widths, for the planner's formulas."""
-        config = load_config(
-            self.model,
-            num_hidden_layers=self.layers,
-            hidden_size=self.hidden,
-            num_attention_heads=self.heads,
-        )
-        return model_shape(config)
-
-    def flags(self, tp: int | None = None) -> dict[str, Any]:
-        """Arguments of `launch("scripts/train.py", ...)` for this profile's parallel run, or with
-        `tp=1` for its baseline on one process."""
-        tp = tp or self.tp
-        names = ("model", "steps", "batch_size", "seq_len", "data", "eval_data", "task", "lr")
-        flags = {name: getattr(self, name) for name in (*names, "layers", "hidden", "heads")}
-        flags = {name: value for name, value in flags.items() if value is not None}
-        hidden_gpus = {"env": {"CUDA_VISIBLE_DEVICES": ""}} if self.device == "cpu" else {}
-        return {"nproc": tp, "tp": tp, **flags, **hidden_gpus}
-
-
-_CPU = (
-    "Throughput, MFU and cost are illustrative: CPU cores over gloo say nothing of GPUs over NCCL.",
-    "The model is tiny: communication weighs more, and matrices run less well, than at size.",
+CHANGEABLE = (
+    "tp",
+    "pp",
+    "microbatches",
+    "steps",
+    "batch_size",
+    "seq_len",
+    "lr",
+    "data",
+    "eval_data",
+    "task",
 )
-
-_TINY = Profile(
-    name="tiny",
-    model="gptj-tiny",
-    tp=2,
-    steps=126,  # two epochs
-    batch_size=64,
-    seq_len=64,
-    parameters=1_316_608,
-    eval_data="data/reviews/heldout.tsv",
-    task="classify",
-    untrue=_CPU,
-)
-
-# GPT-J's head count, half its width, 8 of its 28 layers: 10 GB of state in fp32
-_CUT_GPTJ = Profile(
-    name="cut",
-    model="gptj-6b",
-    tp=1,
-    steps=20,
-    batch_size=8,
-    seq_len=512,
-    parameters=609_260_768,
-    device="cuda",
-    lr=2e-4,
-    layers=8,
-    hidden=2048,
-    heads=16,
-)
-
-_WHOLE_GPTJ = Profile(
-    name="published",
-    model="gptj-6b",
-    tp=8,
-    steps=20,
-    batch_size=8,
-    seq_len=1024,
-    parameters=6_050_882_784,
-    device="cuda",
-    lr=2e-4,
-)
-
-_SINGLE_GPU = replace(
-    _TINY,
-    name="single_gpu",
-    larger=_CUT_GPTJ,
-    untrue=(
-        "The compared pair runs on CPU ranks, since NCCL wants a GPU a rank: its throughput and "
-        "cost are illustrative, its parity and memory are not.",
-        "The run on the GPU is one process: its throughput and MFU are the GPU's, without "
-        "communication.",
-    ),
-)
-
-_MULTI_GPU = replace(
-    _CUT_GPTJ,
-    name="multi_gpu",
-    tp=8,
-    larger=_WHOLE_GPTJ,
-    untrue=("The compared pair is a GPT-J cut to fit one GPU; only the larger run is the whole.",),
-)
-
-PROFILES: dict[int, dict[str, Profile]] = {
-    0: {"tiny": replace(_TINY, steps=30)},
-    1: {"tiny": _TINY, "single_gpu": _SINGLE_GPU, "multi_gpu": _MULTI_GPU},
-}
-
-CHANGEABLE = ("tp", "steps", "batch_size", "seq_len", "lr", "data", "eval_data", "task")
 
 
 @dataclass(frozen=True)
@@ -233,13 +113,14 @@ def _fit(profile: Profile, machine: Machine, changes: dict[str, Any]) -> Profile
 
 
 def _on_gpus(profile: Profile, gpus: int) -> Profile:
-    """The profile with as many tensor-parallel ranks as there are GPUs, a power of two of them."""
-    tp = min(profile.tp, 2 ** (gpus.bit_length() - 1))
-    return replace(profile, tp=tp)
+    """The profile with as many ranks as there are GPUs, a power of two of them."""
+    most = 2 ** (gpus.bit_length() - 1)
+    tp = min(profile.tp, most)
+    return replace(profile, tp=tp, pp=min(profile.pp, most // tp))
 
 
 def _fits(profile: Profile, machine: Machine) -> bool:
-    state = state_bytes(profile.parameters, profile.precision, tp=profile.tp)
+    state = state_bytes(profile.parameters, profile.precision, tp=profile.nproc)  # about, with pp
     return state.total <= FILLED * min(gpu.memory_bytes for gpu in machine.gpus)
 
 
@@ -269,10 +150,16 @@ def _runs_words(profile: Profile) -> str:
     plural = "s" if profile.nproc > 1 else ""
     return (
         f"{profile.model}{f' ({cut})' if cut else ''}, {profile.parameters / 1e6:,.1f} million "
-        f"parameters; tp={profile.tp} on {profile.nproc} {_RANKS[profile.device]}{plural}; "
+        f"parameters; {_degrees(profile)} on {profile.nproc} {_RANKS[profile.device]}{plural}; "
         f"{profile.steps} steps of {profile.batch_size} x {profile.seq_len} tokens; "
         f"{profile.precision}"
     )
+
+
+def _degrees(profile: Profile) -> str:
+    if profile.pp == 1:
+        return f"tp={profile.tp}"
+    return f"{f'tp={profile.tp}, ' * (profile.tp > 1)}pp={profile.pp}"
 
 
 _RANKS = {"cpu": "CPU rank", "cuda": "GPU"}

@@ -73,7 +73,7 @@ def show_text(text: str) -> None:
 def png(fig: "Figure", alt: str) -> bytes:
     """The figure as PNG bytes, the same each time, with `alt` inside as its description.
 
-    Drawings have few colours: a palette of 256 makes a third of the bytes, and notebooks small.
+    Drawings have few colours: a palette of 32 makes a quarter of the bytes, and notebooks small.
     """
     from PIL import Image, PngImagePlugin
 
@@ -81,7 +81,7 @@ def png(fig: "Figure", alt: str) -> bytes:
     fig.savefig(drawn, format="png", dpi=DPI, facecolor="white")
     described = PngImagePlugin.PngInfo()
     described.add_text("Description", alt)
-    picture = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    picture = Image.open(drawn).convert("RGB").quantize(32, dither=Image.Dither.NONE)
     picture.save(buffer, "PNG", optimize=True, pnginfo=described, dpi=(DPI, DPI))
     return buffer.getvalue()
 

@@ -1,10 +1,12 @@
 """Lines of the project's own code, read from the file when they are shown, so never out of date.
 
 show_source("helpers/engine/collectives.py", "_CopyIn", "_ReduceOut")
+show_source("helpers/engine/pipeline.py", "_Step.forward")
 """
 
 import ast
 from pathlib import Path
+from textwrap import dedent
 
 from helpers.engine.errors import UserError
 from helpers.lab.paths import ROOT, shown
@@ -16,7 +18,7 @@ def show_source(path: str | Path, *names: str) -> None:
 
     Args:
         path: relative to the project root.
-        names: in the order in which to show them.
+        names: in the order in which to show them; `Class.method` is a method.
 
     Raises:
         UserError: there is no such file, or it defines no such name.
@@ -43,20 +45,26 @@ def read_source(path: str | Path, *names: str) -> tuple[str, str]:
             raise UserError(f"{shown(file)} defines no {name!r}; it has: {', '.join(places)}")
         first, last = places[name]
         spans.append(f"{first}-{last}")
-        parts.append("\n".join(lines[first - 1 : last]))
+        parts.append(dedent("\n".join(lines[first - 1 : last])))
     return f"{shown(file)}, lines {', '.join(spans)}", "\n\n\n".join(parts)
 
 
 def _places(tree: ast.Module) -> dict[str, tuple[int, int]]:
-    """First and last line of each top-level definition, its decorators included."""
+    """First and last line of each top-level definition and method, its decorators included."""
     found = {}
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            found[node.name] = (first, node.end_lineno)
+            found[node.name] = _lines(node)
+        if isinstance(node, ast.ClassDef):
+            methods = (one for one in node.body if isinstance(one, ast.FunctionDef))
+            found |= {f"{node.name}.{method.name}": _lines(method) for method in methods}
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
                 if isinstance(target, ast.Name):
                     found[target.id] = (node.lineno, node.end_lineno)
     return found
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> tuple[int, int]:
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.end_lineno

@@ -85,3 +85,41 @@ GPTJ_TENSOR_PARALLEL = PublishedRun(
     source="aws/amazon-sagemaker-examples, stored output of 11_train_gptj_smp_tensor_parallel_"
     "notebook.ipynb, blob edf0b74ff0, commit a155538",
 )
+
+
+@dataclass(frozen=True)
+class PublishedPipeline:
+    """A pipeline that others published.
+
+    layers: of each stage, by their numbers in the model.
+    ends: parts that are no layers, by their stage.
+    losses: as the log printed them, one after another.
+    """
+
+    title: str
+    model: str
+    instance: str
+    instances: int
+    pp: int
+    microbatches: int
+    layers: tuple[tuple[int, ...], ...]
+    ends: dict[int, str]
+    losses: tuple[float, ...]
+    date: str
+    source: str
+
+
+GPTJ_PIPELINE = PublishedPipeline(
+    title="GPT-J-6B, pipeline of 16 stages, four p3.16xlarge",
+    model="gptj-6b",
+    instance="p3.16xlarge",
+    instances=4,
+    pp=16,
+    microbatches=2,
+    layers=((), *((i, i + 1) for i in range(4, 28, 2)), (2, 3), (0,), (1,)),
+    ends={0: "wte, drop, ln_f, lm_head"},
+    losses=(3.968, 4.003, 3.999),
+    date="2022-02-09",
+    source="aws/amazon-sagemaker-examples, stored output of train_gptj_smp_notebook.ipynb, "
+    "blob b8c7a60773",
+)

@@ -1,0 +1,179 @@
+"""The sizes that each notebook comes in, as data.
+
+tiny         CPU ranks over gloo, a tiny model, bundled text: seconds, anywhere
+single_gpu   the same, and one more run on the GPU at a size that fills some of it
+multi_gpu    ranks on GPUs over NCCL, and the published model where it fits
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from helpers.engine.weights import load_config
+from helpers.planner.cost import Shape, model_shape
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Settings of a notebook's runs. `parameters` is the model's size, for the memory estimate.
+
+    tp, pp: of the parallel run.
+    microbatches: of a pipeline; 0 leaves them to the plan.
+    device: `cpu` keeps the ranks off the GPUs; `cuda` gives each rank one.
+    larger: one more run beside the compared pair, or None.
+    untrue: what the profile's results do not show.
+    """
+
+    name: str
+    model: str
+    tp: int
+    steps: int
+    batch_size: int
+    seq_len: int
+    parameters: int
+    device: str = "cpu"
+    precision: str = "fp32"
+    data: str = "data/reviews/train.tsv"
+    eval_data: str | None = None
+    task: str = "lm"
+    lr: float = 1e-3
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    larger: "Profile | None" = None
+    untrue: tuple[str, ...] = ()
+    pp: int = 1
+    microbatches: int = 0
+
+    @property
+    def nproc(self) -> int:
+        """Ranks of the parallel run."""
+        return self.tp * self.pp
+
+    @property
+    def config(self) -> Any:
+        """The model's transformers configuration."""
+        return load_config(
+            self.model,
+            num_hidden_layers=self.layers,
+            hidden_size=self.hidden,
+            num_attention_heads=self.heads,
+        )
+
+    @property
+    def shape(self) -> Shape:
+        """The model's widths, for the planner's formulas."""
+        return model_shape(self.config)
+
+    def flags(self, tp: int | None = None, pp: int | None = None) -> dict[str, Any]:
+        """Arguments of `launch("scripts/train.py", ...)` for this profile's parallel run, or with
+        a degree of 1 for its baseline on one process."""
+        tp, pp = tp or self.tp, pp or self.pp
+        pipeline = {"pp": pp, "microbatches": self.microbatches} if pp > 1 else {}
+        names = ("model", "steps", "batch_size", "seq_len", "data", "eval_data", "task", "lr")
+        flags = {name: getattr(self, name) for name in (*names, "layers", "hidden", "heads")}
+        flags = {name: value for name, value in flags.items() if value is not None}
+        hidden_gpus = {"env": {"CUDA_VISIBLE_DEVICES": ""}} if self.device == "cpu" else {}
+        return {"nproc": tp * pp, "tp": tp, **pipeline, **flags, **hidden_gpus}
+
+
+_CPU = (
+    "Throughput, MFU and cost are illustrative: CPU cores over gloo say nothing of GPUs over NCCL.",
+    "The model is tiny: communication weighs more, and matrices run less well, than at size.",
+)
+
+_TINY = Profile(
+    name="tiny",
+    model="gptj-tiny",
+    tp=2,
+    steps=126,  # two epochs
+    batch_size=64,
+    seq_len=64,
+    parameters=1_316_608,
+    eval_data="data/reviews/heldout.tsv",
+    task="classify",
+    untrue=_CPU,
+)
+
+# GPT-J's head count, half its width, 8 of its 28 layers: 10 GB of state in fp32
+_CUT_GPTJ = Profile(
+    name="cut",
+    model="gptj-6b",
+    tp=1,
+    steps=20,
+    batch_size=8,
+    seq_len=512,
+    parameters=609_260_768,
+    device="cuda",
+    lr=2e-4,
+    layers=8,
+    hidden=2048,
+    heads=16,
+)
+
+_WHOLE_GPTJ = Profile(
+    name="published",
+    model="gptj-6b",
+    tp=8,
+    steps=20,
+    batch_size=8,
+    seq_len=1024,
+    parameters=6_050_882_784,
+    device="cuda",
+    lr=2e-4,
+)
+
+# wide enough that an action takes tens of milliseconds; 9 layers, since the head is work too
+_TINY_PIPELINE = Profile(
+    name="tiny",
+    model="gptj-tiny",
+    tp=1,
+    pp=2,
+    microbatches=8,
+    steps=20,
+    batch_size=16,
+    seq_len=64,
+    parameters=8_145_152,
+    layers=9,
+    hidden=256,
+    untrue=_CPU,
+)
+
+_SINGLE_GPU = replace(
+    _TINY,
+    name="single_gpu",
+    larger=_CUT_GPTJ,
+    untrue=(
+        "The compared pair runs on CPU ranks, since NCCL wants a GPU a rank: its throughput and "
+        "cost are illustrative, its parity and memory are not.",
+        "The run on the GPU is one process: its throughput and MFU are the GPU's, without "
+        "communication.",
+    ),
+)
+
+_MULTI_GPU = replace(
+    _CUT_GPTJ,
+    name="multi_gpu",
+    tp=8,
+    larger=_WHOLE_GPTJ,
+    untrue=("The compared pair is a GPT-J cut to fit one GPU; only the larger run is the whole.",),
+)
+
+# two stages a rank on up to 8 GPUs, and one process of it fits a GPU of 15 GB
+_GPU_PIPELINE = replace(
+    _CUT_GPTJ,
+    name="multi_gpu",
+    pp=8,
+    microbatches=32,
+    batch_size=32,
+    parameters=304_712_928,
+    layers=16,
+    hidden=1024,
+    larger=replace(_WHOLE_GPTJ, tp=1, pp=8, microbatches=32, batch_size=32),
+    untrue=("The compared pair is a GPT-J cut to fit one GPU; only the larger run is the whole.",),
+)
+
+PROFILES: dict[int, dict[str, Profile]] = {
+    0: {"tiny": replace(_TINY, steps=30)},
+    1: {"tiny": _TINY, "single_gpu": _SINGLE_GPU, "multi_gpu": _MULTI_GPU},
+    2: {"tiny": _TINY_PIPELINE, "multi_gpu": _GPU_PIPELINE},
+}
