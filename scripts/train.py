@@ -294,8 +294,13 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
-    # All is written. gloo's threads outlive their groups, and one of them that wants Python while
-    # it shuts down aborts the process: a run that is done would count as failed. So no shutdown.
+    try:
+        main()
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code or 0
+    # gloo's threads outlive their groups, and one of them that wants Python while it shuts down
+    # aborts the process: a run that is done, or refused, would count as crashed. So no shutdown.
     sys.stdout.flush()
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(code)
