@@ -55,3 +55,42 @@ def test_state_and_traffic_of_gptj_ranks(tp):
         assert sum(sent) == expected.total - unlabelled
         large = [size for size in sent if size > expected.loss]
         assert len(large) == 2 * shape.layers * shape.reductions + 2
+
+
+STATES = {  # a layout, and bytes a parameter of (parameters, gradients, optimizer) on one rank
+    "ddp2": ({"dp_replicate": 2}, (4, 4, 8)),
+    "zero1": ({"dp_shard": 2, "zero_stage": 1}, (4, 4, 8 / 2)),
+    "zero2": ({"dp_shard": 2, "zero_stage": 2}, (4, 4 / 2, 8 / 2)),
+    "zero3": ({"dp_shard": 2}, (4 / 2, 4 / 2, 8 / 2)),
+    "zero3-4": ({"dp_shard": 4}, (4 / 4, 4 / 4, 8 / 4)),
+    "hsdp": ({"dp_replicate": 2, "dp_shard": 2}, (4 / 2, 4 / 2, 8 / 2)),
+    # the sums are in float32, and the optimizer keeps float32 masters beside its moments
+    "bf16": ({"dp_replicate": 2, "precision": "bf16"}, (2, 4, 12)),
+    "bf16-zero1": ({"dp_shard": 2, "zero_stage": 1, "precision": "bf16"}, (2, 4, 12 / 2)),
+}
+
+
+def state_of(plan: ParallelPlan) -> dict[str, int]:
+    """Runs on each rank: the state after a step of several micro-batches."""
+    config = load_config("neox-tiny")
+    model = load_model("neox-tiny", plan, mesh_of(plan), config=config)
+    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
+    tokens = torch.randint(config.vocab_size, (8, SEQ_LEN), generator=torch.manual_seed(0))
+    trainer.step(tokens, tokens)
+    return trainer.state_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATES)
+def test_state_by_zero_stage(name):
+    fields, bytes_each = STATES[name]
+    plan = ParallelPlan(**fields, microbatches=2)
+    count = cost.parameters(cost.model_shape(load_config("neox-tiny")))
+    for state in pool(plan.world_size).run(state_of, plan):
+        expected = [count * each for each in bytes_each]
+        assert list(state.values()) == pytest.approx(expected, rel=0.01)
+    if plan.precision == "fp32":
+        formula = cost.state_bytes(
+            count, dp_shard=plan.dp_shard, zero_stage=plan.zero_stage if plan.dp_shard > 1 else 0
+        )
+        assert list(state.values()) == pytest.approx(list(vars(formula).values()), rel=0.01)

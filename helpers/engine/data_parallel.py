@@ -11,6 +11,7 @@ Sources: Rajbhandari et al. 2020, ZeRO, section 5; Zhang et al. 2022, MiCS, sect
 2023, PyTorch FSDP, section 3.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ from helpers.engine.tensor import local
 def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
     """ZeRO-3: shard every block, and what is left, over dp_shard; copies of that over dp_replicate.
 
-    Blocks are gathered one ahead of their use and freed after it.
+    Blocks are gathered one ahead of their use, beside the block before, and freed after it.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -39,10 +40,16 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
         param_dtype=low, reduce_dtype=reduce_dtype(plan) if low else None, cast_forward_inputs=False
     )
     # blocks that are recomputed together are gathered together
-    for unit in (*units(model, plan.activation), [model]):
+    blocks = units(model, plan.activation)
+    for unit in (*blocks, [model]):
         fully_shard(unit, mesh=mesh[axes], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+    for unit, following in itertools.pairwise(blocks):
+        unit[0].set_modules_to_forward_prefetch([following[0]])
+    if mesh.device_type == "cpu":  # without streams, a gather goes on by itself only if asked to
+        for unit in blocks:
+            unit[0]._set_unshard_async_op(True)
 
 
 def reduce_dtype(plan: ParallelPlan) -> torch.dtype:
