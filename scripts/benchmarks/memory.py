@@ -3,6 +3,7 @@
 Every configuration gets a fresh group of processes, since a process keeps memory that it once had.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,9 @@ def measure(
     peers: Sequence[Peer], work: Work, cores: int, steps: int, say: Callable[[str], None]
 ) -> list[Row]:
     """Start each peer alone, take `steps` steps, ask for its memory, stop it."""
+    # glibc keeps freed buffers of up to 32 MB for later, and a peak would show what it keeps; with
+    # a fixed threshold it gives all above that back. The processes are started after this.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
     rows = []
     for peer in peers:
         say(f"measuring {peer.name}")
@@ -69,6 +73,7 @@ def predicted_state(peer: Peer, work: Work) -> int | None:
     share = tensor_parallel_share(model_shape(config(work)), plan.get("tp", 1))
     shards = plan.get("dp_shard", 1)
     stage = plan.get("zero_stage", 3) if shards > 1 else 0
+    stage = 2 if stage == 1 else stage  # with one micro-batch the gradients never stand whole
     return state_bytes(share.total, "fp32", dp_shard=shards, zero_stage=stage).total
 
 
