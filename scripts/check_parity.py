@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 2 scripts/check_parity.py --model gptj-tiny --tp 2 --out runs/parity
     torchrun --nproc-per-node 4 scripts/check_parity.py --pp 2 --tp 2 --out runs/parity
+    torchrun --nproc-per-node 4 scripts/check_parity.py --dp-replicate 2 --dp-shard 2 --out runs/one
 
 Every rank builds transformers' whole model with random weights and takes a backward pass in plain
 PyTorch. A copy of it is then laid out over the ranks and takes the same pass on the same batch; its
@@ -139,16 +140,18 @@ def largest(by_rank: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="gptj-tiny", help="preset or folder; weights are random")
-    for degree in ("tp", "pp"):
+    for degree in ("tp", "pp", "dp-replicate", "dp-shard"):
         parser.add_argument(f"--{degree}", type=int, default=1)
+    parser.add_argument("--zero-stage", type=int, default=3, help="of dp-shard")
     parser.add_argument("--schedule", default="1f1b", help="of a pipeline")
-    parser.add_argument("--microbatches", type=int, default=0, help="of a pipeline; 0 chooses")
+    parser.add_argument("--microbatches", type=int, default=0, help="0 chooses")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=64)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     try:
-        names = ("tp", "pp", "schedule", "microbatches")
+        degrees = ("tp", "pp", "dp_replicate", "dp_shard")
+        names = (*degrees, "zero_stage", "schedule", "microbatches")
         plan = ParallelPlan(**{name: getattr(args, name) for name in names})
         config = load_config(args.model)
         plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))

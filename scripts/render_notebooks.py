@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from run_notebook import QUIET
 
 from helpers.lab.machine import find_machine
 from helpers.lab.paths import ROOT, shorten
@@ -68,6 +69,7 @@ def execute(notebook: Any, parameters: dict[str, str]) -> dict[str, Any]:
         kernel_name="python3",
         resources={"metadata": {"path": str(ROOT)}},
         coalesce_streams=True,
+        extra_arguments=QUIET,
     )
     client.execute()
     return {cell.id: cell for cell in executed.cells if cell.cell_type == "code"}

@@ -18,6 +18,8 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_LINES = 30  # of a failing cell's traceback
+# the kernel warns that its sockets are not encrypted; they are this machine's own
+QUIET = ["--IPKernelApp.log_level=ERROR"]
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -56,6 +58,7 @@ def execute(notebook: Path, out: Path, parameters: dict) -> None:
             kernel_name="python3",
             progress_bar=sys.stderr.isatty(),
             cwd=str(ROOT),
+            extra_arguments=QUIET,
         )
     except papermill.PapermillExecutionError as error:
         lines = ANSI.sub("", "\n".join(error.traceback)).rstrip().splitlines()

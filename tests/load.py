@@ -1,8 +1,10 @@
 """Scripts as modules: scripts/ is no package."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -11,5 +13,6 @@ def script(name: str) -> ModuleType:
     """The module of scripts/NAME.py."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with patch.object(sys, "path", [str(ROOT / "scripts"), *sys.path]):  # as when it is run
+        spec.loader.exec_module(module)
     return module

@@ -8,6 +8,7 @@ from helpers.engine.schedules import make_schedule
 from helpers.planner import cost
 from helpers.planner.hardware import find_gpu
 from helpers.planner.published import GPTJ_TENSOR_PARALLEL as RUN
+from helpers.planner.published import NEOX_SHARDED as SHARDED
 
 pytest.importorskip("transformers")
 from helpers.lab.exercises import EXERCISES, check
@@ -55,6 +56,21 @@ def solution_2c(rank, ranks, microbatches):
     return [f"{action.kind}{action.microbatch}" for action in made.ranks[rank]]
 
 
+def solution_5b(weights, gradients, lr):
+    rows = -(-len(weights) // len(gradients))
+    whole = weights - lr * sum(gradients)
+    return [whole[rank * rows : (rank + 1) * rows] for rank in range(len(gradients))]
+
+
+def solution_5c():
+    state = 16 * 20_554_567_680 / SHARDED.devices
+    return {
+        "usd": SHARDED.train_s / 3600 * 2 * SHARDED.price.usd_per_hour,
+        "gpu_hours": SHARDED.train_s / 3600 * 16,
+        "state_gb": state / 1e9,
+    }
+
+
 SOLUTIONS = {
     "1a traffic": solution_1a(),
     "1b vocabulary loss": solution_1b,
@@ -62,6 +78,9 @@ SOLUTIONS = {
     "2a plan": {"schedule": "zero-bubble", "microbatches": 16},
     "2b 1f1b": solution_2b,
     "2c zero bubble": solution_2c,
+    "5a fewest GPUs": {"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 5},
+    "5b sharded step": solution_5b,
+    "5c published bill": solution_5c(),
 }
 STUBS = {
     "1a traffic": None,
@@ -70,6 +89,9 @@ STUBS = {
     "2a plan": {"schedule": None, "microbatches": None},
     "2b 1f1b": lambda rank, ranks, microbatches: None,
     "2c zero bubble": lambda rank, ranks, microbatches: None,
+    "5a fewest GPUs": {"ZeRO-1": None, "ZeRO-2": None, "ZeRO-3": None},
+    "5b sharded step": lambda weights, gradients, lr: None,
+    "5c published bill": {"usd": None, "gpu_hours": None, "state_gb": None},
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from helpers.lab.exercises import EXERCISES
 from helpers.lab.record import source_hash
+from helpers.lab.sizes import PROFILES
 from tests.load import script
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +103,8 @@ def texts(output) -> list[str]:
 
 
 def test_there_are_notebooks_and_each_has_its_number():
-    assert [number(path) for path in NOTEBOOKS] == [str(n) for n in range(len(NOTEBOOKS))]
+    numbers = [int(number(path)) for path in NOTEBOOKS]
+    assert numbers[0] == 0 and numbers == sorted(set(numbers)) == list(PROFILES)
 
 
 def test_it_is_a_valid_and_small_file_for_any_python3_kernel(path, notebook):

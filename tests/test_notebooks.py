@@ -11,14 +11,17 @@ import pytest
 
 from helpers.engine.errors import UserError
 from helpers.engine.timelines import read_timelines
+from helpers.engine.weights import load_config
 from helpers.lab import paths
 from helpers.lab.exercises import EXERCISES
 from helpers.lab.failures import RunFailed
+from helpers.lab.ladder import compare_rungs
 from helpers.lab.launch import launch
 from helpers.lab.machine import Machine
 from helpers.lab.profiles import preflight
 from helpers.lab.record import save_record
 from helpers.lab.source import read_source, show_source
+from helpers.planner.cost import model_shape
 
 pytest.importorskip("pandas")
 pytest.importorskip("transformers")
@@ -241,3 +244,42 @@ def test_the_pipeline_by_hand_is_right_and_its_mistakes_are_not(tmp_path):
             timeout_s=60,
         )
     assert caught.value.rank == 1
+
+
+@pytest.mark.slow
+def test_the_rungs_are_measured_on_the_same_batches(tmp_path):
+    size = {"layers": 2, "hidden": 32, "heads": 2, "batch_size": 8, "seq_len": 16, "steps": 2}
+    run = launch(
+        "scripts/measure_ladder.py", nproc=4, **size, out=tmp_path / "run", env=CPU, show=False
+    )
+    report = json.loads((run.path / "ladder.json").read_text())
+    ddp = report["DDP"]
+    for name, found in report.items():
+        limit = 1e-2 if "bf16" in name else 1e-5
+        assert found["losses"] == pytest.approx(ddp["losses"], rel=limit)
+        assert len(found["step_s"]) == 2 and len(found["state_bytes"]) == 4
+    shape = model_shape(load_config("neox-tiny", num_hidden_layers=2, hidden_size=32))
+    del report["ZeRO-3, bf16"]
+    table = compare_rungs(report, shape)
+    # rows that do not divide by four leave some ranks a little more than a quarter
+    for what in ("state", "sent a step"):
+        ratio = table[f"{what}, measured MB"] / table[f"{what}, predicted MB"]
+        assert ratio.between(0.98, 1.02).all(), ratio
+
+
+@pytest.mark.slow
+def test_the_ladder_refuses_in_one_line(tmp_path):
+    for nproc, flags, words in (
+        (2, {}, "HSDP needs an even number of at least 4 ranks, not 2"),
+        (4, {"rungs": ["ZeRO-4"]}, "no rung is called 'ZeRO-4'; there are: DDP"),
+    ):
+        with pytest.raises(RunFailed) as caught:
+            launch(
+                "scripts/measure_ladder.py",
+                nproc=nproc,
+                **flags,
+                out=tmp_path / str(nproc),
+                env=CPU,
+                show=False,
+            )
+        assert caught.value.exit_code == 2 and caught.value.message.startswith(words)

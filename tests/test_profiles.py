@@ -59,6 +59,21 @@ def test_a_pipeline_has_as_many_ranks_as_there_are_gpus(gpus, name, pp):
     assert len(gpus) < 16 or profile.larger.flags()["pp"] == 8
 
 
+@pytest.mark.parametrize(
+    ("gpus", "name", "dp_shard"),
+    [
+        ((), "tiny", 4),
+        ((80,) * 3, "tiny", 4),
+        ((80,) * 4, "multi_gpu", 4),
+        ((80,) * 9, "multi_gpu", 8),
+    ],
+)
+def test_shards_want_four_gpus(gpus, name, dp_shard):
+    profile = preflight(5, machine=machine(*gpus), show=False).profile
+    assert (profile.name, profile.dp_shard, profile.nproc) == (name, dp_shard, dp_shard)
+    assert profile.flags()["dp_shard"] == dp_shard
+
+
 def test_the_whole_model_is_run_only_where_its_state_fits():
     assert preflight(1, machine=machine(*[42] * 8), show=False).profile.larger.model == "gptj-6b"
     # 6.05 billion x 16 bytes over 2 GPUs is 48 GB on each
@@ -78,7 +93,7 @@ def test_flags_are_the_training_scripts_own():
     of_the_plan = {field.name for field in dataclasses.fields(ParallelPlan)}
     for profile in every_profile():
         flags = profile.flags()
-        assert profile.flags(tp=1, pp=1)["nproc"] == 1
+        assert profile.flags(tp=1, pp=1, dp_shard=1)["nproc"] == 1
         for name in set(flags) - {"nproc", "env"} - of_the_plan:
             assert f'"--{name.replace("_", "-")}"' in script, name
         assert None not in flags.values()
@@ -112,7 +127,10 @@ def test_changes_replace_fields_and_none_leaves_them():
     [
         ({"notebook": 99}, r"notebook 99 has no profiles; there are: \[0, 1"),
         ({"notebook": 1, "profile": "huge"}, "unknown profile 'huge'; notebook 1 has: auto, tiny"),
-        ({"notebook": 1, "profile": "multi_gpu"}, "needs at least 2 GPUs .* use profile='auto'"),
+        (
+            {"notebook": 1, "profile": "multi_gpu"},
+            "needs at least 2 GPUs, each with .* use profile='auto'",
+        ),
         ({"notebook": 1, "model": "gpt2"}, "not 'model'"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.lab.grading import Result, audit_of_the_published_run, traffic, vocabulary_loss
 from helpers.lab.grading_pipeline import one_f_one_b, plan_choice, zero_bubble
+from helpers.lab.grading_shards import fewest_gpus, published_bill, sharded_step
 from helpers.lab.show import show_text
 
 
@@ -137,6 +138,51 @@ EXERCISES = {
                 "Start from 1F1B: each B becomes an I, and its W comes somewhere later.",
                 "In 1F1B the later ranks wait at the end: keep some W for then.",
                 "Rank r does each W r micro-batches late; what is late is also held longer.",
+            ),
+        ),
+        Exercise(
+            name="5a fewest GPUs",
+            question=(
+                "GPT-NeoX-20B is trained with AdamW in mixed precision: 2 bytes a parameter for "
+                "itself, 2 for its gradient, 12 for the optimizer. What is the smallest number of "
+                "GPUs of 80 GB (80e9 bytes) on which the state alone fits, under ZeRO-1, ZeRO-2 "
+                "and ZeRO-3? Answer with a dictionary; 0 where no number is enough."
+            ),
+            grade=fewest_gpus,
+            hints=(
+                "cost.parameters(cost.model_shape(load_config('neox-20b'))) counts parameters.",
+                "What is not cut does not shrink: compare it with 80 GB first.",
+                "ZeRO-2 keeps 2 bytes whole and cuts 14; ZeRO-3 cuts all 16.",
+            ),
+        ),
+        Exercise(
+            name="5b sharded step",
+            question=(
+                "Write sharded_step(weights, gradients, lr): weights is one tensor [n], gradients "
+                "a list with each rank's gradient [n]. Return a list with one chunk a rank: the "
+                "weights that it owns after w - lr * (sum of gradients). Each rank may touch its "
+                "own chunk of the weights and of each gradient only; n need not divide evenly."
+            ),
+            grade=sharded_step,
+            hints=(
+                "The sum over ranks of one chunk is what a reduce-scatter leaves with its owner.",
+                "Chunks of ceil(n / ranks) weights, the last ones shorter or empty.",
+                "torch.chunk may give fewer chunks than ranks; slices never do.",
+            ),
+        ),
+        Exercise(
+            name="5c published bill",
+            question=(
+                "From `published` alone (.train_s, .price, .instances, .devices, .model): what did "
+                "the published run cost in dollars, how many GPU hours were they, and how many GB "
+                "of state lay on each GPU under ZeRO-3 in mixed precision (16 bytes a parameter)? "
+                "Answer with a dictionary of usd, gpu_hours and state_gb."
+            ),
+            grade=published_bill,
+            hints=(
+                "cost.money takes seconds, dollars an hour and a number of instances.",
+                "The price is for an instance; GPU hours count each of its GPUs.",
+                "cost.state_bytes(parameters, 'mixed', dp_shard=...).total is in bytes.",
             ),
         ),
     )

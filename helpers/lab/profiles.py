@@ -75,7 +75,8 @@ def preflight(
         name, reason = profile, "asked for"
     else:
         raise UserError(
-            f"profile {profile!r} needs {NEEDS[profile]}; this machine has {machine.words}: "
+            f"profile {profile!r} needs {_needs(notebook, profile)}; this machine has "
+            f"{machine.words}: "
             f"use profile='auto' or {ready[-1]!r}"
         )
     chosen = _fit(PROFILES[notebook][name], machine, changes)
@@ -85,18 +86,16 @@ def preflight(
     return record
 
 
-NEEDS = {
-    "tiny": "nothing",
-    "single_gpu": "a GPU with at least 15 GB",
-    "multi_gpu": "at least 2 GPUs with at least 15 GB each",
-}
-
-
 def runnable(notebook: int, machine: Machine) -> list[str]:
     """The notebook's profiles that the machine can run, smallest first."""
     large = [gpu for gpu in machine.gpus if gpu.memory_bytes >= LEAST_GPU_BYTES]
-    able = {"tiny": True, "single_gpu": len(large) >= 1, "multi_gpu": len(large) >= 2}
-    return [name for name in PROFILES[notebook] if able[name]]
+    return [name for name, one in PROFILES[notebook].items() if len(large) >= one.least_gpus]
+
+
+def _needs(notebook: int, name: str) -> str:
+    count = PROFILES[notebook][name].least_gpus
+    each = "a GPU with" if count == 1 else f"at least {count} GPUs, each with"
+    return f"{each} at least {LEAST_GPU_BYTES / 1e9:.0f} GB"
 
 
 def _fit(profile: Profile, machine: Machine, changes: dict[str, Any]) -> Profile:
@@ -116,7 +115,8 @@ def _on_gpus(profile: Profile, gpus: int) -> Profile:
     """The profile with as many ranks as there are GPUs, a power of two of them."""
     most = 2 ** (gpus.bit_length() - 1)
     tp = min(profile.tp, most)
-    return replace(profile, tp=tp, pp=min(profile.pp, most // tp))
+    pp = min(profile.pp, most // tp)
+    return replace(profile, tp=tp, pp=pp, dp_shard=min(profile.dp_shard, most // tp // pp))
 
 
 def _fits(profile: Profile, machine: Machine) -> bool:
@@ -157,6 +157,8 @@ def _runs_words(profile: Profile) -> str:
 
 
 def _degrees(profile: Profile) -> str:
+    if profile.dp_shard > 1:
+        return f"dp_shard={profile.dp_shard}"
     if profile.pp == 1:
         return f"tp={profile.tp}"
     return f"{f'tp={profile.tp}, ' * (profile.tp > 1)}pp={profile.pp}"

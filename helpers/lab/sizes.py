@@ -16,9 +16,10 @@ from helpers.planner.cost import Shape, model_shape
 class Profile:
     """Settings of a notebook's runs. `parameters` is the model's size, for the memory estimate.
 
-    tp, pp: of the parallel run.
+    tp, pp, dp_shard: of the parallel run.
     microbatches: of a pipeline; 0 leaves them to the plan.
     device: `cpu` keeps the ranks off the GPUs; `cuda` gives each rank one.
+    least_gpus: that a machine must have for it.
     larger: one more run beside the compared pair, or None.
     untrue: what the profile's results do not show.
     """
@@ -42,12 +43,14 @@ class Profile:
     larger: "Profile | None" = None
     untrue: tuple[str, ...] = ()
     pp: int = 1
+    dp_shard: int = 1
     microbatches: int = 0
+    least_gpus: int = 0
 
     @property
     def nproc(self) -> int:
         """Ranks of the parallel run."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.dp_shard
 
     @property
     def config(self) -> Any:
@@ -64,16 +67,20 @@ class Profile:
         """The model's widths, for the planner's formulas."""
         return model_shape(self.config)
 
-    def flags(self, tp: int | None = None, pp: int | None = None) -> dict[str, Any]:
+    def flags(
+        self, tp: int | None = None, pp: int | None = None, dp_shard: int | None = None
+    ) -> dict[str, Any]:
         """Arguments of `launch("scripts/train.py", ...)` for this profile's parallel run, or with
         a degree of 1 for its baseline on one process."""
-        tp, pp = tp or self.tp, pp or self.pp
-        pipeline = {"pp": pp, "microbatches": self.microbatches} if pp > 1 else {}
+        tp, pp, dp_shard = tp or self.tp, pp or self.pp, dp_shard or self.dp_shard
+        more = {"pp": pp, "microbatches": self.microbatches} if pp > 1 else {}
+        if self.dp_shard > 1:
+            more = {"dp_shard": dp_shard, "microbatches": self.microbatches}
         names = ("model", "steps", "batch_size", "seq_len", "data", "eval_data", "task", "lr")
         flags = {name: getattr(self, name) for name in (*names, "layers", "hidden", "heads")}
         flags = {name: value for name, value in flags.items() if value is not None}
         hidden_gpus = {"env": {"CUDA_VISIBLE_DEVICES": ""}} if self.device == "cpu" else {}
-        return {"nproc": tp * pp, "tp": tp, **pipeline, **flags, **hidden_gpus}
+        return {"nproc": tp * pp * dp_shard, "tp": tp, **more, **flags, **hidden_gpus}
 
 
 _CPU = (
@@ -141,6 +148,7 @@ _TINY_PIPELINE = Profile(
 _SINGLE_GPU = replace(
     _TINY,
     name="single_gpu",
+    least_gpus=1,
     larger=_CUT_GPTJ,
     untrue=(
         "The compared pair runs on CPU ranks, since NCCL wants a GPU a rank: its throughput and "
@@ -153,6 +161,7 @@ _SINGLE_GPU = replace(
 _MULTI_GPU = replace(
     _CUT_GPTJ,
     name="multi_gpu",
+    least_gpus=2,
     tp=8,
     larger=_WHOLE_GPTJ,
     untrue=("The compared pair is a GPT-J cut to fit one GPU; only the larger run is the whole.",),
@@ -162,6 +171,7 @@ _MULTI_GPU = replace(
 _GPU_PIPELINE = replace(
     _CUT_GPTJ,
     name="multi_gpu",
+    least_gpus=2,
     pp=8,
     microbatches=32,
     batch_size=32,
@@ -172,8 +182,42 @@ _GPU_PIPELINE = replace(
     untrue=("The compared pair is a GPT-J cut to fit one GPU; only the larger run is the whole.",),
 )
 
+_TINY_SHARDS = Profile(
+    name="tiny",
+    model="neox-tiny",
+    tp=1,
+    dp_shard=4,
+    microbatches=2,
+    steps=20,
+    batch_size=16,
+    seq_len=64,
+    parameters=4_208_128,
+    layers=4,
+    hidden=256,
+    untrue=_CPU,
+)
+
+# GPT-NeoX-20B's blocks at a third of their width, 8 of 44 layers: one process fits 15 GB
+_GPU_SHARDS = replace(
+    _TINY_SHARDS,
+    name="multi_gpu",
+    least_gpus=4,  # HSDP has groups of groups
+    model="neox-20b",
+    dp_shard=8,
+    batch_size=32,
+    seq_len=512,
+    parameters=609_439_744,
+    device="cuda",
+    lr=2e-4,
+    layers=8,
+    hidden=2048,
+    heads=16,
+    untrue=("The model is a GPT-NeoX cut to fit one GPU.",),
+)
+
 PROFILES: dict[int, dict[str, Profile]] = {
     0: {"tiny": replace(_TINY, steps=30)},
     1: {"tiny": _TINY, "single_gpu": _SINGLE_GPU, "multi_gpu": _MULTI_GPU},
     2: {"tiny": _TINY_PIPELINE, "multi_gpu": _GPU_PIPELINE},
+    5: {"tiny": _TINY_SHARDS, "multi_gpu": _GPU_SHARDS},
 }

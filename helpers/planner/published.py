@@ -123,3 +123,49 @@ GPTJ_PIPELINE = PublishedPipeline(
     source="aws/amazon-sagemaker-examples, stored output of train_gptj_smp_notebook.ipynb, "
     "blob b8c7a60773",
 )
+
+
+@dataclass(frozen=True)
+class PublishedShards:
+    """A run of sharded data parallelism that others published.
+
+    misstated: what a slide of the same authors says of the same run, by what the script says.
+    """
+
+    title: str
+    model: str
+    instance: str
+    instances: int
+    devices: int
+    settings: dict[str, str]
+    misstated: dict[str, str]
+    train_s: float
+    price: Price
+    date: str
+    source: str
+
+
+NEOX_SHARDED = PublishedShards(
+    title="GPT-NeoXT-Chat-Base-20B with FSDP, two p4d.24xlarge",
+    model="neox-20b",
+    instance="p4d.24xlarge",
+    instances=2,
+    devices=16,
+    settings={
+        "batch of a GPU": "2",
+        "epochs": "3",
+        "bf16": "True",
+        "gradient checkpointing": "True",
+        "trainer": "Trainer",
+    },
+    misstated={
+        "batch of a GPU": "8",
+        "epochs": "1",
+        "bf16": "False",
+        "trainer": "Seq2SeqTrainer",
+    },
+    train_s=9407,
+    price=price("p4d.24xlarge", service="sagemaker"),
+    date="2023-05-02",
+    source="philschmid.de/sagemaker-fsdp-gpt and its notebook, 25_pytorch_fsdp_model_parallelism",
+)
