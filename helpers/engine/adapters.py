@@ -1,0 +1,199 @@
+"""Low-rank adapters beside frozen linear layers: made, saved, loaded, merged into the weights.
+
+    y = W x + alpha / rank * B A x      A: [rank, in] drawn, B: [out, rank] zero; only they train
+
+The layers are peft's, in place in the model, and the files are of peft's own format.
+
+Source: Hu et al. 2021, LoRA, section 4.1.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helpers.engine import weights
+from helpers.engine.errors import UserError, need
+from helpers.engine.quantize import dequantize, is_quantized, is_transposed, linear_paths
+from helpers.engine.weight_files import WeightFiles, write_weights
+
+NAME = "default"  # peft's, of a layer's only adapter
+PREFIX = "base_model.model."  # of every name in peft's files
+HALVES = ("lora_A", "lora_B")
+CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
+
+
+def add_adapters(
+    model: nn.Module,
+    rank: int = 8,
+    alpha: float = 16,
+    dropout: float = 0.0,
+    *,
+    seed: int = 0,
+    source: str | Path | None = None,
+) -> nn.Module:
+    """Put an adapter beside each linear layer of the blocks and freeze all else, in place.
+
+    Adapters are float32 and drawn by the name of their layer: the same on any device, and whichever
+    of the blocks are here.
+
+    Args:
+        dropout: of what goes into the adapters.
+        source: where the model came from; peft notes it in the files.
+
+    Raises:
+        UserError: peft is missing, or there can be no such rank or dropout.
+    """
+    peft = need("peft", "qlora")
+    if rank < 1 or not 0 <= dropout < 1:
+        raise UserError(f"rank {rank} and dropout {dropout}: at least 1, and from 0 to below 1")
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=sorted({path.rpartition(".")[2] for path in linear_paths(model)}),
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=None if source is None else str(source),
+    )
+    _inject(model, config)
+    for path, layer in adapted(model):
+        here = "meta" if layer.get_base_layer().weight.is_meta else "cpu"
+        first, second = (torch.empty(w.shape, device=here) for w in _halves(layer))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(weights._seed_of(seed, path))
+            nn.init.kaiming_uniform_(first, a=math.sqrt(5))  # as peft does
+        _set(layer, "lora_A", first)
+        _set(layer, "lora_B", nn.init.zeros_(second))
+    return model
+
+
+def _inject(model: nn.Module, config: Any) -> None:
+    """Adapters without memory, and all else frozen."""
+    if hasattr(model, "adapter_config"):
+        raise UserError("this model has adapters already: load it anew")
+    peft = need("peft", "qlora")
+    peft.inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
+    model.requires_grad_(False)
+    model.adapter_config = config
+
+
+def _set(layer: nn.Module, half: str, values: Tensor) -> None:
+    device = layer.get_base_layer().weight.device
+    getattr(layer, half)[NAME].weight = nn.Parameter(values.to(device, torch.float32))
+
+
+def _halves(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """A [rank, in] and B [out, rank]."""
+    return layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers that have an adapter, by path."""
+    for path, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            yield path, module
+
+
+def trainable_parameters(model: nn.Module) -> int:
+    """How many numbers an optimizer of this model updates."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters' parameters by their names in peft's files."""
+    return {
+        f"{PREFIX}{path}.{half}.weight": weight
+        for path, layer in adapted(model)
+        for half, weight in zip(HALVES, _halves(layer), strict=True)
+    }
+
+
+def save_adapters(model: nn.Module, folder: str | Path) -> None:
+    """Write the adapters of a whole model as peft does: its configuration and one file of weights.
+
+    peft loads them beside the model that they were made for:
+    `PeftModel.from_pretrained(base, folder)`.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.adapter_config.save_pretrained(folder)
+    held = {n: w.detach().cpu().contiguous() for n, w in adapter_weights(model).items()}
+    save_file(held, folder / FILE, metadata={"format": "pt"})
+
+
+def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Put adapters that peft or `save_adapters` wrote beside a model's layers, in place.
+
+    Raises:
+        UserError: peft is missing, the folder holds no adapters, or they are not this model's.
+    """
+    peft = need("peft", "qlora")
+    folder = Path(folder)
+    for name in (CONFIG, FILE):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} holds no adapters: it has no {name}")
+    try:
+        _inject(model, peft.LoraConfig.from_pretrained(folder))
+    except (ValueError, TypeError, KeyError) as error:  # peft's, of what it cannot use
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the adapters in {folder} do not fit this model: {reason}") from None
+    strange = sorted(_names(folder / FILE) - adapter_weights(model).keys())
+    if strange:
+        raise UserError(f"{folder} holds {strange[0]}, for which this model has no place")
+    files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
+    for path, layer in adapted(model):
+        for half, held in zip(HALVES, _halves(layer), strict=True):
+            name, start = f"{PREFIX}{path}.{half}.weight", [0, 0]
+            _set(layer, half, files.read([name], held.shape, held.shape, start, held.shape))
+    return model
+
+
+def _names(path: Path) -> set[str]:
+    safetensors = need("safetensors", "hf")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return set(file.keys())
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path.name} in {path.parent.name} is broken: {error}") from None
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of a model without adapters and 4-bit layers that computes the same, one at
+    a time, as transformers stores them.
+
+    To the weights that the adapters were trained beside (W4, not what it was made from) their
+    product is added in float32, and the sum rounded once.
+    """
+    layers = dict(adapted(model))
+    for name, parameter in model.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        if any(f".{half}." in path for half in HALVES):
+            continue
+        layer, plain = model.get_submodule(path), path.removesuffix(".base_layer")
+        value = dequantize(layer) if is_quantized(parameter) else parameter
+        if leaf == "weight" and plain in layers:
+            product = _product(layers[plain])
+            value = (value.float() + (product.t() if is_transposed(layer) else product)).to(value)
+        yield weights.name_in_files(model, f"{plain}.{leaf}"), value
+
+
+def _product(layer: nn.Module) -> Tensor:
+    """What an adapter adds to its layer's matrix, [out, in] in float32."""
+    first, second = _halves(layer)
+    return second @ first * layer.scaling[NAME]
+
+
+def save_merged(model: nn.Module, folder: str | Path) -> None:
+    """Write a Hugging Face folder that transformers loads with nothing else: the adapters merged
+    into the weights, which are no longer in 4 bits."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    write_weights(merged_weights(model), folder)
