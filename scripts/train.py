@@ -26,10 +26,13 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from train_args import FIRST, ROOT, parse, refuse
 
 from helpers.engine import checkpoint, data, timelines, weights
+from helpers.engine.adapters import rank_and_alpha, save_adapters, save_merged
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
 from helpers.engine.manifest import read_manifest
+from helpers.engine.packing import check_packing
 from helpers.engine.plan import ParallelPlan, distributed, pick_device
+from helpers.engine.qlora import Adapting, load_adapted
 from helpers.engine.record import (
     Clock,
     Metrics,
@@ -54,6 +57,7 @@ class Job:
     train: data.TokenData
     evaluation: data.TokenData | None
     resume_from: Path | None
+    adapting: Adapting | None = None
 
     @property
     def steps(self) -> int:
@@ -72,8 +76,9 @@ class Job:
 
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must share with the one that it goes on from."""
-        names = ("batch_size", "seq_len", "seed", "task")
+        names = ("batch_size", "seq_len", "seed", "task", "quantize")
         return {name: getattr(self.args, name) for name in names} | {
+            "adapters": self.adapting and [self.adapting.rank, self.adapting.alpha],
             "tokens": len(self.train.ids),
             "model": self.config.model_type,
             "layers": self.config.num_hidden_layers,
@@ -102,9 +107,14 @@ def prepare(args: argparse.Namespace) -> Job:
     )
     plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
     weights.check_model(config)
+    adapting = adapting_of(args)
+    if adapting is not None:
+        adapting.check(plan)
     weights.check_length(config, args.seq_len)
     tokenizer = data.load_tokenizer(args.tokenizer or default_tokenizer(args.model))
     weights.fit_vocabulary(config, args.model, tokenizer.vocab_size)
+    if args.task == "instruct" and args.pack:
+        check_packing(config, args.seq_len)
     train = tokens(args.data, "train", args, tokenizer)
     if train.truncated and FIRST:
         print(f"{train.truncated} of {len(train)} sentences are cut to {args.seq_len} tokens")
@@ -112,15 +122,26 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.eval_data:
         labels = train.label_names or None
         evaluation = tokens(args.eval_data, "validation", args, tokenizer, labels)
-    job = Job(args, plan, config, train, evaluation, resume_from)
+    job = Job(args, plan, config, train, evaluation, resume_from, adapting)
     if resume_from is not None:
         read_manifest(resume_from, job.fixed())
     return job
 
 
+def adapting_of(args: argparse.Namespace) -> Adapting | None:
+    """The adapters that the arguments ask for."""
+    if args.load_adapters is not None:
+        rank, alpha = rank_and_alpha(args.load_adapters)
+    elif args.lora_rank is not None:
+        rank, alpha = args.lora_rank, args.lora_alpha or 16.0
+    else:
+        return None
+    return Adapting(rank, alpha, args.lora_dropout, args.quantize, args.load_adapters)
+
+
 def tokens(source, split, args, tokenizer, labels=None) -> data.TokenData:
-    examples = data.load_examples(source, args.task, split=split)
-    return data.tokenize(examples, tokenizer, args.task, args.seq_len, labels)
+    examples = data.load_examples(source, args.task, split=split, template=args.template)
+    return data.tokenize(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
 
 
 def default_tokenizer(model: str) -> str:
@@ -159,10 +180,21 @@ def run(job: Job, clock: Clock) -> None:
         if job.evaluation is not None:
             with clock.phase("evaluate"):
                 scores = evaluate(job, trainer)
-        if args.save:
+        if args.save or args.merge:
             with clock.phase("save"):
-                weights.save_model(trainer.model, args.out / "model")
+                save(job, trainer.model)
         finish(job, trainer, metrics, clock, scores)
+
+
+def save(job: Job, model: nn.Module) -> None:
+    """What was trained: the model, or its adapters and if asked for the model with them in it."""
+    out = job.args.out
+    if job.adapting is None:
+        weights.save_model(model, out / "model")
+        return
+    save_adapters(model, out / "adapters")
+    if job.args.merge:
+        save_merged(model, out / "model")
 
 
 def load(
@@ -171,13 +203,15 @@ def load(
     """The model and its trainer, as they start or as a checkpoint left them."""
     args = job.args
     models: list[nn.Module] = []  # not a result of `together`: those travel to every rank
-    together(
-        lambda: models.append(
-            weights.load_model(
-                args.model, job.plan, mesh, config=job.config, seed=args.seed, device=device
-            )
-        )
-    )
+    options = {"config": job.config, "seed": args.seed, "device": device}
+
+    def load_one() -> None:
+        if job.adapting is not None:
+            models.append(load_adapted(args.model, job.plan, mesh, job.adapting, **options))
+        else:
+            models.append(weights.load_model(args.model, job.plan, mesh, **options))
+
+    together(load_one)
     trainer = Trainer(
         models[0],
         job.plan,
@@ -189,6 +223,7 @@ def load(
         warmup_steps=args.warmup,
         total_steps=job.steps,
         seed=args.seed,
+        optimizer=args.optimizer,
     )
     if job.resume_from is not None:
         checkpoints.load(trainer, job.resume_from)
@@ -205,10 +240,11 @@ def train(
     """Take the run's steps, a line of metrics each, and a checkpoint every so often."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job.plan.precision, torch.float32)
     peak = peak_flops(device_name(trainer.device), dtype)
+    counted = peak if job.adapting is None else None  # a frozen base does less work a token
     shape = model_shape(job.config)
     for batch in job.batches(trainer.steps_done):
         with clock.phase("train"):
-            result = trainer.step(batch.input_ids, batch.labels)
+            result = trainer.step(batch.input_ids, batch.labels, batch.documents)
             per_second = batch.tokens / result.step_s
             flops = train_flops_per_token(shape, batch.input_ids.shape[1])
             metrics.add(
@@ -221,7 +257,7 @@ def train(
                     "samples": batch.samples,
                     "step_s": result.step_s,
                     "tokens_per_s": per_second,
-                    "mfu": peak and mfu(per_second, flops, job.plan.world_size, peak),
+                    "mfu": counted and mfu(per_second, flops, job.plan.world_size, counted),
                     "peak_memory_bytes": max(over_ranks(peak_memory_bytes(trainer.device))),
                 }
             )
@@ -237,8 +273,8 @@ def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:
     found = job.evaluation
     batches = data.batches(found, job.args.batch_size, seed=0, shuffle=False)
     answers = list((found.label_token_ids or {}).values())
-    pairs = ((batch.input_ids, batch.labels) for batch in batches)
-    return trainer.evaluate(pairs, answers or None) | {"samples": len(found)}
+    rows = ((batch.input_ids, batch.labels, batch.documents) for batch in batches)
+    return trainer.evaluate(rows, answers or None) | {"samples": len(found)}
 
 
 def device_name(device: torch.device) -> str:

@@ -9,11 +9,18 @@ from math import inf, nan
 from pathlib import Path
 from typing import NoReturn
 
-from helpers.engine.optimizer import SCHEDULES
+from helpers.engine.instructions import TEMPLATES
+from helpers.engine.optimizer import OPTIMIZERS, SCHEDULES
 from helpers.engine.plan import ParallelPlan
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCH_SIZE = {"classify": 128, "lm": 32}  # a sentence with one label is a small sample
+BATCH_SIZE = {
+    "classify": 128,
+    "lm": 32,
+    "instruct": 32,
+}  # a sentence with one label is a small sample
+REVIEWS = ROOT / "data/reviews/train.tsv"
+DATA = {"classify": REVIEWS, "lm": REVIEWS, "instruct": ROOT / "data/instructions/train.jsonl"}
 FIRST = os.environ.get("RANK", "0") == "0"
 
 
@@ -41,14 +48,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
     add("--model", default="gptj-tiny", help="preset, folder or hub id")
     add("--tokenizer", help="file, folder or hub id; the model's own, else the bundled one")
-    add("--data", default=str(ROOT / "data/reviews/train.tsv"), help="file or hub data set")
+    add("--data", help="file or hub data set; the bundled one of the task")
     add("--eval-data", help="file or hub data set to evaluate on at the end")
-    add("--task", choices=("lm", "classify"), default="lm")
+    add("--task", choices=tuple(BATCH_SIZE), default="lm")
+    add("--template", choices=tuple(TEMPLATES), default="alpaca", help="of instructions")
+    add("--pack", action=switch, default=True, help="let instructions share rows")
     add("--steps", type=whole, help="stop after this many; else after --epochs")
     add("--epochs", type=whole, default=1)
     add("--batch-size", type=whole, help="samples a step, over all ranks; 128 to classify, else 32")
     add("--seq-len", type=whole, default=128)
     add("--lr", type=positive, default=1e-3)
+    add("--optimizer", choices=OPTIMIZERS, default="adamw")
     add("--weight-decay", type=from_zero, default=0.01)
     add("--clip", type=positive, default=1.0, help="largest gradient norm")
     add("--lr-schedule", choices=tuple(SCHEDULES), default="linear")
@@ -57,8 +67,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--layers", type=whole, help="replaces the preset's")
     add("--hidden", type=whole, help="replaces the preset's width")
     add("--heads", type=whole, help="replaces the preset's")
+    add("--lora-rank", type=whole, help="train adapters of this rank beside a frozen model")
+    add("--lora-alpha", type=positive, help="their weight is this over the rank; 16")
+    add("--lora-dropout", type=from_zero, default=0.0, help="of what goes into adapters")
+    add("--quantize", choices=("nf4",), help="hold the frozen model's matrices in 4 bits")
+    add("--load-adapters", type=Path, help="go on with the adapters in this folder")
+    add("--merge", action=switch, default=False, help="write the model with adapters in it, too")
     add("--out", required=True, type=Path, help="folder of the run")
-    add("--save", action=switch, default=False, help="write the trained model to OUT/model")
+    add("--save", action=switch, default=False, help="write OUT/model, or OUT/adapters")
     add("--checkpoint-every", type=whole, help="steps; none are written without it")
     add("--keep", type=whole, default=2, help="checkpoints that stay")
     add("--background", action=switch, default=False, help="write checkpoints while training")
@@ -67,8 +83,24 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for field in dataclasses.fields(ParallelPlan):
         add_plan_field(parser, field)
     args = parser.parse_args(argv)
+    args.data = args.data or str(DATA[args.task])
+    check_adapters(args)
     args.batch_size = args.batch_size or BATCH_SIZE[args.task]
     return args
+
+
+def check_adapters(args: argparse.Namespace) -> None:
+    """Refuse flags of adapters where none are asked for, and those that say a thing twice."""
+    if args.load_adapters is not None:
+        for flag in ("lora_rank", "lora_alpha"):
+            if getattr(args, flag) is not None:
+                refuse(f"--{flag.replace('_', '-')} is in the folder of --load-adapters: give one")
+    elif args.lora_rank is None:
+        for flag in ("lora_alpha", "lora_dropout", "quantize", "merge"):
+            if getattr(args, flag):
+                refuse(f"--{flag.replace('_', '-')} needs adapters: give --lora-rank")
+    if args.optimizer != "adamw" and (args.checkpoint_every or args.resume is not None):
+        refuse(f"checkpoints hold the moments of adamw alone, not of {args.optimizer}")
 
 
 def add_plan_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from helpers.engine import packing
 from helpers.engine.errors import UserError
+from helpers.engine.optimizer import gradient_norm
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
 from tests import parity, tiny
 from tests.ranks import mesh_of, pool
 
@@ -140,3 +142,36 @@ def test_attention_that_no_mask_can_confine_is_refused() -> None:
         packing.check_packing(windowed, 16)
     for family in (*PACKABLE, *tiny.PUBLISHED):
         packing.check_packing(tiny.config(family), 16)
+
+
+def packed_loss(family: str, plan: ParallelPlan, batch: tuple[Tensor, ...]) -> tuple[float, float]:
+    """Runs on each rank: the trainer's loss of packed rows, and the norm of its gradient."""
+    mesh = mesh_of(plan)
+    trainer = Trainer(parallelize(tiny.fresh(family, torch.float64), plan, mesh), plan, mesh, lr=0)
+    loss = trainer.backward(*batch)
+    return loss.item(), gradient_norm(trainer.parts, trainer.gradients()).item()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    (ParallelPlan(pp=2), ParallelPlan(dp_shard=2), ParallelPlan(tp=2, sequence_parallel=True)),
+    ids=ParallelPlan.describe,
+)
+@pytest.mark.parametrize("family", PACKABLE)
+def test_a_layout_keeps_documents_apart(family: str, plan: ParallelPlan) -> None:
+    ids = tiny.batch(0, rows=3, length=sum(LENGTHS) + 1)[0]
+    numbers = [n for n, length in enumerate(LENGTHS) for _ in range(length)]
+    documents = torch.tensor([*numbers, packing.PADDING]).repeat(3, 1)
+    labels = ids.clone()
+    labels[:, [sum(LENGTHS[:n]) for n in range(len(LENGTHS) + 1)]] = -100
+    model = tiny.reference(family)
+    total, count = 0.0, int((labels[:, 1:] != -100).sum())
+    for part, own in zip(ids.split((*LENGTHS, 1), 1), labels.split((*LENGTHS, 1), 1)):
+        if (own[:, 1:] != -100).any():
+            kept = (own[:, 1:] != -100).sum()
+            loss = tiny.plain_loss(model, part, own) * kept / count
+            loss.backward()
+            total += loss.item()
+    squares = sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None)
+    for found in pool(2).run(packed_loss, family, plan, (ids, labels, documents)):
+        parity.close("loss and norm", found, (total, squares.sqrt().item()), 1e-10)

@@ -7,23 +7,30 @@ The layers are peft's, in place in the model, and the files are of peft's own fo
 Source: Hu et al. 2021, LoRA, section 4.1.
 """
 
+import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from helpers.engine import weights
 from helpers.engine.errors import UserError, need
-from helpers.engine.quantize import dequantize, is_quantized, is_transposed, linear_paths
+from helpers.engine.quantize import dequantize, is_transposed, linear_paths
 from helpers.engine.weight_files import WeightFiles, write_weights
 
 NAME = "default"  # peft's, of a layer's only adapter
 PREFIX = "base_model.model."  # of every name in peft's files
 HALVES = ("lora_A", "lora_B")
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
+
+BLOCK = re.compile(r"\.(\d+)\.")  # the number of a name's block
+
+Facts = dict[str, tuple[torch.Size, torch.dtype]]  # of tensors, by name
 
 
 def add_adapters(
@@ -64,7 +71,7 @@ def add_adapters(
         here = "meta" if layer.get_base_layer().weight.is_meta else "cpu"
         first, second = (torch.empty(w.shape, device=here) for w in _halves(layer))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights._seed_of(seed, path))
+            torch.manual_seed(weights.seed_of(seed, path))
             nn.init.kaiming_uniform_(first, a=math.sqrt(5))  # as peft does
         _set(layer, "lora_A", first)
         _set(layer, "lora_B", nn.init.zeros_(second))
@@ -116,15 +123,32 @@ def save_adapters(model: nn.Module, folder: str | Path) -> None:
     """Write the adapters of a whole model as peft does: its configuration and one file of weights.
 
     peft loads them beside the model that they were made for:
-    `PeftModel.from_pretrained(base, folder)`.
+    `PeftModel.from_pretrained(base, folder)`. Every rank must call it; the first one writes.
     """
     from safetensors.torch import save_file
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.adapter_config.save_pretrained(folder)
-    held = {n: w.detach().cpu().contiguous() for n, w in adapter_weights(model).items()}
-    save_file(held, folder / FILE, metadata={"format": "pt"})
+    mine = adapter_weights(model)
+    facts = {name: (weight.shape, weight.dtype) for name, weight in mine.items()}
+    found = _everywhere(model, facts, lambda name: weights.whole(mine[name]))
+    held = {name: value.cpu().contiguous() for name, value in found}
+    if _first():
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        model.adapter_config.save_pretrained(folder)
+        save_file(held, folder / FILE, metadata={"format": "pt"})
+
+
+def _first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _everywhere(
+    model: nn.Module, facts: Facts, make: Callable[[str], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """All pipeline ranks' tensors, or where a model is not laid out its own."""
+    if hasattr(model, "mesh"):
+        return weights.over_stages(model, facts, make)
+    return ((name, make(name)) for name in facts)
 
 
 def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
@@ -143,15 +167,36 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
     except (ValueError, TypeError, KeyError) as error:  # peft's, of what it cannot use
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the adapters in {folder} do not fit this model: {reason}") from None
-    strange = sorted(_names(folder / FILE) - adapter_weights(model).keys())
-    if strange:
-        raise UserError(f"{folder} holds {strange[0]}, for which this model has no place")
+    _check_names(model, folder)
     files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
     for path, layer in adapted(model):
         for half, held in zip(HALVES, _halves(layer), strict=True):
             name, start = f"{PREFIX}{path}.{half}.weight", [0, 0]
             _set(layer, half, files.read([name], held.shape, held.shape, start, held.shape))
     return model
+
+
+def rank_and_alpha(folder: Path) -> tuple[int, float]:
+    """What a folder of adapters says of them.
+
+    Raises:
+        UserError: it has no configuration that can be read.
+    """
+    try:
+        found = json.loads((folder / CONFIG).read_text())
+        return found["r"], found["lora_alpha"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{folder} holds no adapters: it has no readable {CONFIG}") from None
+
+
+def _check_names(model: nn.Module, folder: Path) -> None:
+    """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers count."""
+    kinds = {BLOCK.sub(".*.", name) for name in adapter_weights(model)}
+    for name in sorted(_names(folder / FILE)):
+        number = BLOCK.search(name)
+        beyond = number is not None and int(number[1]) >= model.config.num_hidden_layers
+        if beyond or BLOCK.sub(".*.", name) not in kinds:
+            raise UserError(f"{folder} holds {name}, for which this model has no place")
 
 
 def _names(path: Path) -> set[str]:
@@ -166,34 +211,54 @@ def _names(path: Path) -> set[str]:
 @torch.no_grad()
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and values of a model without adapters and 4-bit layers that computes the same, one at
-    a time, as transformers stores them.
+    a time, as transformers stores them. Every rank must iterate.
 
     To the weights that the adapters were trained beside (W4, not what it was made from) their
     product is added in float32, and the sum rounded once.
     """
-    layers = dict(adapted(model))
+    adapters = dict(adapted(model))
+    own: dict[str, str] = {}  # name in files -> name in this model
+    facts: Facts = {}
     for name, parameter in model.named_parameters():
         path, _, leaf = name.rpartition(".")
-        if any(f".{half}." in path for half in HALVES):
+        if any(f".{half}." in name for half in HALVES):
             continue
-        layer, plain = model.get_submodule(path), path.removesuffix(".base_layer")
-        value = dequantize(layer) if is_quantized(parameter) else parameter
-        if leaf == "weight" and plain in layers:
-            product = _product(layers[plain])
-            value = (value.float() + (product.t() if is_transposed(layer) else product)).to(value)
-        yield weights.name_in_files(model, f"{plain}.{leaf}"), value
+        state = _quant_state(model.get_submodule(path), leaf)
+        turned = state is not None and is_transposed(model.get_submodule(path))
+        shape = parameter.shape if state is None else state.shape[:: -1 if turned else 1]
+        stored = weights.name_in_files(model, f"{path.removesuffix('.base_layer')}.{leaf}")
+        own[stored] = name
+        facts[stored] = (shape, parameter.dtype if state is None else state.dtype)
+    yield from _everywhere(model, facts, lambda stored: _merged(model, own[stored], adapters))
+
+
+def _quant_state(layer: nn.Module, leaf: str) -> Any:
+    """bitsandbytes' state of a layer's 4-bit matrix; None for what is not in 4 bits."""
+    return getattr(layer, "quant_state", None) if leaf == "weight" else None
+
+
+def _merged(model: nn.Module, name: str, adapters: dict[str, nn.Module]) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    layer, plain = model.get_submodule(path), path.removesuffix(".base_layer")
+    codes = weights.whole(model.get_parameter(name))
+    value = codes if _quant_state(layer, leaf) is None else dequantize(layer, codes)
+    if leaf != "weight" or plain not in adapters:
+        return value
+    product = _product(adapters[plain])
+    return (value.float() + (product.t() if is_transposed(layer) else product)).to(value)
 
 
 def _product(layer: nn.Module) -> Tensor:
     """What an adapter adds to its layer's matrix, [out, in] in float32."""
-    first, second = _halves(layer)
+    first, second = (weights.whole(half).float() for half in _halves(layer))
     return second @ first * layer.scaling[NAME]
 
 
 def save_merged(model: nn.Module, folder: str | Path) -> None:
     """Write a Hugging Face folder that transformers loads with nothing else: the adapters merged
-    into the weights, which are no longer in 4 bits."""
+    into the weights, which are no longer in 4 bits. Every rank must call it; the first writes."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(folder)
-    write_weights(merged_weights(model), folder)
+    if _first():
+        folder.mkdir(parents=True, exist_ok=True)
+        model.config.save_pretrained(folder)
+    write_weights(merged_weights(model), folder if _first() else None)

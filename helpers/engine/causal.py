@@ -45,7 +45,7 @@ def loss_forward(
     if stage is None:
         hidden = model.base_model(input_ids=input_ids, use_cache=False, **kwargs)[0]
     else:
-        hidden = run_stage(model, family, stage, input_ids, received)
+        hidden = run_stage(model, family, stage, input_ids, received, **kwargs)
         if not stage.last:
             return hidden
     targets = labels[:, 1:]

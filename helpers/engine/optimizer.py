@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, need
 from helpers.engine.parts import Part
+
+OPTIMIZERS = ("adamw", "adamw8bit")
 
 
 def adamw(
@@ -21,8 +23,13 @@ def adamw(
     weight_decay: float,
     betas: tuple[float, float],
     eps: float,
-) -> torch.optim.AdamW:
-    """Fused AdamW over the parts that this rank holds. Norms and biases do not decay.
+    kind: str = "adamw",
+) -> torch.optim.Optimizer:
+    """AdamW over the parts that this rank holds. Norms and biases do not decay.
+
+    Args:
+        kind: `adamw`, fused; or `adamw8bit`, bitsandbytes' with moments of 8 bits in parts of at
+            least 4,096 numbers.
 
     Source: Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, algorithm 2.
     """
@@ -32,6 +39,9 @@ def adamw(
         {"params": [p.tensor for p in held if not p.decays], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    if kind == "adamw8bit":
+        bnb = need("bitsandbytes", "qlora")
+        return bnb.optim.AdamW8bit(groups, lr=lr, betas=betas, eps=eps)
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
 
 

@@ -1,5 +1,7 @@
 """The one page that shows the order: what is done to a model to lay it out over a mesh."""
 
+from collections.abc import Callable
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -16,12 +18,20 @@ from helpers.engine.stages import cut
 from helpers.engine.tensor import apply_later
 
 
-def parallelize(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
+def parallelize(
+    model: nn.Module,
+    plan: ParallelPlan,
+    mesh: DeviceMesh,
+    fill: Callable[[nn.Module], None] | None = None,
+) -> nn.Module:
     """Lay a transformers causal language model out over the mesh, in place.
 
     The model must hold the same weights on every rank, or be on the meta device. Its class and the
     names of its parameters stay; modules that other pipeline ranks own go. Optimizers are made
     afterwards: the parameters are new objects.
+
+    Args:
+        fill: replaces layers of this rank's part of the model, before data ranks share it.
 
     Raises:
         UserError: the model is laid out already, its family is unknown, or the plan does not fit.
@@ -36,6 +46,8 @@ def parallelize(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Mo
     apply_loss(model, family)
     if plan.halves:
         apply_later(model)
+    if fill is not None:
+        fill(model)
     if plan.dp_shard > 1 and plan.zero_stage == 3:
         apply_fully_shard(model, plan, mesh)  # last: it takes over the parameters as it finds them
     for stage in model.stages:

@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine.links import Letter, Links
+from helpers.engine.packing import model_inputs
 from helpers.engine.parts import LOW
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action
@@ -31,7 +32,14 @@ AHEAD = 2  # actions whose messages are on their way while one runs
 HISTORY = 10  # training batches whose times are kept
 
 Run = Callable[[Action, Tensor | None], None]
-MicroBatch = tuple[Tensor, Tensor]  # ids and labels, [rows, seq], on the device
+
+
+class MicroBatch(NamedTuple):
+    """[rows, seq] each, on the device; documents of packed rows, see packing.py."""
+
+    ids: Tensor
+    labels: Tensor
+    documents: Tensor | None = None
 
 
 class Held(NamedTuple):
@@ -58,7 +66,8 @@ class Pipeline:
         self.last_rank = self.owners[-1]
         self.stages = {stage.index: stage for stage in model.stages}
         self.parts = plan.tp if plan.sequence_parallel else 1
-        self.dtype = LOW.get(plan.precision) or next(model.parameters()).dtype
+        floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+        self.dtype = LOW.get(plan.precision) or next(floats)
         self.timed = False
         self.history: deque[list[Span]] = deque(maxlen=HISTORY)
 
@@ -150,10 +159,11 @@ class Pipeline:
     def _run_stage(
         self, action: Action, batch: MicroBatch, received: Tensor | None, options: dict[str, Any]
     ) -> Any:
-        ids, labels = batch
+        if batch.documents is not None:
+            options = options | model_inputs(batch.documents)
         if self.plan.pp > 1:
             options = options | {"stage": self.stages[action.stage], "received": received}
-        return self.model(input_ids=ids, labels=labels, **options)
+        return self.model(input_ids=batch.ids, labels=batch.labels, **options)
 
 
 class _Step:

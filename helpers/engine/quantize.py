@@ -132,7 +132,7 @@ def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
     for name, piece in weights.pieces(model, model.base_model):
         piece.to_empty(device="cpu")  # drawn there, so that every device has the same
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights._seed_of(seed, name))
+            torch.manual_seed(weights.seed_of(seed, name))
             piece.apply(model._init_weights)
         for path in [names[id(module)] for module in piece.modules()]:
             if path in matrices:
@@ -166,6 +166,7 @@ def _replace(model: nn.Module, path: str, rows: Rows, stored: torch.Size, like: 
         codes, quant_state=state, quant_type="nf4", bnb_quantized=True, module=made
     )
     made.bias, made.quant_state, made.transposed = layer.bias, state, transposed
+    made.support_avx512bf16_for_cpu = False  # which would reorder the codes in an evaluation
     model.set_submodule(path, made)
 
 
@@ -210,8 +211,13 @@ def is_quantized(parameter: Tensor) -> bool:
     return getattr(parameter, "quant_state", None) is not None
 
 
-def dequantize(layer: nn.Module) -> Tensor:
-    """The matrix that a layer in 4 bits computes with, as transformers stores it."""
+def dequantize(layer: nn.Module, codes: Tensor | None = None) -> Tensor:
+    """The matrix that a layer in 4 bits computes with, as transformers stores it.
+
+    Args:
+        codes: all of the layer's, where it holds a part of them itself.
+    """
     bnb = need("bitsandbytes", "qlora")
-    found = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    codes = layer.weight.data if codes is None else codes
+    found = bnb.functional.dequantize_4bit(codes, layer.quant_state)
     return found.t() if is_transposed(layer) else found

@@ -153,7 +153,12 @@ def _replace(model: nn.Module, path: str, module: nn.Module | None = None) -> No
 
 
 def run_stage(
-    model: nn.Module, family: Family, stage: Stage, input_ids: Tensor, received: Tensor | None
+    model: nn.Module,
+    family: Family,
+    stage: Stage,
+    input_ids: Tensor,
+    received: Tensor | None,
+    **options: Tensor,
 ) -> Tensor:
     """The stage's hidden states: after the last norm from the last stage, else what goes to the
     next one.
@@ -162,6 +167,7 @@ def run_stage(
         input_ids: [batch, seq], of which stages after the first use the shape.
         received: what the stage before handed on, [batch, seq, hidden], under sequence parallelism
             this rank's part of the sequence; None for the first stage.
+        options: for the base model, as positions and mask of packed rows.
     """
     shape = (*input_ids.shape, model.config.hidden_size)
     inputs = {"input_ids": input_ids}
@@ -169,7 +175,7 @@ def run_stage(
         inputs = {"inputs_embeds": received.new_zeros(()).expand(shape)}
     stage.received, stage.keep.shape = received, shape
     with _alone(model, family, stage):
-        hidden = model.base_model(**inputs, use_cache=False)[0]
+        hidden = model.base_model(**inputs, use_cache=False, **options)[0]
     stage.received = None
     return hidden if stage.last else stage.keep.take()
 

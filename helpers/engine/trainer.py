@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine.data_parallel import data_group, data_parallel
 from helpers.engine.optimizer import adamw, gradient_norm, lr_factor, scale_
+from helpers.engine.packing import PADDING
 from helpers.engine.pipeline import MicroBatch, Pipeline
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision import LossScaler
@@ -41,6 +42,7 @@ class Trainer:
 
     Args:
         clip: largest gradient norm, None for no limit.
+        optimizer: one of optimizer.OPTIMIZERS.
         hook: one of torch's DDP communication hooks, for plans of dp_replicate.
     """
 
@@ -59,6 +61,7 @@ class Trainer:
         warmup_steps: int = 0,
         total_steps: int = 0,
         seed: int = 0,
+        optimizer: str = "adamw",
         hook: Callable[..., Any] | None = None,
     ) -> None:
         lr_factor(0, lr_schedule, warmup_steps, total_steps)  # a wrong name fails here already
@@ -68,7 +71,7 @@ class Trainer:
         self.total_steps = total_steps
         self.data = data_parallel(model, plan, mesh, hook)
         self.parts = self.data.parts
-        self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps)
+        self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps, optimizer)
         self.scaler = LossScaler.for_precision(plan.precision)
         self.group = data_group(mesh, plan)
         self.pipeline = Pipeline(model, plan, mesh, self.data)
@@ -77,14 +80,17 @@ class Trainer:
         # dropout differs between samples and between stages, not between the ranks of tp
         torch.manual_seed(seed + 1_000_003 * self.group.rank() + 1_009 * self.pipeline.rank)
 
-    def step(self, input_ids: Tensor, labels: Tensor) -> StepResult:
+    def step(
+        self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None
+    ) -> StepResult:
         """Forward, backward, clip and update on a global batch.
 
         Args:
             input_ids, labels: [batch, seq], aligned; -100 labels are ignored.
+            documents: [batch, seq] of packed rows, see packing.py.
         """
         started = time.perf_counter()
-        loss = self.backward(input_ids, labels)
+        loss = self.backward(input_ids, labels, documents)
         gradients = self.gradients()
         norm = gradient_norm(self.parts, gradients).item() / self.scaler.scale
         scale = self.scaler.scale
@@ -97,11 +103,13 @@ class Trainer:
         elapsed = time.perf_counter() - started
         return StepResult(self.steps_done, loss.item(), norm, lr, elapsed, skip)
 
-    def backward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+    def backward(
+        self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None
+    ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
         self.model.train()
         tokens = max(1, int((labels[:, 1:] != -100).sum()))
-        batches = self._micro_batches(input_ids, labels)
+        batches = self._micro_batches(MicroBatch(input_ids, labels, documents))
         return self._over_samples(self.pipeline.train(batches, tokens, self.scaler.scale))
 
     def gradients(self) -> dict[str, Tensor]:
@@ -141,22 +149,23 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(
-        self, batches: Iterable[tuple[Tensor, Tensor]], answers: list[int] | None = None
+        self, batches: Iterable[tuple[Tensor, ...]], answers: list[int] | None = None
     ) -> dict[str, float | int]:
         """Mean loss over labelled tokens, and with `answers` the accuracy among those token ids.
 
         Args:
-            batches: of (input_ids, labels), each [batch, seq]; the same on every rank.
+            batches: of (input_ids, labels), each [batch, seq], and where rows are packed documents;
+                the same on every rank.
             answers: the token ids that a label can be; the one with the largest logit is chosen.
         """
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
         wants = answers is not None
-        for input_ids, labels in batches:
-            parts = self._micro_batches(input_ids, labels)
+        for batch in batches:
+            parts = self._micro_batches(MicroBatch(*batch))
             outputs = self.pipeline.forward_only(parts, num_items_in_batch=1, label_logits=wants)
-            for (_, mine), out in zip(parts, outputs):
-                targets = mine[:, 1:][mine[:, 1:] != -100]
+            for part, out in zip(parts, outputs):
+                targets = part.labels[:, 1:][part.labels[:, 1:] != -100]
                 totals[0] += out.loss
                 totals[1] += len(targets)
                 if answers is not None:
@@ -167,16 +176,19 @@ class Trainer:
         result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
         return result if answers is None else result | {"accuracy": right / max(1, tokens)}
 
-    def _micro_batches(self, input_ids: Tensor, labels: Tensor) -> list[MicroBatch]:
+    def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, on the device; under sequence
         parallelism as long as a multiple of tp."""
         ranks = self.group.size()
-        n = self.plan.microbatches_of(-(-len(input_ids) // ranks))  # the same on every rank
-        ids, labels = _part(input_ids, labels, ranks, self.group.rank())
-        short = -ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
-        ids = F.pad(ids, (0, short)).to(self.device)
-        labels = F.pad(labels, (0, short), value=-100).to(self.device)
-        return [_part(ids, labels, n, index) for index in range(n)]
+        n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
+        mine = _part(batch, ranks, self.group.rank())
+        short = -mine.ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
+        padded = (
+            None if values is None else F.pad(values, (0, short), value=fill).to(self.device)
+            for values, fill in zip(mine, (0, -100, PADDING), strict=True)
+        )
+        mine = MicroBatch(*padded)
+        return [_part(mine, n, index) for index in range(n)]
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other samples, from the pipeline ranks that have results."""
@@ -205,13 +217,14 @@ class Trainer:
         }
 
 
-def _part(input_ids: Tensor, labels: Tensor, n: int, index: int) -> tuple[Tensor, Tensor]:
+def _part(batch: MicroBatch, n: int, index: int) -> MicroBatch:
     """Rows `index` of `n`. Where there are too few, one row without labels: it changes nothing, and
     the rank takes part in every collective."""
-    ids, targets = input_ids.tensor_split(n)[index], labels.tensor_split(n)[index]
-    if len(ids):
-        return ids, targets
-    return input_ids[:1], torch.full_like(labels[:1], -100)
+    part = MicroBatch(*(None if x is None else x.tensor_split(n)[index] for x in batch))
+    if len(part.ids):
+        return part
+    first = MicroBatch(*(None if x is None else x[:1] for x in batch))
+    return first._replace(labels=torch.full_like(first.labels, -100))
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -225,7 +225,7 @@ def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
     drawn: set[int] = set()  # a tied parameter is drawn once, in the first piece that has it
     for name, piece in pieces(model, model.base_model):
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed_of(seed, name))
+            torch.manual_seed(seed_of(seed, name))
             _draw_piece(piece, model._init_weights, drawn, weights)
 
 
@@ -262,7 +262,7 @@ def _window(shape: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
 
 
-def _seed_of(seed: int, name: str) -> int:
+def seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
 
 
@@ -284,35 +284,40 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and whole values as transformers has them, one at a time, from whichever pipeline rank
     holds them. Every rank must iterate."""
     mine = dict(model.named_parameters())
+    facts = {n: (model.stored_shapes.get(n, p.shape), p.dtype) for n, p in mine.items()}
+    return over_stages(model, facts, lambda name: whole(mine[name]).reshape(facts[name][0]))
+
+
+def over_stages(
+    model: nn.Module,
+    mine: dict[str, tuple[torch.Size, torch.dtype]],
+    make: Callable[[str], Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and values, one at a time, on every pipeline rank; every rank must iterate.
+
+    Args:
+        mine: shape and dtype of what this rank has, by name.
+        make: the value of one of these, which all ranks that have it ask for together.
+    """
     group = model.mesh.get_group("pp")
     held: list[Any] = [None] * group.size()
-    dist.all_gather_object(held, {n: _stored_shape(model, n) for n in mine}, group=group)
+    dist.all_gather_object(held, mine, group=group)
+    device = next(model.parameters()).device
     seen: set[str] = set()
-    for owner, shapes in enumerate(held):
-        for name, shape in shapes.items():
+    for owner, facts in enumerate(held):
+        for name, (shape, dtype) in facts.items():
             if name in seen:
                 continue
             seen.add(name)
-            value = _whole(mine[name]).reshape(shape) if owner == group.rank() else None
-            yield name, value if group.size() == 1 else _from(owner, value, shape, model, group)
+            here = owner == group.rank()
+            value = make(name) if here else torch.empty(shape, dtype=dtype, device=device)
+            if group.size() > 1:
+                value = value.contiguous()
+                dist.broadcast(value, group=group, group_src=owner)
+            yield name, value
 
 
-def _stored_shape(model: nn.Module, name: str) -> torch.Size:
-    return model.stored_shapes.get(name, model.get_parameter(name).shape)
-
-
-def _whole(parameter: Tensor) -> Tensor:
-    whole = parameter.detach()
-    return whole.full_tensor() if isinstance(whole, DTensor) else whole
-
-
-def _from(
-    owner: int, value: Tensor | None, shape: torch.Size, model: nn.Module, group: Any
-) -> Tensor:
-    """A tensor that one rank of the group has, on all of them."""
-    if value is None:
-        like = next(model.parameters())
-        value = torch.empty(shape, dtype=like.dtype, device=like.device)
-    value = value.contiguous()
-    dist.broadcast(value, group=group, group_src=owner)
-    return value
+def whole(parameter: Tensor) -> Tensor:
+    """The value of a parameter, made of all ranks' parts where it is split."""
+    value = parameter.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
