@@ -29,7 +29,8 @@ from tests.ranks import mesh_of, pool
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
-STEPS, LR, EPS, CLIP = 4, 1e-2, 1e-6, 0.5
+# Where B is still near zero, A's gradients are too, and Adam would turn their rounding into steps
+STEPS, LR, EPS, CLIP = 4, 1e-2, 1e-4, 0.5
 HOW = Adapting(rank=4, alpha=8, quantize="nf4")
 LAYOUTS = {
     "ddp": ParallelPlan(dp_replicate=2),
@@ -174,7 +175,8 @@ def eight_bits(folder: Path) -> tuple[list[float], set[torch.dtype]]:
     how = Adapting(rank=128, alpha=8, quantize="nf4")
     trainer, losses = trained(folder, LAYOUTS["ddp"], how, optimizer="adamw8bit")
     _, plain = trained(folder, LAYOUTS["ddp"], how)
-    parity.close("losses", losses, plain, 5e-2)
+    parity.close("losses", losses, plain, 1e-2)
+    losses = [trainer.step(*tiny.batch(0)).loss for _ in range(STEPS)]
     return losses, {s["state1"].dtype for s in trainer.optimizer.state.values()}
 
 

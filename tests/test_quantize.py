@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from helpers.engine import quantize, weights
 from helpers.engine.errors import UserError
-from helpers.engine.quantize import dequantize, is_quantized, linear_paths, load_quantized
+from helpers.engine.quantize import dequantize, linear_paths, load_quantized
 from tests import tiny
 
 bnb = pytest.importorskip("bitsandbytes")
@@ -35,6 +35,10 @@ def same_state(one, other) -> bool:
         and (one.shape, one.dtype, one.blocksize, one.quant_type, one.state2.blocksize)
         == (other.shape, other.dtype, other.blocksize, other.quant_type, other.state2.blocksize)
     )
+
+
+def is_quantized(parameter: Tensor) -> bool:
+    return getattr(parameter, "quant_state", None) is not None
 
 
 def theirs(matrix: Tensor):

@@ -207,10 +207,6 @@ def is_transposed(layer: nn.Module) -> bool:
     return getattr(layer, "transposed", type(layer).__name__ == "Conv1D")
 
 
-def is_quantized(parameter: Tensor) -> bool:
-    return getattr(parameter, "quant_state", None) is not None
-
-
 def dequantize(layer: nn.Module, codes: Tensor | None = None) -> Tensor:
     """The matrix that a layer in 4 bits computes with, as transformers stores it.
 
