@@ -76,7 +76,7 @@ class Job:
 
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must share with the one that it goes on from."""
-        names = ("batch_size", "seq_len", "seed", "task", "quantize")
+        names = ("batch_size", "seq_len", "seed", "task", "template", "pack", "quantize")
         return {name: getattr(self.args, name) for name in names} | {
             "adapters": self.adapting and [self.adapting.rank, self.adapting.alpha],
             "tokens": len(self.train.ids),

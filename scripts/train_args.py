@@ -14,11 +14,8 @@ from helpers.engine.optimizer import OPTIMIZERS, SCHEDULES
 from helpers.engine.plan import ParallelPlan
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCH_SIZE = {
-    "classify": 128,
-    "lm": 32,
-    "instruct": 32,
-}  # a sentence with one label is a small sample
+# a sentence with one label is a small sample
+BATCH_SIZE = {"classify": 128, "lm": 32, "instruct": 32}
 REVIEWS = ROOT / "data/reviews/train.tsv"
 DATA = {"classify": REVIEWS, "lm": REVIEWS, "instruct": ROOT / "data/instructions/train.jsonl"}
 FIRST = os.environ.get("RANK", "0") == "0"
@@ -92,8 +89,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def check_adapters(args: argparse.Namespace) -> None:
     """Refuse flags of adapters where none are asked for, and those that say a thing twice."""
     if args.load_adapters is not None:
-        for flag in ("lora_rank", "lora_alpha"):
-            if getattr(args, flag) is not None:
+        for flag in ("lora_rank", "lora_alpha", "lora_dropout"):
+            if getattr(args, flag):
                 refuse(f"--{flag.replace('_', '-')} is in the folder of --load-adapters: give one")
     elif args.lora_rank is None:
         for flag in ("lora_alpha", "lora_dropout", "quantize", "merge"):
