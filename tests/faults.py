@@ -20,7 +20,7 @@ from tests.ranks import mesh_of
 FIRST, LAST = 3, 7  # steps traced
 LATE_S = 0.2
 REPLICAS = {"dp_replicate": 2}
-# fault: plan, sizes of the model, rows and length of a batch
+# fault, or none: plan, sizes of the model, rows and length of a batch
 RUNS = {
     "": (REPLICAS, {}, 16, 128),
     "input": (REPLICAS, {}, 16, 128),  # rank 1's batches come late
@@ -28,8 +28,9 @@ RUNS = {
     "communication": (REPLICAS, {"hidden_size": 256}, 2, 16),  # and all gradients in one message
     "straggler": (REPLICAS, {}, 16, 128),  # rank 1's forward is slow
     "memory": (REPLICAS, {}, 16, 128),  # rank 0 gets 5 % more address space than it takes
-    "bubble": ({"pp": 2, "schedule": "naive"}, {}, 16, 128),
-    "filled pipeline": ({"pp": 2, "schedule": "1f1b", "microbatches": 8}, {}, 32, 128),
+    # a small head, so that both stages work as long
+    "bubble": ({"pp": 2, "schedule": "naive", "microbatches": 2}, {"vocab_size": 256}, 16, 128),
+    "pipeline": ({"pp": 2, "schedule": "1f1b", "microbatches": 6}, {"vocab_size": 256}, 24, 128),
 }
 
 
@@ -57,7 +58,7 @@ def batches(rows: int, length: int, fault: str) -> Iterator[Tensor]:
         if fault == "input" and dist.get_rank() == 1:
             time.sleep(LATE_S)
         generator = torch.Generator().manual_seed(step)
-        yield torch.randint(0, 2048, (rows, length), generator=generator)
+        yield torch.randint(0, 256, (rows, length), generator=generator)
 
 
 class limited_memory:

@@ -17,7 +17,6 @@ from helpers.engine.errors import UserError
 from helpers.engine.findings import THRESHOLDS, find, write_findings
 from helpers.engine.intervals import both, clip, length, union, without
 from helpers.engine.profiler import FACTS, RANGES, profiled
-from helpers.engine.step_times import step_times
 from helpers.engine.trace_memory import HELD, memory_of_step
 from helpers.engine.traces import Trace, read_traces
 from helpers.lab.runs import load_run
@@ -97,10 +96,11 @@ def test_a_clock_that_is_ahead_is_found():
 
 
 @pytest.mark.slow
-def test_a_healthy_run_reports_nothing(tmp_path):
+@pytest.mark.parametrize("healthy", ["", "pipeline"])
+def test_a_healthy_run_reports_nothing(healthy, tmp_path):
     for number in range(TRIES):
         folder = tmp_path / str(number)
-        pool(2).run(faults.train, folder, "")
+        pool(2).run(faults.train, folder, healthy)
         found = find(read_traces(folder))
         if not found:
             return
@@ -123,27 +123,15 @@ def test_a_planted_fault_is_found_where_it_is(fault, traced):
     found = {one.kind: one for one in find(traced(fault)[1])}
     assert found[fault].ranks == PLANTED[fault]
     assert found[fault].amount > THRESHOLDS[fault]
-    print(*(one.words for one in found.values()), sep="\n")
-    # few and tiny operations also hide no message
-    assert set(found) <= {fault} | ({"communication"} if fault == "launch" else set())
-
-
-@pytest.mark.slow
-def test_micro_batches_fill_the_bubble(traced):
-    def waits(fault: str) -> float:
-        steps = [step for trace in traced(fault)[1] for step in step_times(trace)]
-        return sum(step.wait_s for step in steps) / sum(step.step_s for step in steps)
-
-    assert waits("filled pipeline") < THRESHOLDS["bubble"] < waits("bubble")
+    assert set(found) == {fault}, [one.words for one in found.values()]
 
 
 @pytest.mark.slow
 def test_every_range_of_a_step_is_there(traced):
-    for fault, missing in (("input", set()), ("bubble", set())):
-        for trace in traced(fault)[1]:
-            for step in trace.steps:
-                names = {s.name for s in trace.named if step.start_s <= s.start_s < step.end_s}
-                assert names == {*RANGES, "my own"} - missing
+    for trace in traced("bubble")[1]:
+        for step in trace.steps:
+            names = {s.name for s in trace.named if step.start_s <= s.start_s < step.end_s}
+            assert names == {*RANGES, "my own"}
 
 
 @pytest.mark.slow
@@ -235,6 +223,28 @@ def test_memory_by_category_follows_the_allocator(traced):
     assert max(use.bytes["activations"]) > 2**20
     assert all(min(values) >= 0 for values in use.bytes.values())
     assert sum(use.peak.values()) == max(use.total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["straggler", "bubble"])
+def test_the_pictures_say_their_numbers(fault, traced):
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    from helpers.lab.draw_trace import draw_memory, draw_timeline
+    from helpers.lab.show import png
+
+    traces = traced(fault)[1]
+    fig, table, alt = draw_timeline(traces)
+    assert png(fig, alt).startswith(b"\x89PNG")
+    for trace, (_, row) in zip(traces, table.iterrows()):
+        step = trace.steps[-1]
+        assert row["step"] == pytest.approx(1e3 * (step.end_s - step.start_s))
+        assert row[[*RANGES, "my own"]].sum() <= row["step"]
+        assert f"rank {trace.rank} takes {row['step']:.0f} ms" in alt
+    fig, table, alt = draw_memory(traces[0])
+    assert png(fig, alt).startswith(b"\x89PNG")
+    assert table["share"].sum() == pytest.approx(2)  # all of it, and its total
+    assert f"{table['bytes at the peak']['total'] / 1e6:.3g} MB" in alt
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ class StepTimes:
     data_s, wait_s: in the ranges of these names, with nothing computed meanwhile by a GPU.
     exposed_s: of communication, with nothing computed meanwhile.
     starting_s: of starting operations, with no arithmetic meanwhile.
-    operations: that were started.
+    operations: that were started: a GPU's, or the CPU's with those that they call.
     own_s: of the rank's own work: all but fetching data and waiting for others.
     """
 
@@ -51,17 +51,16 @@ def _times(trace: Trace, step: Slice) -> StepTimes:
     def inside(slices: list[Slice], gap: float = 0.0) -> Intervals:
         return union(clip(((s.start_s, s.end_s) for s in slices), begin, end), gap)
 
-    operations = [s for s in trace.operations if begin <= s.start_s < end]
     messages, kernels = inside(trace.communication), inside(trace.device_work)
-    started = inside(operations, GAP_S)
+    started = inside(trace.computing, GAP_S)
     if kernels:
         waits = inside([s for s in trace.slices if s.name.startswith(WAITS)])
         idle = without([(begin, end)], union([*kernels, *messages]))
         starting = both(idle, without(started, waits))
-        busy, count = kernels, sum(begin <= s.start_s < end for s in trace.device_work)
+        busy, calls = kernels, trace.device_work
     else:
-        large = inside([s for s in operations if s.end_s - s.start_s >= SMALL_S])
-        starting, busy, count = without(started, large), started, len(operations)
+        large = inside([s for s in trace.computing if s.end_s - s.start_s >= SMALL_S])
+        starting, busy, calls = without(started, large), started, trace.operations
     wait = inside(trace.ranges("wait"))
     return StepTimes(
         step_s=end - begin,
@@ -69,5 +68,5 @@ def _times(trace: Trace, step: Slice) -> StepTimes:
         wait_s=length(without(wait, kernels)),
         exposed_s=length(without(without(messages, busy), wait)),
         starting_s=length(starting),
-        operations=count,
+        operations=sum(begin <= one.start_s < end for one in calls),
     )

@@ -67,7 +67,6 @@ def memory_of_step(trace: Trace, step: int = -1) -> MemoryUse:
     states = trace.facts["state_bytes"]
     now = defaultdict(int, {name: states[name] for name in HELD if name in states})
     now[EARLIER] = -_lowest(changes, categories)
-    names = dict.fromkeys([*now, *categories])
     rows: list[tuple[float, dict[str, int]]] = []
     for change, category in zip(changes, categories):
         now[category] += change.bytes
@@ -75,8 +74,9 @@ def memory_of_step(trace: Trace, step: int = -1) -> MemoryUse:
             rows.append((change.at_s - whole.start_s, dict(now)))
     if not rows:
         raise UserError(f"rank {trace.rank} allocated nothing in {whole.name}")
-    columns = {name: [row.get(name, 0) for _, row in rows] for name in names}
-    return MemoryUse(whole.name, [at_s for at_s, _ in rows], columns)
+    columns = {name: [row.get(name, 0) for _, row in rows] for name in now}
+    taken = {name: values for name, values in columns.items() if any(values)}
+    return MemoryUse(whole.name, [at_s for at_s, _ in rows], taken)
 
 
 def _categories(changes: list[Change], ranges: list[Slice]) -> list[str]:

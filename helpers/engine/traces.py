@@ -18,13 +18,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers.engine.errors import UserError
 from helpers.engine.profiler import FACTS, STEP
 
-COMMUNICATION = ("gloo:", "ncclDevKernel", "ncclKernel")
+COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
+MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # of a pipeline, posted early
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's work
 MARKED = "user_annotation"  # the category of record_function
 ROUNDING_NS = 10  # that torch may leave a slice longer than the one it is in
@@ -105,30 +107,58 @@ class Trace:
 
     @cached_property
     def communication(self) -> list[Slice]:
-        """Messages under way, and waiting for the other ranks to join in. gloo's are on threads of
-        their own, NCCL's on the GPU."""
-        return [s for s in self.slices if s.name.startswith(COMMUNICATION)]
+        """Collectives under way, and waiting for the other ranks to join in. gloo's are on threads
+        of their own, NCCL's on the GPU."""
+        return [
+            s
+            for s in self.slices
+            if s.name.startswith(COLLECTIVES) and not s.name.startswith(MESSAGES)
+        ]
 
     @cached_property
     def device_work(self) -> list[Slice]:
         """Kernels and copies of a GPU, communication left out."""
         return [
-            s for s in self.slices if s.category in DEVICE and not s.name.startswith(COMMUNICATION)
+            s for s in self.slices if s.category in DEVICE and not s.name.startswith(COLLECTIVES)
         ]
 
-    @cached_property
+    @property
     def operations(self) -> list[Slice]:
-        """Operations of the CPU that call no others, on any thread."""
+        """Of the CPU, on any thread, with those that they call."""
+        return [s for s in self.slices if s.category == "cpu_op" and _computes(s.name)]
+
+    @cached_property
+    def computing(self) -> list[Slice]:
+        """When the CPU computes what: of each operation the time in which it calls no other."""
         by_thread: dict[Thread, list[Slice]] = defaultdict(list)
         for one in self.slices:
-            if one.category == "cpu_op" and not one.name.startswith("c10d::"):
+            if one.category == "cpu_op":
                 by_thread[one.thread].append(one)
-        return [
-            one
-            for several in by_thread.values()
-            for one, after in zip(several, [*several[1:], None])
-            if after is None or after.start_s >= one.end_s
-        ]
+        pieces = (piece for several in by_thread.values() for piece in _innermost(several))
+        return [piece for piece in pieces if _computes(piece.name)]
+
+
+def _computes(name: str) -> bool:
+    """What only wraps operations (autograd's nodes, the start of a message) may wait. A compiled
+    region of several operations is one."""
+    return "Compiled" in name or ("::" in name and not name.startswith(("autograd::", "c10d::")))
+
+
+def _innermost(slices: list[Slice]) -> Iterator[Slice]:
+    """A thread's slices without the time of those inside them, in pieces."""
+    outer: list[Slice] = []
+    at_s = 0.0
+    for one in [*slices, None]:
+        start_s = one.start_s if one else inf
+        while outer and outer[-1].end_s <= start_s:
+            done = outer.pop()
+            if done.end_s > at_s:
+                yield done._replace(start_s=at_s)
+                at_s = done.end_s
+        if outer and start_s > at_s:
+            yield outer[-1]._replace(start_s=at_s, end_s=start_s)
+        at_s = start_s
+        outer.append(one)
 
 
 def read_traces(folder: str | Path) -> list[Trace]:

@@ -6,22 +6,23 @@ show_figure(fig, alt, table=table)
 show_table(run.findings, "What slows the run down")
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from helpers.engine.errors import need
 from helpers.engine.intervals import clip, length, union
 from helpers.engine.profiler import RANGES
 from helpers.engine.step_times import step_times
-from helpers.engine.trace_memory import memory_of_step
+from helpers.engine.trace_memory import EARLIER, OTHER, TEMPORARY, memory_of_step
 from helpers.engine.traces import Slice, Trace
 from helpers.lab.figures import (
     BLACK,
     BLUE,
-    COLOURS,
     GREEN,
     ORANGE,
     PURPLE,
     SKY,
+    UNITS,
     VERMILLION,
     YELLOW,
     new_figure,
@@ -34,18 +35,31 @@ if TYPE_CHECKING:
 
 Drawing = tuple["Figure", "pd.DataFrame", str]
 
-NOTHING = "#dcdcdc"
+GREY, NOTHING = "#8a8a8a", "#dcdcdc"
 # range: colour and hatch
 LOOKS = {
     "data": (GREEN, "xx"),
     "forward": (BLUE, ""),
     "backward": (ORANGE, "///"),
-    "wait": (BLACK, ""),
+    "wait": (GREY, ""),
     "reduce": (PURPLE, "++"),
     "optimizer": (SKY, "..."),
     "communication": (VERMILLION, ""),
     "your own": (YELLOW, ""),
 }
+# category of memory: the same, from the bottom of the stack
+STACK = {
+    "parameters": (BLUE, ""),
+    "optimizer": (ORANGE, "//"),
+    "gradients": (PURPLE, ""),
+    "activations": (GREEN, ".."),
+    "messages": (VERMILLION, "xx"),
+    "batch": (YELLOW, ""),
+    OTHER: (GREY, ""),
+    EARLIER: (BLACK, ""),
+    TEMPORARY: (SKY, "++"),
+}
+LEAST = 0.005  # of the picture: what takes less is not in its key
 ROW = 0.62  # inches a rank
 RANGE_LANE, OWN_LANE, MESSAGE_LANE = (0.08, 0.5), (0.46, 0.12), (0.64, 0.28)  # top, height; in rows
 
@@ -63,7 +77,7 @@ def draw_timeline(traces: list[Trace], step: int = -1) -> Drawing:
     begin = min(trace.steps[step].start_s for trace in traces)
     end = max(trace.steps[step].end_s for trace in traces)
     fig, axes = new_figure(1.15 + ROW * len(traces), grid=None)
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     for row, trace in enumerate(traces):
         whole = trace.steps[step]
         _box(axes, whole, begin, (row + RANGE_LANE[0], RANGE_LANE[1]), NOTHING, "")
@@ -71,14 +85,14 @@ def draw_timeline(traces: list[Trace], step: int = -1) -> Drawing:
             lane = {"communication": MESSAGE_LANE, "your own": OWN_LANE}.get(kind, RANGE_LANE)
             for one in slices:
                 _box(axes, one, begin, (row + lane[0], lane[1]), *LOOKS[kind])
-                seen.add(kind)
+                seen[kind] += one.end_s - one.start_s
     axes.set_yticks([row + 0.5 for row in range(len(traces))], [f"rank {t.rank}" for t in traces])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set(xlim=(0, 1e3 * (end - begin)), ylim=(len(traces), 0))
     axes.set_xlabel("milliseconds since the step began on the first rank")
-    axes.set_title(f"One step: {traces[0].steps[step].name}", loc="left", fontsize=11.5)
-    _key(fig, [kind for kind in LOOKS if kind in seen])
+    axes.set_title(f"One training step ({traces[0].steps[step].name})", loc="left", fontsize=11.5)
+    _key(fig, [kind for kind in LOOKS if seen[kind] > LEAST * (end - begin)])
     table = _milliseconds(traces, step)
     return fig, table, _in_words(table, traces[0].steps[step].name)
 
@@ -93,13 +107,16 @@ def draw_memory(trace: Trace, step: int = -1) -> Drawing:
     use = memory_of_step(trace, step)
     at_ms = [1e3 * at_s for at_s in use.at_s]
     fig, axes = new_figure()
-    unit, size = _unit(max(use.total))
+    unit, size = next((u, s) for u, s in UNITS if max(use.total) >= s)
     bottom = [0.0] * len(at_ms)
-    for number, (category, values) in enumerate(use.bytes.items()):
+    for category, (colour, hatch) in STACK.items():
+        values = use.bytes.get(category)
+        if values is None:
+            continue
+        label = category if max(values) > LEAST * max(use.total) else None
         top = [low + value / size for low, value in zip(bottom, values)]
-        hatch = ("", "//", "..", "xx", "\\\\", "++", "oo")[number % 7]
-        look = {"color": COLOURS[number % 7], "hatch": hatch, "edgecolor": "white"}
-        axes.fill_between(at_ms, bottom, top, step="post", lw=0, label=category, **look)
+        look = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "label": label}
+        axes.fill_between(at_ms, bottom, top, step="post", lw=0, **look)
         bottom = top
     axes.set(xlim=(0, at_ms[-1]), xlabel="milliseconds since the step began", ylabel=unit)
     axes.set_ylim(bottom=0)
@@ -174,9 +191,3 @@ def _in_words(table: "pd.DataFrame", name: str) -> str:
         said = ", ".join(f"{key} {value:.0f}" for key, value in row.drop("step").items())
         parts.append(f"rank {rank} takes {row['step']:.0f} ms ({said})")
     return f"Timeline of {name}, a row a rank: {'; '.join(parts)}."
-
-
-def _unit(most: float) -> tuple[str, float]:
-    return next(
-        (u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= s
-    )
