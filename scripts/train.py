@@ -29,9 +29,11 @@ from helpers.engine import checkpoint, data, timelines, weights
 from helpers.engine.adapters import rank_and_alpha, save_adapters, save_merged
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
+from helpers.engine.findings import write_findings
 from helpers.engine.manifest import read_manifest
 from helpers.engine.packing import check_packing
 from helpers.engine.plan import ParallelPlan, distributed, pick_device
+from helpers.engine.profiler import profiled
 from helpers.engine.qlora import Adapting, load_adapted
 from helpers.engine.record import (
     Clock,
@@ -123,6 +125,8 @@ def prepare(args: argparse.Namespace) -> Job:
         labels = train.label_names or None
         evaluation = tokens(args.eval_data, "validation", args, tokenizer, labels)
     job = Job(args, plan, config, train, evaluation, resume_from, adapting)
+    if args.profile and args.profile[1] > job.steps:
+        raise UserError(f"--profile asks for step {args.profile[1]}: the run takes {job.steps}")
     if resume_from is not None:
         read_manifest(resume_from, job.fixed())
     return job
@@ -164,14 +168,20 @@ def run(job: Job, clock: Clock) -> None:
             try:
                 trainer = load(job, mesh, device, checkpoints)
                 trainer.pipeline.timed = args.timeline
+                batches = traced_batches(job, trainer)
             except UserError as error:  # broken files are a mistake in the input, found only now
                 refuse(str(error))
         if FIRST:
             args.out.mkdir(parents=True, exist_ok=True)
             (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
         metrics = Metrics(args.out / "metrics.jsonl" if FIRST else None, trainer.steps_done)
-        train(job, trainer, metrics, checkpoints, clock)
+        train(job, trainer, batches, metrics, checkpoints, clock)
         metrics.close()
+        if args.profile:
+            with clock.phase("save"):
+                over_ranks(None)  # until all traces are there
+                if FIRST:
+                    print(*write_findings(args.out), sep="\n")
         if args.timeline:
             steps = timelines.gather(trainer)
             if FIRST:
@@ -230,9 +240,25 @@ def load(
     return trainer
 
 
+def traced_batches(job: Job, trainer: Trainer) -> Iterator[data.Batch]:
+    """The run's batches, traced from the first to the last of the steps to profile."""
+    batches = job.batches(trainer.steps_done)
+    if job.args.profile is None:
+        return batches
+    return profiled(
+        batches,
+        job.args.out / "traces",
+        *job.args.profile,
+        done=trainer.steps_done,
+        device=trainer.device,
+        states=trainer.state_bytes,
+    )
+
+
 def train(
     job: Job,
     trainer: Trainer,
+    batches: Iterator[data.Batch],
     metrics: Metrics,
     checkpoints: checkpoint.Checkpoints,
     clock: Clock,
@@ -242,7 +268,7 @@ def train(
     peak = peak_flops(device_name(trainer.device), dtype)
     counted = peak if job.adapting is None else None  # a frozen base does less work a token
     shape = model_shape(job.config)
-    for batch in job.batches(trainer.steps_done):
+    for batch in batches:
         with clock.phase("train"):
             result = trainer.step(batch.input_ids, batch.labels, batch.documents)
             per_second = batch.tokens / result.step_s

@@ -76,6 +76,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--keep", type=whole, default=2, help="checkpoints that stay")
     add("--background", action=switch, default=False, help="write checkpoints while training")
     add("--timeline", action=switch, default=False, help="write when which stage ran")
+    add("--profile", type=steps, metavar="FIRST:LAST", help="steps to trace; writes what is slow")
     add("--resume", nargs="?", const=Path(), type=Path, help="from OUT, or from this run's folder")
     for field in dataclasses.fields(ParallelPlan):
         add_plan_field(parser, field)
@@ -117,6 +118,14 @@ def whole(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def steps(text: str) -> tuple[int, int]:
+    """FIRST:LAST, both included and counted from 1."""
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST, two steps in their order")
+    return int(first), int(last)
 
 
 def count(text: str) -> int:

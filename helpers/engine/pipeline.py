@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import record_function
 
 from helpers.engine.links import Letter, Links
 from helpers.engine.packing import model_inputs
@@ -86,7 +87,8 @@ class Pipeline:
         self._walk(actions, batches, self._timing(step.run) if self.timed else step.run)
         if any(action.kind == WEIGHT for action in actions):
             self.data.begin(last=True)
-            self.data.end()
+            with record_function("reduce"):
+                self.data.end()
         return step.loss
 
     def forward_only(self, batches: Sequence[MicroBatch], **options: Any) -> list[Any]:
@@ -116,9 +118,14 @@ class Pipeline:
             for coming in actions[index : index + 1 + AHEAD]:
                 self._expect(coming, batches)
             letter = self._needs(action)
-            message = None if letter is None else self.links.take(letter)
+            message = None if letter is None else self._take(letter)
             run(action, message)
-        self.links.finish()
+        with record_function("wait"):
+            self.links.finish()
+
+    @record_function("wait")
+    def _take(self, letter: Letter) -> Tensor:
+        return self.links.take(letter)
 
     def _timing(self, run: Run) -> Run:
         spans: list[Span] = []
@@ -163,7 +170,8 @@ class Pipeline:
             options = options | model_inputs(batch.documents)
         if self.plan.pp > 1:
             options = options | {"stage": self.stages[action.stage], "received": received}
-        return self.model(input_ids=batch.ids, labels=batch.labels, **options)
+        with record_function("forward"):
+            return self.model(input_ids=batch.ids, labels=batch.labels, **options)
 
 
 class _Step:
@@ -207,15 +215,18 @@ class _Step:
         _, stage, i = action
         held = self.held.pop((stage, i))
         self.pipeline.data.begin(last=action == self.final)
-        torch.autograd.backward(held.end, gradient)
+        with record_function("backward"):
+            torch.autograd.backward(held.end, gradient)
         if held.received is not None:  # before the sums over data ranks, for which nobody waits
             self.pipeline._send(INPUT, stage - 1, i, held.received.grad)
-        self.pipeline.data.end()
+        with record_function("reduce"):
+            self.pipeline.data.end()
 
     def input(self, action: Action, gradient: Tensor | None) -> None:
         with self.pipeline.model.later.put_off((action.stage, action.microbatch)):
             self.backward(action, gradient)
 
+    @record_function("backward")
     def weight(self, action: Action, _: None) -> None:
         key = (action.stage, action.microbatch)
         self.pipeline.model.later.compute(key, self.pipeline.data.add)

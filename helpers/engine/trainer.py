@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import record_function
 
 from helpers.engine.data_parallel import data_group, data_parallel
 from helpers.engine.optimizer import adamw, gradient_norm, lr_factor, scale_
@@ -92,12 +93,13 @@ class Trainer:
         started = time.perf_counter()
         loss = self.backward(input_ids, labels, documents)
         gradients = self.gradients()
-        norm = gradient_norm(self.parts, gradients).item() / self.scaler.scale
-        scale = self.scaler.scale
-        skip = self.scaler.overflowed(norm)
-        if not skip:
-            scale_(gradients, norm, self.clip, scale)
-            self.update(gradients)
+        with record_function("optimizer"):
+            norm = gradient_norm(self.parts, gradients).item() / self.scaler.scale
+            scale = self.scaler.scale
+            skip = self.scaler.overflowed(norm)
+            if not skip:
+                scale_(gradients, norm, self.clip, scale)
+                self.update(gradients)
         lr = self.lr * self._lr_factor()
         self.steps_done += 1
         elapsed = time.perf_counter() - started
@@ -112,6 +114,7 @@ class Trainer:
         batches = self._micro_batches(MicroBatch(input_ids, labels, documents))
         return self._over_samples(self.pipeline.train(batches, tokens, self.scaler.scale))
 
+    @record_function("reduce")
     def gradients(self) -> dict[str, Tensor]:
         """The summed gradients of this rank's parts, by name; they are taken out of the model."""
         gradients = self.data.take()
@@ -192,9 +195,10 @@ class Trainer:
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other samples, from the pipeline ranks that have results."""
-        for group in (self.group, self.mesh.get_group("pp")):
+        for name, group in (("reduce", self.group), ("wait", self.mesh.get_group("pp"))):
             if group.size() > 1:
-                dist.all_reduce(sums, group=group)
+                with record_function(name):
+                    dist.all_reduce(sums, group=group)
         return sums
 
     def _lr_factor(self) -> float:

@@ -248,7 +248,7 @@ def _fullest(run: Run) -> dict[str, int]:
 def _stack(axes: "Axes", bars: list[tuple[str, dict[str, int]]]) -> None:
     """Horizontal stacked bars of bytes by state, every second one (measured) solid."""
     largest = max(sum(states.values()) for _, states in bars)
-    unit, size = next((u, s) for u, s in _UNITS if largest >= s)
+    unit, size = next((u, s) for u, s in UNITS if largest >= s)
     for row, (_, states) in enumerate(bars):
         left = 0.0
         for i, state in enumerate(STATES):
@@ -271,4 +271,4 @@ def _stack(axes: "Axes", bars: list[tuple[str, dict[str, int]]]) -> None:
     _finish(axes, "Training state on the fullest rank")
 
 
-_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
+UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))

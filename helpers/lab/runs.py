@@ -14,6 +14,8 @@ from helpers.lab.paths import ROOT, shorten, shown
 if TYPE_CHECKING:
     import pandas as pd
 
+    from helpers.engine.traces import Trace
+
 BEFORE, REST = "torchrun", "rest"  # what no phase of the ranks claims, measured by the launcher
 
 
@@ -109,6 +111,30 @@ class Run:
         millions = self._column("tokens").sum() / 1e6
         table["cost_per_million_tokens"] = table["cost"] / millions if millions else float("nan")
         return table
+
+    @cached_property
+    def traces(self) -> list["Trace"]:
+        """The traced steps, by rank: for helpers/lab/draw_trace.py. The same as one timeline is
+        trace.json, for ui.perfetto.dev.
+
+        Raises:
+            UserError: the run was not profiled, or its traces are broken.
+        """
+        from helpers.engine.traces import read_traces
+
+        return read_traces(self.path / "traces")
+
+    @property
+    def findings(self) -> "pd.DataFrame":
+        """What slows the run down, a row a finding: index kind, columns ranks, amount and words.
+
+        Raises:
+            UserError: the run was not profiled.
+        """
+        pandas = need("pandas", "notebooks")
+        found = _read_object(self.path / "findings.json")["findings"]
+        columns = ["kind", "ranks", "amount", "words"]
+        return pandas.DataFrame(found, columns=columns).set_index("kind")
 
     @property
     def memory(self) -> "pd.DataFrame":
