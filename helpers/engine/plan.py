@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ class ParallelPlan:
         if self.pp == 1 and self.virtual_stages > 1:
             raise UserError("virtual_stages are of a pipeline, so they need pp above 1")
 
-    @property
+    @cached_property
     def degrees(self) -> dict[str, int]:
         """Ranks along each axis."""
         return {axis: getattr(self, axis) for axis in AXES}
