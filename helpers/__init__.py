@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from helpers.lab.launch import launch
     from helpers.lab.profiles import preflight
     from helpers.lab.runs import load_run
+    from helpers.planner.estimate import estimate
+    from helpers.planner.search import search_plans
 
 _HOMES = {
     "ParallelPlan": "engine.plan",
@@ -29,6 +31,8 @@ _HOMES = {
     "check": "lab.exercises",
     "show_figure": "lab.figures",
     "show_table": "lab.figures",
+    "estimate": "planner.estimate",
+    "search_plans": "planner.search",
 }
 
 __all__ = list(_HOMES)

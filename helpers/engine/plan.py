@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from helpers.engine.schedules import SCHEDULES, Schedule, make_schedule
 
 AXES = ("dp_replicate", "dp_shard", "pp", "tp")
 PARTITION = re.compile(r"auto|\d+(,\d+)*")
+_schedule = lru_cache(maxsize=1024)(make_schedule)  # asked for again and again, and immutable
 PER_RANK = 4  # micro-batches a pipeline rank: a bubble of at most a fifth
 ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d*")
 
@@ -106,7 +108,7 @@ class ParallelPlan:
         if self.pp == 1 and self.virtual_stages > 1:
             raise UserError("virtual_stages are of a pipeline, so they need pp above 1")
 
-    @property
+    @cached_property
     def degrees(self) -> dict[str, int]:
         """Ranks along each axis."""
         return {axis: getattr(self, axis) for axis in AXES}
@@ -137,8 +139,8 @@ class ParallelPlan:
         """What each rank of the pipeline does with so many micro-batches; without a pipeline,
         forward and backward of one after the other."""
         if self.pp == 1:
-            return make_schedule("1f1b", 1, microbatches)
-        return make_schedule(self.schedule, self.pp, microbatches, self.virtual_stages or None)
+            return _schedule("1f1b", 1, microbatches)
+        return _schedule(self.schedule, self.pp, microbatches, self.virtual_stages or None)
 
     def microbatches_of(self, rows: int) -> int:
         """Micro-batches that a data rank's `rows` of a batch go through the model in."""

@@ -25,6 +25,8 @@ MLE_MAMF = f"{MLE} compute/accelerator/README.md: maximum achievable matmul FLOP
 MLE_LINKS = f"{MLE} network/README.md: NVLink and PCIe, one direction"
 EC2_GUIDE = "EC2 user guide, accelerated computing instances, March 2023"
 EC2_PAGE = "EC2 instance type page"
+# A100: between the 50 and 73 % of the peak that it states; H100: the 335 TFLOP/s of section 4.1
+FLASH = "attention: arXiv 2307.08691 (FlashAttention-2)"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class GPU:
     memory_bytes: nominal size; torch reports a few per cent less.
     memory_bytes_per_s: bandwidth of the device's memory.
     device_names: what `torch.cuda.get_device_name()` returns, without the maker's prefix.
+    multiprocessors: over which a matrix product is cut into tiles.
+    attention_flops: measured of attention in one kernel, forward and backward, or None.
     """
 
     name: str
@@ -45,7 +49,9 @@ class GPU:
     memory_bytes_per_s: float
     device_names: tuple[str, ...]
     source: str
+    multiprocessors: int
     matmul_flops: float | None = None
+    attention_flops: float | None = None
     note: str = ""
 
 
@@ -89,6 +95,7 @@ GPUS = (
         memory_bytes=16 * GIB,
         memory_bytes_per_s=900 * GB,
         device_names=("V100-SXM2-16GB",),
+        multiprocessors=80,
         source="NVIDIA V100 data sheet (SXM2)",
         note="no bf16 and no tf32",
     ),
@@ -98,6 +105,7 @@ GPUS = (
         memory_bytes=32 * GIB,
         memory_bytes_per_s=900 * GB,
         device_names=("V100-SXM2-32GB",),
+        multiprocessors=80,
         source="NVIDIA V100 data sheet (SXM2)",
         note="no bf16 and no tf32",
     ),
@@ -108,7 +116,9 @@ GPUS = (
         memory_bytes=40 * GIB,
         memory_bytes_per_s=1555 * GB,
         device_names=("A100-SXM4-40GB",),
-        source=f"{MLE_PEAKS}; bandwidth: NVIDIA A100 data sheet; matmul: {MLE_MAMF}",
+        multiprocessors=108,
+        attention_flops=0.6 * 312 * TERA,
+        source=f"{MLE_PEAKS}; bandwidth: NVIDIA A100 data sheet; matmul: {MLE_MAMF}; {FLASH}",
     ),
     GPU(
         name="A100-80",
@@ -117,7 +127,9 @@ GPUS = (
         memory_bytes=80 * GIB,
         memory_bytes_per_s=2039 * GB,
         device_names=("A100-SXM4-80GB",),
-        source=f"{MLE_PEAKS}; bandwidth: NVIDIA A100 data sheet; matmul: {MLE_MAMF}",
+        multiprocessors=108,
+        attention_flops=0.6 * 312 * TERA,
+        source=f"{MLE_PEAKS}; bandwidth: NVIDIA A100 data sheet; matmul: {MLE_MAMF}; {FLASH}",
     ),
     GPU(
         name="H100",
@@ -126,7 +138,9 @@ GPUS = (
         memory_bytes=80 * GIB,
         memory_bytes_per_s=3350 * GB,
         device_names=("H100 80GB HBM3",),
-        source=f"{MLE_PEAKS}; matmul: {MLE_MAMF}",
+        multiprocessors=132,
+        attention_flops=335 * TERA,
+        source=f"{MLE_PEAKS}; matmul: {MLE_MAMF}; {FLASH}",
         note="SXM; the often quoted 1979 for bf16 is with sparsity",
     ),
     GPU(
@@ -135,6 +149,7 @@ GPUS = (
         memory_bytes=80 * GIB,
         memory_bytes_per_s=2000 * GB,
         device_names=("H100 PCIe",),
+        multiprocessors=114,
         source=MLE_PEAKS,
     ),
     GPU(
@@ -144,7 +159,9 @@ GPUS = (
         memory_bytes=141 * GIB,
         memory_bytes_per_s=4800 * GB,
         device_names=("H200",),
-        source=f"{MLE_PEAKS}; matmul: {MLE_MAMF}",
+        multiprocessors=132,
+        attention_flops=335 * TERA,
+        source=f"{MLE_PEAKS}; matmul: {MLE_MAMF}; {FLASH}",
     ),
     GPU(
         name="B200",
@@ -153,6 +170,7 @@ GPUS = (
         memory_bytes=180 * GIB,
         memory_bytes_per_s=8000 * GB,
         device_names=("B200",),
+        multiprocessors=148,
         source=f"{MLE_PEAKS}; matmul: {MLE_MAMF}",
         note="fp32 rate and the usable 180 of 192 GB not confirmed; fp32 is left out",
     ),
@@ -162,6 +180,7 @@ GPUS = (
         memory_bytes=16 * GIB,
         memory_bytes_per_s=320 * GB,
         device_names=("T4",),
+        multiprocessors=40,
         source="NVIDIA T4 data sheet",
         note="no bf16 and no tf32; about 15 GiB usable with error correction on",
     ),
@@ -171,6 +190,7 @@ GPUS = (
         memory_bytes=24 * GIB,
         memory_bytes_per_s=600 * GB,
         device_names=("A10G",),
+        multiprocessors=80,
         source="NVIDIA A10G data sheet, as quoted by third parties",
         note="peaks not confirmed in a primary source; the A10, another chip, has 125 in bf16",
     ),
@@ -194,6 +214,8 @@ def _sagemaker(usd: float, date: str, source: str) -> Price:
 
 _PAGE_AND_LINKS = f"{EC2_PAGE}; {MLE_LINKS}"
 _GUIDE_AND_LINKS = f"{EC2_GUIDE}; {MLE_LINKS}"
+
+_DGX = f"NVIDIA DGX A100, H100 and H200 data sheets; {MLE_LINKS}"
 
 _P3 = "network as commonly quoted, not confirmed"
 _P5 = "network as commonly quoted, not confirmed; price before the cuts announced later in 2025"
@@ -222,6 +244,10 @@ INSTANCES = (
     Instance("g5.12xlarge", "A10G", 4, 31 * GB, 40e9, _G5_12_PRICES, EC2_GUIDE, _PCIE4),
     Instance("g5.24xlarge", "A10G", 4, 31 * GB, 50e9, (_ec2(8.144),), EC2_GUIDE, _PCIE4),
     Instance("g5.48xlarge", "A10G", 8, 31 * GB, 100e9, (_ec2(16.288),), EC2_GUIDE, _PCIE4),
+    # boxes that one owns: no price by the hour
+    Instance("dgx-a100", "A100-80", 8, 300 * GB, 1600e9, (), _DGX),
+    Instance("dgx-h100", "H100", 8, 450 * GB, 3200e9, (), _DGX),
+    Instance("hgx-h200", "H200", 8, 450 * GB, 3200e9, (), _DGX, "network as of a DGX H200"),
 )
 
 SERVICES = ("ec2", "sagemaker")
@@ -298,6 +324,7 @@ def price(instance: str, service: str = "ec2", override: float | None = None) ->
         if candidate.service == service:
             return candidate
     others = ", ".join(f"{p.service} {p.usd_per_hour} $/h ({p.date})" for p in found.prices)
+    others = others or "none, one owns it"
     raise UserError(
         f"no dated {service} price is known for {found.name} (known: {others}): "
         f"give your own with override=..."

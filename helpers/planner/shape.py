@@ -64,6 +64,17 @@ class Shape:
         return sum(linear.parameters for linear in self.block) + self.block_norm
 
     @property
+    def norms(self) -> int:
+        """Norms of a block whose output tp splits."""
+        vectors = 1 if self.family == "llama" else 2  # a scale, and a shift
+        return self.block_norm // (vectors * self.hidden)
+
+    @property
+    def ffn(self) -> int:
+        """Width of the MLP's middle layer: what its last linear layer reads."""
+        return self.block[-1].inputs
+
+    @property
     def head_parameters(self) -> int:
         """Parameters of the output layer that are not the embedding's."""
         return (0 if self.tied else self.vocab * self.hidden) + (

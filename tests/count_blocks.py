@@ -1,0 +1,126 @@
+"""Count what one block of the engine does beside its matrix products, and what it keeps.
+
+The engine runs on a model of few layers over a process group that sends nothing, with every
+operation watched; a block is what one layer more adds. planner/blocks.py holds what is counted.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+
+ROWS, SEQ_LEN = 2, 64
+TOKENS = ROWS * SEQ_LEN
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "scaled_dot_product")
+NO_WORK = ("empty", "detach", "_unsafe_view", "lift_fresh", "_local_scalar", "wait_tensor")
+
+
+@dataclass
+class Counts:
+    """Bytes that operations other than products moved, how many operations there were, and bytes
+    alive between forward and backward."""
+
+    forward_bytes: float = 0
+    backward_bytes: float = 0
+    forward_operations: float = 0
+    backward_operations: float = 0
+    kept_bytes: float = 0
+
+
+class Counter(TorchDispatchMode):
+    """Watches every operation, and every storage that one makes, for as long as it lives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "forward"
+        self.counts = Counts()
+        self.alive: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given, made = _tensors((args, kwargs)), _tensors(out)
+        known = {tensor.untyped_storage()._cdata for tensor in given}
+        new = [t for t in made if t.untyped_storage()._cdata not in known]
+        for tensor in new:
+            storage = tensor.untyped_storage()
+            self.alive[StorageWeakRef(storage)] = storage.nbytes()
+        name = str(func)
+        is_view = not new and not func._schema.is_mutable
+        if is_view or "c10d" in name or any(word in name for word in NO_WORK):
+            return out
+        self._add("operations", 1)
+        if not any(word in name.split(".")[1] for word in PRODUCTS):
+            written = new or made[:1]
+            self._add("bytes", sum(map(_bytes, [*given, *written])))
+        return out
+
+    def _add(self, what: str, amount: float) -> None:
+        name = f"{self.phase}_{what}"
+        setattr(self.counts, name, getattr(self.counts, name) + amount)
+
+    def held_bytes(self) -> int:
+        return sum(size for ref, size in self.alive.items() if not ref.expired())
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes behind a tensor; a dim that is only expanded has one element."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        elements *= size if stride else 1
+    return elements * tensor.element_size()
+
+
+@contextmanager
+def pretended(world: int) -> Iterator[None]:
+    """A process group of `world` ranks of which this is the first, and which sends nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def count(config: Any, plan: ParallelPlan) -> Counts:
+    """The counts of forward and backward of a model under a plan, on its first rank."""
+    from transformers import AutoModelForCausalLM
+
+    with pretended(plan.world_size):
+        torch.manual_seed(0)
+        mesh = plan.mesh("cpu")
+        model = parallelize(AutoModelForCausalLM.from_config(config), plan, mesh)
+        trainer = Trainer(model, plan, mesh, lr=1e-3)
+        model.train()
+        ids = torch.randint(1, config.vocab_size, (ROWS, SEQ_LEN))
+        with Counter() as counter:
+            loss = model(input_ids=ids, labels=ids, num_items_in_batch=TOKENS).loss
+            counter.counts.kept_bytes = counter.held_bytes()
+            counter.phase = "backward"
+            loss.backward()
+        trainer.data.take()
+    return counter.counts
+
+
+def count_block(make: Callable[[int], Any], plan: ParallelPlan) -> Counts:
+    """The counts of one block: what a third layer adds to two.
+
+    Args:
+        make: the configuration with so many layers.
+    """
+    two, three = (asdict(count(make(layers), plan)) for layers in (2, 3))
+    return Counts(**{name: three[name] - two[name] for name in two})
