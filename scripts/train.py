@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from train_args import FIRST, ROOT, parse, refuse
 
-from helpers.engine import checkpoint, data, timelines, weights
+from helpers.engine import checkpoint, compiled, data, timelines, weights
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
 from helpers.engine.manifest import read_manifest
@@ -101,6 +101,8 @@ def prepare(args: argparse.Namespace) -> Job:
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )
     plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    if plan.compile:
+        compiled.check_compiler()
     weights.check_model(config)
     weights.check_length(config, args.seq_len)
     tokenizer = data.load_tokenizer(args.tokenizer or default_tokenizer(args.model))
@@ -207,8 +209,11 @@ def train(
     peak = peak_flops(device_name(trainer.device), dtype)
     shape = model_shape(job.config)
     for batch in job.batches(trainer.steps_done):
+        before_s = compiled.compile_s() if job.plan.compile else 0.0
         with clock.phase("train"):
             result = trainer.step(batch.input_ids, batch.labels)
+            if job.plan.compile:
+                clock.move(compiled.compile_s() - before_s, "train", "compile")
             per_second = batch.tokens / result.step_s
             flops = train_flops_per_token(shape, batch.input_ids.shape[1])
             metrics.add(
@@ -266,6 +271,7 @@ def finish(
         "state_bytes": states,
         "final_loss": metrics.lines[-1]["loss"] if metrics.lines else None,
         "skipped_steps": trainer.scaler.skipped,
+        "compiled": [dataclasses.asdict(one) for one in compiled.compilations()],
         "eval": scores,
         "versions": versions(),
         "status": "done",
