@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from train_args import FIRST, ROOT, parse, refuse
 
-from helpers.engine import checkpoint, data, timelines, weights
+from helpers.engine import checkpoint, compiled, data, timelines, weights
 from helpers.engine.adapters import rank_and_alpha, save_adapters, save_merged
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
@@ -108,6 +108,8 @@ def prepare(args: argparse.Namespace) -> Job:
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )
     plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    if plan.compile:
+        compiled.check_compiler()
     weights.check_model(config)
     adapting = adapting_of(args)
     if adapting is not None:
@@ -269,8 +271,11 @@ def train(
     counted = peak if job.adapting is None else None  # a frozen base does less work a token
     shape = model_shape(job.config)
     for batch in batches:
+        before_s = compiled.compile_s() if job.plan.compile else 0.0
         with clock.phase("train"):
             result = trainer.step(batch.input_ids, batch.labels, batch.documents)
+            if job.plan.compile:
+                clock.move(compiled.compile_s() - before_s, "train", "compile")
             per_second = batch.tokens / result.step_s
             flops = train_flops_per_token(shape, batch.input_ids.shape[1])
             metrics.add(
@@ -328,6 +333,7 @@ def finish(
         "state_bytes": states,
         "final_loss": metrics.lines[-1]["loss"] if metrics.lines else None,
         "skipped_steps": trainer.scaler.skipped,
+        "compiled": [dataclasses.asdict(one) for one in compiled.compilations()],
         "eval": scores,
         "versions": versions(),
         "status": "done",

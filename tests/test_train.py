@@ -29,6 +29,7 @@ KEYS = {
     "state_bytes",
     "final_loss",
     "skipped_steps",
+    "compiled",
     "eval",
     "versions",
     "status",

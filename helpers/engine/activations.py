@@ -80,7 +80,7 @@ def _selective() -> Any:
 
 def _checkpointed(block: nn.Module, forward: Callable, contexts: dict[str, Any]) -> Callable:
     again = functools.partial(checkpoint, forward, use_reentrant=False, **contexts)
-    return _in_training(block, again, forward)
+    return in_training(block, again, forward)
 
 
 class Group:
@@ -96,7 +96,7 @@ class Group:
         for block in blocks:
             first = block is blocks[0]
             run = _checkpointed(block, self.run_all, {}) if first else self.hand_on
-            block.forward = _in_training(block, run, block.forward)
+            block.forward = in_training(block, run, block.forward)
 
     def run_all(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
         for forward in self.forwards:
@@ -109,7 +109,9 @@ class Group:
         return (hidden, None) if self.gives_tuple else hidden
 
 
-def _in_training(block: nn.Module, training: Callable, otherwise: Callable) -> Callable:
+def in_training(block: nn.Module, training: Callable, otherwise: Callable) -> Callable:
+    """One forward for training steps, another for everything else."""
+
     def run(*args: Any, **kwargs: Any) -> Any:
         trains = block.training and torch.is_grad_enabled()
         return (training if trains else otherwise)(*args, **kwargs)

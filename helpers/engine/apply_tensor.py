@@ -25,6 +25,9 @@ CONV1D: dict[str, tuple[Any, dict[str, int]]] = {
 }
 
 
+TANH_GELU = partial(F.gelu, approximate="tanh")  # one object: compiled blocks tell layers by theirs
+
+
 def apply_tensor(model: nn.Module, family: Family, region: Region) -> None:
     """Split every block, the embedding and the head, and bind the forwards.
 
@@ -59,7 +62,7 @@ def fuse_gelu(model: nn.Module) -> None:
 
     for module in model.modules():
         if isinstance(module, NewGELUActivation):
-            module.forward = partial(F.gelu, approximate="tanh")
+            module.forward = TANH_GELU
 
 
 def split_block(

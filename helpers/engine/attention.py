@@ -1,5 +1,6 @@
 """One attention call for every family."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch.nn.functional as F
@@ -29,14 +30,14 @@ def attend(
     Returns:
         [batch, seq, heads, head_dim].
     """
-    with region.own_stream(dropout > 0):
+    with region.own_stream(True) if dropout > 0 else nullcontext():
         out = F.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
             dropout_p=dropout,
-            is_causal=mask is None and query.shape[2] > 1,
+            is_causal=mask is None and bool(query.shape[2] > 1),  # a symbol where compiled
             scale=scale,
             enable_gqa=key.shape[1] != query.shape[1],
         )

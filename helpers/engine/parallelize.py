@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from helpers.engine.activations import apply_activations
 from helpers.engine.apply_tensor import apply_tensor
 from helpers.engine.causal import apply_loss
+from helpers.engine.compiled import apply_compile
 from helpers.engine.data_parallel import apply_fully_shard
 from helpers.engine.errors import UserError
 from helpers.engine.families import family_of
@@ -42,6 +43,8 @@ def parallelize(
     family = family_of(model.config)
     cut(model, family, plan, mesh.get_local_rank("pp"))
     apply_tensor(model, family, Region(mesh["tp"], plan.sequence_parallel))
+    if plan.compile:
+        apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
     apply_activations(model, family, plan.activation, plan.offload)
     apply_loss(model, family)
     if plan.halves:

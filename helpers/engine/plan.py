@@ -72,6 +72,7 @@ class ParallelPlan:
     sequence_parallel: bool = False
     activation: str = "none"
     offload: bool = False
+    compile: bool = False
     precision: str = "fp32"
     reduce_dtype: str = "fp32"
     microbatches: int = 0
@@ -102,9 +103,19 @@ class ParallelPlan:
             raise UserError(
                 f"partition must be auto or layers of each stage as 7,7,7,7, not {self.partition!r}"
             )
+        if self.compile and self.activation == "selective":
+            raise UserError(
+                "activation=selective chooses among operations, which compiling joins: with "
+                "compile take none, full or group_N"
+            )
         axis_order(self.degrees, self.placement)
         _one_of("schedule", self.schedule, SCHEDULES)
         self.schedule_of(1)
+        if self.compile and self.halves:
+            raise UserError(
+                f"schedule={self.schedule} puts weight gradients off, which a compiled block does "
+                "not: with compile take gpipe, 1f1b or interleaved"
+            )
         if self.pp == 1 and self.virtual_stages > 1:
             raise UserError("virtual_stages are of a pipeline, so they need pp above 1")
 

@@ -50,6 +50,8 @@ class Adapting:
                 f"tp={plan.tp} splits the matrices that adapters stand beside: "
                 "use dp_replicate, dp_shard or pp with adapters"
             )
+        if plan.compile:
+            raise UserError("compile is not made for adapters: leave out one of the two")
         if plan.halves:
             raise UserError(
                 f"the schedule {plan.schedule} puts off weight gradients, which a frozen base has "

@@ -54,6 +54,11 @@ class Clock:
         finally:
             self.phases_s[name] += time.perf_counter() - began
 
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count some seconds of one phase for another."""
+        self.phases_s[source] -= seconds
+        self.phases_s[target] += seconds
+
 
 class Metrics:
     """The lines of metrics.jsonl. A rank that does not write keeps them in memory alone.
