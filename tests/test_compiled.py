@@ -1,5 +1,6 @@
 """Compiled blocks equal the blocks as they are, alone and in every layout, and compile once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,24 +19,32 @@ from tests.ranks import mesh_of, pool
 
 LAYOUTS = {
     "tp2": {"tp": 2},
-    "sp": {"tp": 2, "sequence_parallel": True},
     "zero3": {"dp_shard": 2},
     "pp2": {"pp": 2, "microbatches": 4},
     "zero1-full": {"dp_shard": 2, "zero_stage": 1, "activation": "full"},
 }
 
 
+def check(family: str, plan: ParallelPlan) -> None:
+    """Runs on each rank. A process gives up compiling a function that it has compiled for too many
+    tests, and would run it as it is."""
+    torch._dynamo.reset()
+    before = len(compiled.compilations())
+    parity.check(family, plan, torch.float32, 3)
+    assert len(compiled.compilations()) > before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ("gptj", "gpt2", "neox", "falcon-new", "llama"))
 def test_compiled_equals_one_process(family: str) -> None:
-    pool(1).run(parity.check, family, ParallelPlan(compile=True), torch.float32, 3)
+    pool(1).run(check, family, ParallelPlan(compile=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compiled_in_a_layout_equals_one_process(layout: str) -> None:
     plan = ParallelPlan(**LAYOUTS[layout], compile=True)
-    pool(2).run(parity.check, "gpt2", plan, torch.float32, 3)
+    pool(2).run(check, "gpt2", plan)
 
 
 def compile_while_training(layers: int) -> list[list[str]]:
@@ -95,8 +104,6 @@ def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_says_what_was_compiled(tmp_path: Path) -> None:
-    import json
-
     sizes = {"model": "gpt2-tiny", "layers": 2, "seq_len": 32, "batch_size": 8, "steps": 6}
     done = train_script.process(**sizes, compile=True, out=tmp_path / "run")
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,9 @@ def attend(
     Returns:
         [batch, seq, heads, head_dim].
     """
+    causal = mask is None
+    if causal and query.shape[2] == 1:  # by a branch: of a compiled shape `> 1` would be a symbol
+        causal = False
     with region.own_stream(True) if dropout > 0 else nullcontext():
         out = F.scaled_dot_product_attention(
             query,
@@ -37,7 +40,7 @@ def attend(
             value,
             attn_mask=mask,
             dropout_p=dropout,
-            is_causal=mask is None and bool(query.shape[2] > 1),  # a symbol where compiled
+            is_causal=causal,
             scale=scale,
             enable_gqa=key.shape[1] != query.shape[1],
         )
