@@ -18,6 +18,8 @@ from helpers.engine.activations import in_training
 from helpers.engine.errors import UserError
 from helpers.engine.families import Family
 
+KEPT = 10_000  # graphs that torch keeps count of; it forgets all but the last 64 by itself
+
 
 def check_compiler() -> None:
     """Raise a UserError if there is no C++ compiler, which torch.compile needs on every machine."""
@@ -35,6 +37,9 @@ def check_compiler() -> None:
 
 def apply_compile(model: nn.Module, family: Family) -> None:
     """Compile the forward of every block that this rank has; names and modules stay."""
+    from torch._dynamo.utils import set_compilation_metrics_limit
+
+    set_compilation_metrics_limit(KEPT)
     for block in model.get_submodule(family.blocks):
         compiled: Callable = torch.compile(block.forward)
         block.forward = in_training(block, compiled, block.forward)
