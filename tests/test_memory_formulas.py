@@ -157,9 +157,11 @@ def test_sequence_parallelism_sends_the_same_bytes_in_blocks():
         assert sent[0] == sent[1]
 
 
-def test_zero_1_sends_what_ddp_sends_and_zero_3_half_as_much_again():
-    """arXiv 1910.02054, section 7, with float32 alike for sums and parameters."""
+def test_zero_1_sends_what_ddp_sends_and_zero_3_the_blocks_once_more():
+    """arXiv 1910.02054, section 7, with float32 alike for sums and parameters. Embedding and head
+    stay gathered from forward to backward."""
     held = 4 * cost.parameters(GPTJ_6B)
+    blocks = 4 * GPTJ_6B.layers * GPTJ_6B.block_parameters
     share = 7 / 8
 
     def sent(**plan):
@@ -167,9 +169,9 @@ def test_zero_1_sends_what_ddp_sends_and_zero_3_half_as_much_again():
 
     assert sent(dp_replicate=8) == pytest.approx(2 * held * share)
     assert sent(dp_shard=8, zero_stage=1) == pytest.approx(2 * held * share)
-    assert sent(dp_shard=8, zero_stage=3) == pytest.approx(3 * held * share)
+    assert sent(dp_shard=8, zero_stage=3) == pytest.approx((2 * held + blocks) * share)
     inside = sent(dp_replicate=4, dp_shard=2, zero_stage=3)
-    assert inside == pytest.approx(held * (3 * 1 / 2 + 2 * 3 / 4 / 2))
+    assert inside == pytest.approx((2 * held + blocks) / 2 + held * 2 * 3 / 4 / 2)
 
 
 def test_a_pipeline_sends_hidden_states_once_each_way():

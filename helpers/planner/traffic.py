@@ -160,7 +160,7 @@ def data_messages(job: Job, rank: int) -> list[Message]:
         DDP       all-reduce of the gradients, beside the last backward
         ZeRO-1    reduce-scatter of the gradients, likewise; all-gather of the new parameters
         ZeRO-2    the reduce-scatter in every micro-batch
-        ZeRO-3    all-gather twice and reduce-scatter, block by block, in every micro-batch
+        ZeRO-3    all-gather (blocks twice) and reduce-scatter, unit by unit, in every micro-batch
         HSDP      each of these over dp_shard, and all-reduce of a shard over dp_replicate
 
     Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
@@ -172,10 +172,12 @@ def data_messages(job: Job, rank: int) -> list[Message]:
     if s == 1:
         found = [_buckets("dp", "all_reduce", gradients, 1, plan.dp, "last")]
     elif plan.zero_stage == 3:
-        units = job.layers_of(rank) + 1  # each block, and embedding with head
+        layers = job.layers_of(rank)
+        units = layers + 1  # each block, and embedding with head, which stay for the backward
+        blocks = layers * job.block_parameters * job.element_bytes
         found = [
             _units("all_gather", "dp_shard", parameters, units, m, s, "parameters", "forward"),
-            _units("all_gather", "dp_shard", parameters, units, m, s, "parameters", "backward"),
+            _units("all_gather", "dp_shard", blocks, layers, m, s, "parameters", "backward"),
             _units("reduce_scatter", "dp_shard", gradients, units, m, s, "gradients", "backward"),
             _units(
                 "all_reduce", "dp_replicate", gradients / s, units, m, r, "gradients", "backward"
@@ -212,7 +214,7 @@ def _units(
     when: str,
 ) -> Message:
     """A message for each unit that fully_shard wraps, in every micro-batch."""
-    return Message(axis, kind, payload_bytes / units, units * times, ranks, what, when)
+    return Message(axis, kind, payload_bytes / max(1, units), units * times, ranks, what, when)
 
 
 def message_s(message: Message, link: Link) -> float:
