@@ -14,16 +14,16 @@ import itertools
 import json
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
+from train_args import FIRST, ROOT, refuse
 
 from helpers.engine import data
 from helpers.engine.errors import UserError
@@ -31,11 +31,9 @@ from helpers.engine.plan import ParallelPlan, distributed, pick_device
 from helpers.engine.trainer import Trainer, over_ranks
 from helpers.engine.weights import check_length, load_config, load_model
 
-ROOT = Path(__file__).resolve().parents[1]
-FIRST = os.environ.get("RANK", "0") == "0"
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
 WARMUP = 2  # rounds; in the second the messages are counted
-KINDS = {"allreduce": "all-reduce", "reduce_scatter": "reduce-scatter", "allgather": "all-gather"}
+KINDS = {"allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather"}
 
 
 def rungs(ranks: int) -> dict[str, dict[str, Any]]:
@@ -161,15 +159,6 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "ladder.json").write_text(json.dumps(report, indent=1) + "\n")
         print(f"{len(ladder)} rungs on {RANKS} ranks, {args.steps} timed steps each")
-
-
-def refuse(message: str) -> NoReturn:
-    """One line from the first rank. The others wait for it: torchrun ends all when one has left."""
-    if FIRST:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(10)
-    sys.exit(2)
 
 
 @record

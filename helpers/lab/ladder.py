@@ -9,45 +9,31 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, need
+from helpers.engine.plan import ParallelPlan
 from helpers.lab.figures import BLUE, ORANGE, Plot
 from helpers.planner.cost import Shape, parameters, state_bytes
+from helpers.planner.job import make_job
+from helpers.planner.traffic import SENT, data_messages
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FP32 = 4  # bytes of an element
 MB = 1e6
 
 
-def sent_bytes(shape: Shape, plan: Mapping[str, Any]) -> float:
-    """Bytes that a rank sends in one step to share gradients and parameters, all in float32.
-
-    With n ranks and a message of N bytes an all-reduce sends 2·N·(n-1)/n from each rank, an
-    all-gather or reduce-scatter N·(n-1)/n. DDP and ZeRO-1 sum once a step, ZeRO-2 and 3 in each
-    micro-batch. ZeRO-3 gathers each block for its forward and for its backward; embedding and head,
-    which both ends of a micro-batch need, once.
-
-    Source: arXiv 1910.02054 (ZeRO), section 7.
-    """
-    count = parameters(shape)
-    blocks = shape.layers * shape.block_parameters
-    copies, shards, m = plan["dp_replicate"], plan["dp_shard"], plan["microbatches"]
-    share, among = (shards - 1) / shards, 2 * (copies - 1) / copies
-    if shards == 1:
-        return FP32 * count * among
-    stage = plan["zero_stage"]
-    scatters = m if stage > 1 else 1
-    gathered = m * (2 * blocks + count - blocks) if stage == 3 else count
-    return FP32 * (share * (scatters * count + gathered) + among * scatters * count / shards)
+def sent_bytes(shape: Shape, plan: ParallelPlan) -> float:
+    """What the planner says that a rank sends in a step to share gradients and parameters."""
+    job = make_job(shape, plan, batch=plan.dp * plan.microbatches, seq_len=1)
+    return sum(message.sent_bytes for message in data_messages(job, rank=0))
 
 
-def counted_bytes(message_bytes: Mapping[str, int], plan: Mapping[str, Any]) -> float:
-    """What a rank sent, from the whole sizes of the messages that it took part in."""
-    copies, shards = plan["dp_replicate"], plan["dp_shard"]
-    share = (shards - 1) / shards
-    among = 2 * (copies - 1) / copies
-    scattered = message_bytes.get("reduce-scatter", 0) + message_bytes.get("all-gather", 0)
-    return share * scattered + among * message_bytes.get("all-reduce", 0)
+def counted_bytes(message_bytes: Mapping[str, int], plan: ParallelPlan) -> float:
+    """What a rank sent, from the whole sizes of the messages that it took part in: all-reduces are
+    over dp_replicate, the others over dp_shard."""
+    return sum(
+        size * SENT[kind](plan.dp_replicate if kind == "all_reduce" else plan.dp_shard)
+        for kind, size in message_bytes.items()
+    )
 
 
 def compare_rungs(report: Mapping[str, Any], shape: Shape) -> "pd.DataFrame":
@@ -59,11 +45,11 @@ def compare_rungs(report: Mapping[str, Any], shape: Shape) -> "pd.DataFrame":
     pandas = need("pandas", "notebooks")
     rows = {}
     for name, found in report.items():
-        plan = found["plan"]
-        if plan["precision"] != "fp32":
+        plan = ParallelPlan.from_dict(found["plan"])
+        if plan.precision != "fp32":
             raise UserError(f"{name!r} is not in float32: leave it out of this comparison")
-        stage = plan["zero_stage"] if plan["dp_shard"] > 1 else 0
-        said = state_bytes(parameters(shape), dp_shard=plan["dp_shard"], zero_stage=stage)
+        stage = plan.zero_stage if plan.dp_shard > 1 else 0
+        said = state_bytes(parameters(shape), dp_shard=plan.dp_shard, zero_stage=stage)
         held = max(sum(state.values()) for state in found["state_bytes"])
         rows[name] = {
             "state, predicted MB": said.total / MB,
