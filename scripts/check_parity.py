@@ -19,16 +19,15 @@ import itertools
 import json
 import math
 import os
-import sys
-import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from train_args import FIRST, ROOT, refuse
 
 from helpers.engine import data
 from helpers.engine.errors import UserError, need
@@ -38,9 +37,7 @@ from helpers.engine.plan import ParallelPlan, distributed
 from helpers.engine.trainer import Trainer, over_ranks
 from helpers.engine.weights import check_length, load_config
 
-ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-FIRST = os.environ.get("RANK", "0") == "0"
 
 
 class Messages(TorchDispatchMode):
@@ -175,15 +172,6 @@ def main() -> None:
     if FIRST:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "parity.json").write_text(json.dumps(report, indent=1) + "\n")
-
-
-def refuse(message: str) -> NoReturn:
-    """One line from the first rank. The others wait for it: torchrun ends all when one has left."""
-    if FIRST:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(10)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

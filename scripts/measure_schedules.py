@@ -13,17 +13,16 @@ import copy
 import itertools
 import json
 import os
-import sys
-import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
+from train_args import FIRST, ROOT, refuse
 
 from helpers.engine import data, timelines
 from helpers.engine.errors import UserError
@@ -31,8 +30,6 @@ from helpers.engine.plan import ParallelPlan, distributed, pick_device
 from helpers.engine.trainer import Trainer, over_ranks
 from helpers.engine.weights import check_length, load_config, load_model
 
-ROOT = Path(__file__).resolve().parents[1]
-FIRST = os.environ.get("RANK", "0") == "0"
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
 WARMUP = 2  # rounds; in the second it is counted what is kept
 
@@ -179,15 +176,6 @@ def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -
         for name, spans in steps.items():
             timelines.write_timelines(args.out / f"{name.replace(':', '-')}.json", spans)
         print(f"{len(cases)} cases, {args.steps} timed steps each")
-
-
-def refuse(message: str) -> NoReturn:
-    """One line from the first rank. The others wait for it: torchrun ends all when one has left."""
-    if FIRST:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(10)
-    sys.exit(2)
 
 
 @record
