@@ -4,6 +4,7 @@
     python scripts/benchmark.py fsdp                # DDP, ZeRO-1, 2, 3, GPT-NeoX
     python scripts/benchmark.py pipeline            # schedules on two stages, GPT-J
     python scripts/benchmark.py memory              # bytes by layout and by what is recomputed
+    python scripts/benchmark.py compile             # blocks compiled and not, GPT-2 of 6 x 384
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
 and take turns, so that what else the machine does meets all of them alike. The share of one process
@@ -25,8 +26,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import compare, memory, predicted, registry, work
+from benchmarks import compare, compiling, memory, predicted, registry, work
 
+SIZES = {"layers": 8, "hidden": 512, "heads": 8}
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed")
 
 
@@ -40,9 +42,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the peers' names and stop")
     parser.add_argument("--rounds", type=int, help="undisturbed rounds to time; default 8")
     parser.add_argument("--steps", type=int, default=1, help="steps a peer takes in a round")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--heads", type=int, default=8)
+    for size in ("layers", "hidden", "heads"):
+        parser.add_argument(f"--{size}", type=int, help="8 of 512 with 8 heads; compile: 6 of 384")
     parser.add_argument("--vocab", type=int, help="default: 2048 for GPT-J, 8192 for others")
     parser.add_argument(
         "--batch", type=int, help="rows of the global batch; 16 for pipeline, else 8"
@@ -54,7 +55,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     args = parser.parse_args(arguments)
-    default = {"tp": "gptj,neox", "pipeline": "gptj"}.get(args.benchmark, "neox")
+    families = {"tp": "gptj,neox", "pipeline": "gptj", "compile": "gpt2"}
+    default = families.get(args.benchmark, "neox")
+    sizes = {"layers": 6, "hidden": 384, "heads": 6} if args.benchmark == "compile" else SIZES
+    for name, size in sizes.items():
+        setattr(args, name, getattr(args, name) or size)
     args.families = _names(parser, "family", args.families or default, registry.FAMILIES)
     known = [peer.name for peer in registry.BENCHMARKS[args.benchmark]]
     args.peers = _names(parser, "peer", args.peers or ",".join(known), known)
@@ -108,8 +113,9 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
         else:
             rows = compare.compare(peers, one, args.cores, rounds, say)
             print(compare.table(rows))
-            if args.benchmark == "pipeline":
-                print(f"\n{predicted.table(rows)}")
+            more = {"pipeline": predicted.table, "compile": compiling.table}
+            if args.benchmark in more:
+                print(f"\n{more[args.benchmark](rows)}")
             found = [compare.to_dict(row) for row in rows]
     return {"work": one.to_dict() | {"parameters": parameters}, "rows": found}
 

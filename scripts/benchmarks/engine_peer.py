@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.work import BETAS, CLIP, EPS, LR, WEIGHT_DECAY, Work
+from helpers.engine.compiled import compile_s
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.engine.weights import load_model
@@ -37,7 +38,7 @@ class Peer:
     def state(self) -> dict[str, Any]:
         """Bytes by kind, and of a pipeline when each action of the last steps ran."""
         if self.trainer.plan.pp == 1:
-            return self.trainer.state_bytes()
+            return self.trainer.state_bytes() | {"compile_s": compile_s()}
         steps = self.trainer.pipeline.history
         spans = [[[*span.action, span.start_s, span.end_s] for span in step] for step in steps]
         return self.trainer.state_bytes() | {"spans": spans}

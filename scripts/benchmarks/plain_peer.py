@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.work import CLIP, Work, adamw, plain_model
+from helpers.engine.compiled import compile_s
 
 
 class Peer:
@@ -17,7 +18,10 @@ class Peer:
         self.model = self.lay_out(plain_model(work), work, **options)
         self.optimizer = self.make_optimizer()
 
-    def lay_out(self, model: nn.Module, work: Work) -> nn.Module:
+    def lay_out(self, model: nn.Module, work: Work, compile: bool = False) -> nn.Module:
+        if compile:
+            for block in find_blocks(model):
+                block.compile()
         return model
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -47,10 +51,15 @@ class Peer:
         """Bytes of this rank's parameters, gradients and optimizer state."""
         moments = [t for s in self.optimizer.state.values() for t in s.values() if t.dim()]
         return {
+            "compile_s": compile_s(),
             "parameters": sum(map(size, self.model.parameters())),
             "gradients": self.gradient_bytes,
             "optimizer": sum(map(size, moments)),
         }
+
+
+def find_blocks(model: nn.Module) -> nn.ModuleList:
+    return next(m for m in model.base_model.children() if isinstance(m, nn.ModuleList) and len(m))
 
 
 def whole(tensor: Tensor) -> Tensor:

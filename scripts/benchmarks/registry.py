@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-FAMILIES = ("gptj", "neox", "llama")
+FAMILIES = ("gptj", "neox", "llama", "gpt2")
 
 
 @dataclass(frozen=True)
@@ -97,4 +97,20 @@ MEMORY = (
     ),
     *(peer for peer in DATA if peer.name in ("ddp", "fully-shard", "deepspeed3")),
 )
-BENCHMARKS = {"tp": TENSOR, "fsdp": DATA, "memory": MEMORY, "pipeline": PIPELINE}
+COMPILE = (
+    ONE,
+    Peer("one-compiled", "the same, blocks compiled", "plain_peer", 1, {"compile": True}),
+    ENGINE_ONE,
+    engine("engine-compiled", "**this engine, compiled**", compile=True),
+    engine("engine-bf16", "this engine, bf16", precision="bf16"),
+    engine(
+        "engine-bf16-compiled", "**this engine, bf16, compiled**", precision="bf16", compile=True
+    ),
+)
+BENCHMARKS = {
+    "tp": TENSOR,
+    "fsdp": DATA,
+    "memory": MEMORY,
+    "pipeline": PIPELINE,
+    "compile": COMPILE,
+}

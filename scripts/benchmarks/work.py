@@ -85,6 +85,16 @@ def config(work: Work) -> Any:
             **sizes,
             **common,
         ),
+        "gpt2": lambda: transformers.GPT2Config(
+            n_embd=work.hidden,
+            n_layer=work.layers,
+            n_head=work.heads,
+            n_positions=work.seq,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **common,
+        ),
         "llama": lambda: transformers.LlamaConfig(
             intermediate_size=8 * work.hidden // 3, **sizes, **common
         ),
