@@ -274,9 +274,10 @@ def train(
         before_s = compiled.compile_s() if job.plan.compile else 0.0
         with clock.phase("train"):
             result = trainer.step(batch.input_ids, batch.labels, batch.documents)
-            if job.plan.compile:
-                clock.move(compiled.compile_s() - before_s, "train", "compile")
-            per_second = batch.tokens / result.step_s
+            compile_s = compiled.compile_s() - before_s if job.plan.compile else 0.0
+            clock.move(compile_s, "train", "compile")
+            step_s = result.step_s - compile_s
+            per_second = batch.tokens / step_s
             flops = train_flops_per_token(shape, batch.input_ids.shape[1])
             metrics.add(
                 {
@@ -286,7 +287,7 @@ def train(
                     "lr": result.lr,
                     "tokens": batch.tokens,
                     "samples": batch.samples,
-                    "step_s": result.step_s,
+                    "step_s": step_s,
                     "tokens_per_s": per_second,
                     "mfu": counted and mfu(per_second, flops, job.plan.world_size, counted),
                     "peak_memory_bytes": max(over_ranks(peak_memory_bytes(trainer.device))),

@@ -114,3 +114,5 @@ def test_a_run_says_what_was_compiled(tmp_path: Path) -> None:
     # what torch's cache on disk holds of a backward comes with its forward, without a line
     forwards = [one for one in summary["compiled"] if one["name"] != "backward"]
     assert forwards and spent > 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["step_s"] for line in lines) <= phases["train"]  # none compiles

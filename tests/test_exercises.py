@@ -1,5 +1,7 @@
 """The exercises: their solutions pass, their stubs do not, and a wrong answer gets a hint only."""
 
+import math
+
 import pytest
 import torch
 
@@ -71,6 +73,18 @@ def solution_5c():
     }
 
 
+def solution_3b(rows, batch, epochs, drop_last):
+    whole, left = divmod(rows, batch)
+    if drop_last or not left:
+        return epochs * whole * batch, epochs * whole
+    return epochs * rows, epochs * (whole + 1)
+
+
+def solution_3c(compile_s, native_s, compiled_s):
+    gained_s = native_s - compiled_s
+    return math.ceil(compile_s / gained_s - 1e-6) if gained_s > 0 else math.inf
+
+
 SOLUTIONS = {
     "1a traffic": solution_1a(),
     "1b vocabulary loss": solution_1b,
@@ -78,6 +92,9 @@ SOLUTIONS = {
     "2a plan": {"schedule": "zero-bubble", "microbatches": 16},
     "2b 1f1b": solution_2b,
     "2c zero bubble": solution_2c,
+    "3a claims": {"rate": 53.09, "time": 34.68, "counted": 2.06},
+    "3b trained": solution_3b,
+    "3c break-even": solution_3c,
     "5a fewest GPUs": {"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 5},
     "5b sharded step": solution_5b,
     "5c published bill": solution_5c(),
@@ -89,6 +106,9 @@ STUBS = {
     "2a plan": {"schedule": None, "microbatches": None},
     "2b 1f1b": lambda rank, ranks, microbatches: None,
     "2c zero bubble": lambda rank, ranks, microbatches: None,
+    "3a claims": {"rate": None, "time": None, "counted": None},
+    "3b trained": lambda rows, batch, epochs, drop_last: None,
+    "3c break-even": lambda compile_s, native_s, compiled_s: None,
     "5a fewest GPUs": {"ZeRO-1": None, "ZeRO-2": None, "ZeRO-3": None},
     "5b sharded step": lambda weights, gradients, lr: None,
     "5c published bill": {"usd": None, "gpu_hours": None, "state_gb": None},

@@ -74,6 +74,7 @@ def find_batch(
     first: int = 8,
     most: int = 4096,
     step: int = 1,
+    limit_bytes: float = math.inf,
     out: str | Path,
     **flags: Any,
 ) -> Found:
@@ -83,6 +84,8 @@ def find_batch(
         first: the first size to try: a prediction, where there is one (planner.estimate).
         most: no size above it is tried.
         step: sizes are multiples of this: the number of data ranks, or of micro-batches.
+        limit_bytes: a rank whose peak is above it counts as full: for machines that other programs
+            use too, where nothing runs out before everything stands still.
         out: folder of the tries' folders.
         flags: of the script and of `launch`.
 
@@ -95,7 +98,7 @@ def find_batch(
     tries: list[Try] = []
 
     def fits(units: int) -> bool:
-        tries.append(_try(script, units * step, Path(out), flags))
+        tries.append(_try(script, units * step, limit_bytes, Path(out), flags))
         return tries[-1].fits
 
     search(fits, first // step, most // step)
@@ -121,7 +124,9 @@ def search(fits: Callable[[int], bool], first: int, most: int) -> int:
     return low
 
 
-def _try(script: str | Path, batch_size: int, out: Path, flags: dict[str, Any]) -> Try:
+def _try(
+    script: str | Path, batch_size: int, limit_bytes: float, out: Path, flags: dict[str, Any]
+) -> Try:
     folder = unused(f"{out}/batch-{batch_size}")
     try:
         run = launch(script, out=folder, show=False, **flags, batch_size=batch_size, steps=STEPS)
@@ -131,7 +136,7 @@ def _try(script: str | Path, batch_size: int, out: Path, flags: dict[str, Any]) 
             raise
         return Try(batch_size, False, words)
     peak = max(run.summary["peak_memory_bytes"])
-    return Try(batch_size, True, f"peak {peak / 1e9:.2f} GB")
+    return Try(batch_size, peak <= limit_bytes, f"peak {peak / 1e9:.2f} GB")
 
 
 def scaled_lr(lr: float, batch_size: int, base_batch_size: int, rule: str) -> float:

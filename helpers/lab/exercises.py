@@ -13,6 +13,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.lab.grading import Result, audit_of_the_published_run, traffic, vocabulary_loss
+from helpers.lab.grading_compile import break_even, published_claims, trained
 from helpers.lab.grading_pipeline import one_f_one_b, plan_choice, zero_bubble
 from helpers.lab.grading_shards import fewest_gpus, published_bill, sharded_step
 from helpers.lab.show import show_text
@@ -138,6 +139,50 @@ EXERCISES = {
                 "Start from 1F1B: each B becomes an I, and its W comes somewhere later.",
                 "In 1F1B the later ranks wait at the end: keep some W for then.",
                 "Rank r does each W r micro-batches late; what is late is also held longer.",
+            ),
+        ),
+        Exercise(
+            name="3a claims",
+            question=(
+                "The published pair on p4d (P4D.native and P4D.compiled: .samples_per_s, "
+                ".runtime_s, .steps_per_s, .batch). In percent: how many more samples a second "
+                "were logged (rate), how many seconds fewer did training take (time), and how many "
+                "more samples a second were trained on (counted)? Both runs took whole batches "
+                "alone. Answer with a dictionary of rate, time and counted."
+            ),
+            grade=published_claims,
+            hints=(
+                "rate: ratio - 1. time: 1 - seconds over seconds.",
+                "The logged samples are the rows of the data set, trained on or not.",
+                "What was trained on a second: steps a second times the batch.",
+            ),
+        ),
+        Exercise(
+            name="3b trained",
+            question=(
+                "Write trained(rows, batch, epochs, drop_last): how many samples are trained on, "
+                "and in how many optimizer steps? Return both, in this order. drop_last leaves out "
+                "an epoch's last batch if it is smaller than the others."
+            ),
+            grade=trained,
+            hints=(
+                "rows // batch batches are whole; rows % batch rows are left.",
+                "Without drop_last there is one more step an epoch if rows are left.",
+                "Fewer rows than a batch: one small step, or none.",
+            ),
+        ),
+        Exercise(
+            name="3c break-even",
+            question=(
+                "Write break_even(compile_s, native_s, compiled_s): after how many whole steps is "
+                "the compiled run no longer behind, with compile_s seconds before its first step? "
+                "math.inf if it never catches up."
+            ),
+            grade=break_even,
+            hints=(
+                "Each step gains native_s - compiled_s.",
+                "Round up: math.ceil. Take a millionth off first, floating point is not exact.",
+                "A gain of nothing, or less, pays nothing back.",
             ),
         ),
         Exercise(

@@ -182,6 +182,35 @@ _GPU_PIPELINE = replace(
     untrue=("The compared pair is a GPT-J cut to fit one GPU; only the larger run is the whole.",),
 )
 
+# large enough that a step is arithmetic and not Python; fewer steps than an epoch has, since its
+# last, smaller batch would be compiled anew
+_TINY_COMPILER = Profile(
+    name="tiny",
+    model="gpt2-tiny",
+    tp=1,
+    steps=26,
+    batch_size=16,
+    seq_len=128,
+    parameters=3_814_912,
+    layers=4,
+    hidden=256,
+    untrue=(_CPU[0], "The model is tiny: products of small matrices leave less to gain."),
+)
+
+_GPU_COMPILER = replace(
+    _TINY_COMPILER,
+    name="single_gpu",
+    model="gpt2",
+    steps=100,
+    seq_len=512,
+    parameters=124_439_808,
+    device="cuda",
+    lr=3e-4,
+    layers=None,
+    hidden=None,
+    untrue=(),
+)
+
 _TINY_SHARDS = Profile(
     name="tiny",
     model="neox-tiny",
@@ -219,5 +248,6 @@ PROFILES: dict[int, dict[str, Profile]] = {
     0: {"tiny": replace(_TINY, steps=30)},
     1: {"tiny": _TINY, "single_gpu": _SINGLE_GPU, "multi_gpu": _MULTI_GPU},
     2: {"tiny": _TINY_PIPELINE, "multi_gpu": _GPU_PIPELINE},
+    3: {"tiny": _TINY_COMPILER, "single_gpu": _GPU_COMPILER},
     5: {"tiny": _TINY_SHARDS, "multi_gpu": _GPU_SHARDS},
 }
