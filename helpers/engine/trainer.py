@@ -20,6 +20,7 @@ from helpers.engine.packing import PADDING
 from helpers.engine.pipeline import MicroBatch, Pipeline
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision import LossScaler
+from helpers.engine.products import products
 from helpers.engine.tensor import local
 
 
@@ -112,7 +113,9 @@ class Trainer:
         self.model.train()
         tokens = max(1, int((labels[:, 1:] != -100).sum()))
         batches = self._micro_batches(MicroBatch(input_ids, labels, documents))
-        return self._over_samples(self.pipeline.train(batches, tokens, self.scaler.scale))
+        with products(self.plan, self.device):
+            loss = self.pipeline.train(batches, tokens, self.scaler.scale)
+        return self._over_samples(loss)
 
     @record_function("reduce")
     def gradients(self) -> dict[str, Tensor]:
@@ -166,7 +169,10 @@ class Trainer:
         wants = answers is not None
         for batch in batches:
             parts = self._micro_batches(MicroBatch(*batch))
-            outputs = self.pipeline.forward_only(parts, num_items_in_batch=1, label_logits=wants)
+            with products(self.plan, self.device):
+                outputs = self.pipeline.forward_only(
+                    parts, num_items_in_batch=1, label_logits=wants
+                )
             for part, out in zip(parts, outputs):
                 targets = part.labels[:, 1:][part.labels[:, 1:] != -100]
                 totals[0] += out.loss
