@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from train_args import FIRST, ROOT, parse, refuse
 
-from helpers.engine import checkpoint, compiled, data, timelines, weights
+from helpers.engine import checkpoint, compiled, configs, data, timelines, weights
 from helpers.engine.adapters import rank_and_alpha, save_adapters, save_merged
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
@@ -103,20 +103,20 @@ def prepare(args: argparse.Namespace) -> Job:
         "hidden_size": args.hidden,
         "num_attention_heads": args.heads,
     }
-    config = weights.load_config(args.model, **overrides)
+    config = configs.load_config(args.model, **overrides)
     plan = ParallelPlan(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )
     plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
     if plan.compile:
         compiled.check_compiler()
-    weights.check_model(config)
+    configs.check_model(config)
     adapting = adapting_of(args)
     if adapting is not None:
         adapting.check(plan)
-    weights.check_length(config, args.seq_len)
+    configs.check_length(config, args.seq_len)
     tokenizer = data.load_tokenizer(args.tokenizer or default_tokenizer(args.model))
-    weights.fit_vocabulary(config, args.model, tokenizer.vocab_size)
+    configs.fit_vocabulary(config, args.model, tokenizer.vocab_size)
     if args.task == "instruct" and args.pack:
         check_packing(config, args.seq_len)
     train = tokens(args.data, "train", args, tokenizer)
@@ -152,7 +152,7 @@ def tokens(source, split, args, tokenizer, labels=None) -> data.TokenData:
 
 def default_tokenizer(model: str) -> str:
     """The model's own tokenizer where it comes with one, else the bundled one."""
-    folder = Path(weights.resolve(model))
+    folder = Path(configs.resolve(model))
     if folder.is_dir() and not (folder / "tokenizer.json").is_file():
         return str(ROOT / "data/tokenizer")
     return str(folder)

@@ -9,9 +9,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.timelines import read_timelines
-from helpers.engine.weights import load_config
 from helpers.lab import paths
 from helpers.lab.exercises import EXERCISES
 from helpers.lab.failures import RunFailed

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.engine import weights
+from helpers.engine.configs import load_config, resolve
 from helpers.engine.errors import need
 from helpers.engine.families import family_of
 from helpers.engine.weight_files import WeightFiles
@@ -64,8 +65,8 @@ def load_quantized(
     """
     transformers = need("transformers", "hf")
     need("bitsandbytes", "qlora")
-    config = config or weights.load_config(source)
-    files = WeightFiles.find(weights.resolve(source))
+    config = config or load_config(source)
+    files = WeightFiles.find(resolve(source))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     fill_quantized(model, files, seed, device)

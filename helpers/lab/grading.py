@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.engine.weights import load_config
+from helpers.engine.configs import load_config
 from helpers.planner.cost import (
     mfu,
     model_shape,

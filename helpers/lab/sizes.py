@@ -8,7 +8,7 @@ multi_gpu    ranks on GPUs over NCCL, and the published model where it fits
 from dataclasses import dataclass, replace
 from typing import Any
 
-from helpers.engine.weights import load_config
+from helpers.engine.configs import load_config
 from helpers.planner.cost import Shape, model_shape
 
 
