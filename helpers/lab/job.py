@@ -45,8 +45,8 @@ def prepare(
     Raises:
         UserError: no such script, a flag that cannot be one, or a folder that cannot be used.
     """
-    script = _find_script(script)
-    arguments = _arguments(flags)
+    script = find_script(script)
+    arguments = flag_words(flags)
     if out is None:
         out = _fresh_folder(str(flags.get("model") or script.stem))
     else:
@@ -62,7 +62,7 @@ def prepare(
     else:  # nodes.py adds how they meet and where each one's logs go
         start, files = ranks, ["--tee", "3"]
         hand = ["--nnodes", str(nodes), *ranks, *tries, *MEET]
-    program = [_from_root(script), *arguments]
+    program = [from_root(script), *arguments]
     steps = flags.get("steps")
     return Job(
         script=script,
@@ -71,13 +71,18 @@ def prepare(
         max_restarts=max_restarts,
         out=out,
         logs=logs,
-        torchrun=[*start, *files, *program, "--out", _from_root(out)],
+        torchrun=[*start, *files, *program, "--out", from_root(out)],
         command=shorten(shlex.join(["torchrun", *hand, *program, "--out", shown(out)])),
         steps=steps if isinstance(steps, int) else None,
     )
 
 
-def _arguments(flags: Mapping[str, Any]) -> list[str]:
+def flag_words(flags: Mapping[str, Any]) -> list[str]:
+    """A command line's words for flags by their names.
+
+    Raises:
+        UserError: a value that no flag can carry.
+    """
     arguments = []
     for name, value in flags.items():
         flag = name.replace("_", "-")
@@ -116,14 +121,19 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _find_script(script: str | Path) -> Path:
+def find_script(script: str | Path) -> Path:
+    """The script's path, looked for in the project root, then in the current folder.
+
+    Raises:
+        UserError: there is none.
+    """
     for folder in (ROOT, Path.cwd()):
         if (folder / script).is_file():
             return (folder / script).resolve()
     raise UserError(f"there is no script {script}, neither in the project nor in this folder")
 
 
-def _from_root(path: Path) -> str:
+def from_root(path: Path) -> str:
     """As short as it can be for a process that runs in the project root."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 

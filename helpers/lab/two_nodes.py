@@ -1,6 +1,6 @@
 """launch() on two nodes, from the shell.
 
-    bash scripts/two_nodes --nproc 2 --mbit 400 scripts/train.py --dp-shard 4 --steps 20 --out runs/x
+    bash scripts/two_nodes --nproc 2 --mbit 400 scripts/train.py --dp-shard 4 --out runs/x
 
 Exit codes: 0 done; 2 nothing was started, and why in one line; 1 it failed.
 """

@@ -87,6 +87,9 @@ def collective_of_all(out: Path) -> None:
     )
     print(f"sum {total.item()}, wire {'wire:' in Path('/proc/self/net/dev').read_text()}")
     dist.destroy_process_group()
+    for name, value in zip(sys.argv, sys.argv[1:]):
+        if name == "--more":
+            print(f"more: {value}")
 
 
 def recorded(out: Path) -> None:
