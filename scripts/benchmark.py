@@ -5,6 +5,7 @@
     python scripts/benchmark.py pipeline            # schedules on two stages, GPT-J
     python scripts/benchmark.py memory              # bytes by layout and by what is recomputed
     python scripts/benchmark.py compile             # blocks compiled and not, GPT-2 of 6 x 384
+    python scripts/benchmark.py two-nodes           # FSDP and HSDP over a link of --mbit, GPT-NeoX
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
 and take turns, so that what else the machine does meets all of them alike. The share of one process
@@ -26,7 +27,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import compare, compiling, memory, predicted, registry, work
+from benchmarks import compare, compiling, memory, predicted, registry, two_nodes, work
+
+from helpers.engine.errors import UserError
+from helpers.lab.network import Link
 
 SIZES = {"layers": 8, "hidden": 512, "heads": 8}
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed")
@@ -46,9 +50,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{size}", type=int, help="8 of 512 with 8 heads; compile: 6 of 384")
     parser.add_argument("--vocab", type=int, help="default: 2048 for GPT-J, 8192 for others")
     parser.add_argument(
-        "--batch", type=int, help="rows of the global batch; 16 for pipeline, else 8"
+        "--batch", type=int, help="rows of the batch; 16 for pipeline, 4 for two-nodes, else 8"
     )
-    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--seq", type=int, help="tokens of a row; 64 for two-nodes, else 256")
+    parser.add_argument("--mbit", type=float, default=400, help="of the link of two-nodes")
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 2))
     parser.add_argument("--patience", type=float, default=30, help="s to wait for quiet cores")
     parser.add_argument("--minutes", type=float, default=10, help="after which no round is made up")
@@ -63,7 +68,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args.families = _names(parser, "family", args.families or default, registry.FAMILIES)
     known = [peer.name for peer in registry.BENCHMARKS[args.benchmark]]
     args.peers = _names(parser, "peer", args.peers or ",".join(known), known)
-    args.batch = args.batch or (16 if args.benchmark == "pipeline" else 8)
+    args.batch = args.batch or {"pipeline": 16, "two-nodes": 4}.get(args.benchmark, 8)
+    args.seq = args.seq or (64 if args.benchmark == "two-nodes" else 256)
     args.rounds = args.rounds or (3 if args.quick else 8)
     if args.quick:
         args.layers = max(1, args.layers // 2)
@@ -110,6 +116,10 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
             rows = memory.measure(peers, one, args.cores, steps=2, say=say)
             print(memory.table(rows))
             found = [memory.to_dict(row) for row in rows]
+        elif args.benchmark == "two-nodes":
+            rows = two_nodes.measure(peers, one, args.cores, rounds, say, Link(args.mbit))
+            print(two_nodes.table(rows, one))
+            found = [two_nodes.to_dict(row, one) for row in rows]
         else:
             rows = compare.compare(peers, one, args.cores, rounds, say)
             print(compare.table(rows))
@@ -152,7 +162,10 @@ def main() -> None:
             print(f"{peer.name:20} {peer.title.strip('*')}")
         return
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
-    results = [run(args, name) for name in registry.FAMILIES if name in args.families]
+    try:
+        results = [run(args, name) for name in registry.FAMILIES if name in args.families]
+    except UserError as error:
+        sys.exit(f"error: {error}")
     record = {
         "benchmark": args.benchmark,
         "command": command,

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from train_args import FIRST, ROOT, parse, refuse
+from train_args import AUTO, FIRST, ROOT, parse, refuse
 
 from helpers.engine import checkpoint, compiled, configs, data, timelines, weights
 from helpers.engine.adapters import rank_and_alpha, save_adapters, save_merged
@@ -92,12 +92,10 @@ class Job:
 
 def prepare(args: argparse.Namespace) -> Job:
     """Check all input and read the data. Raises UserError; writes nothing."""
-    resume_from = None
-    if args.resume is not None:
-        resume_from = checkpoint.pick(args.out if args.resume == Path() else args.resume)
+    resume_from = source(args)
     if FIRST:
         own = resume_from and args.out.resolve() in resume_from.resolve().parents
-        check_folder(args.out, resume=bool(own))
+        check_folder(args.out, resume=bool(own) or args.resume == AUTO)
     overrides = {
         "num_hidden_layers": args.layers,
         "hidden_size": args.hidden,
@@ -132,6 +130,15 @@ def prepare(args: argparse.Namespace) -> Job:
     if resume_from is not None:
         read_manifest(resume_from, job.fixed())
     return job
+
+
+def source(args: argparse.Namespace) -> Path | None:
+    """The checkpoint that the run goes on from."""
+    if args.resume is None or (
+        args.resume == AUTO and not checkpoint.found(args.out / "checkpoints")
+    ):
+        return None
+    return checkpoint.pick(args.out if args.resume in (Path(), AUTO) else args.resume)
 
 
 def adapting_of(args: argparse.Namespace) -> Adapting | None:

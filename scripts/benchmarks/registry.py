@@ -107,10 +107,17 @@ COMPILE = (
         "engine-bf16-compiled", "**this engine, bf16, compiled**", precision="bf16", compile=True
     ),
 )
+TWO_NODES = (
+    ONE,
+    engine("fsdp", "**this engine, FSDP over both nodes**", dp_shard=4),
+    engine("hsdp", "**this engine, HSDP 2 × 2**", dp_replicate=2, dp_shard=2),
+    engine("hsdp-zero2", "this engine, ZeRO-2 2 × 2", dp_replicate=2, dp_shard=2, zero_stage=2),
+)
 BENCHMARKS = {
     "tp": TENSOR,
     "fsdp": DATA,
     "memory": MEMORY,
     "pipeline": PIPELINE,
     "compile": COMPILE,
+    "two-nodes": TWO_NODES,
 }
