@@ -7,10 +7,13 @@ import torch
 
 from helpers.engine.errors import UserError
 from helpers.engine.schedules import make_schedule
+from helpers.engine.weights import load_config
 from helpers.planner import cost
+from helpers.planner.cluster import make_cluster
 from helpers.planner.hardware import find_gpu
 from helpers.planner.published import GPTJ_TENSOR_PARALLEL as RUN
 from helpers.planner.published import NEOX_SHARDED as SHARDED
+from helpers.planner.search import search_plans
 
 pytest.importorskip("transformers")
 from helpers.lab.exercises import EXERCISES, check
@@ -85,6 +88,18 @@ def solution_3c(compile_s, native_s, compiled_s):
     return math.ceil(compile_s / gained_s - 1e-6) if gained_s > 0 else math.inf
 
 
+def solution_6a():
+    count = cost.parameters(cost.model_shape(load_config("gpt3-175b")))
+    takes_s = 6 * count * 300e9 / (512 * 0.4 * 989e12)
+    return {"days": takes_s / 86400, "usd": takes_s / 3600 * 98.32 * 64}
+
+
+def solution_6c():
+    best = search_plans(load_config("llama2-13b"), make_cluster("p4d.24xlarge", 64), 512, 4096).best
+    days = 300e9 / best.tokens_per_s / 86400
+    return {"nodes": 64, "days": days, "usd": 300e9 * best.usd_per_token}
+
+
 SOLUTIONS = {
     "1a traffic": solution_1a(),
     "1b vocabulary loss": solution_1b,
@@ -98,6 +113,9 @@ SOLUTIONS = {
     "5a fewest GPUs": {"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 5},
     "5b sharded step": solution_5b,
     "5c published bill": solution_5c(),
+    "6a bill": solution_6a(),
+    "6b layout": {"dp_shard": 16, "activation": "full"},
+    "6c most machines": solution_6c(),
 }
 STUBS = {
     "1a traffic": None,
@@ -112,6 +130,9 @@ STUBS = {
     "5a fewest GPUs": {"ZeRO-1": None, "ZeRO-2": None, "ZeRO-3": None},
     "5b sharded step": lambda weights, gradients, lr: None,
     "5c published bill": {"usd": None, "gpu_hours": None, "state_gb": None},
+    "6a bill": {"days": None, "usd": None},
+    "6b layout": {"dp_shard": None},
+    "6c most machines": {"nodes": None, "days": None, "usd": None},
 }
 
 

@@ -244,10 +244,23 @@ _GPU_SHARDS = replace(
     untrue=("The model is a GPT-NeoX cut to fit one GPU.",),
 )
 
+# what is measured beside the plan of it: three layouts of two ranks, some seconds each
+_TINY_SCALE = replace(
+    _TINY_PIPELINE,
+    tp=2,
+    pp=1,
+    microbatches=0,
+    untrue=(
+        "What stands here of hundreds of GPUs is arithmetic of the planner: none of it is run.",
+        *_CPU,
+    ),
+)
+
 PROFILES: dict[int, dict[str, Profile]] = {
     0: {"tiny": replace(_TINY, steps=30)},
     1: {"tiny": _TINY, "single_gpu": _SINGLE_GPU, "multi_gpu": _MULTI_GPU},
     2: {"tiny": _TINY_PIPELINE, "multi_gpu": _GPU_PIPELINE},
     3: {"tiny": _TINY_COMPILER, "single_gpu": _GPU_COMPILER},
     5: {"tiny": _TINY_SHARDS, "multi_gpu": _GPU_SHARDS},
+    6: {"tiny": _TINY_SCALE},
 }
