@@ -9,6 +9,7 @@ laptop should take: four of them on two cores cannot all run at once, whatever t
 Source: processor sharing; Kleinrock 1976, Queueing Systems, volume 2, section 4.4.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
@@ -69,7 +70,12 @@ def simulate_shared(schedule: Schedule, times: Times, cores: float) -> Timeline:
     return Timeline(tuple(map(tuple, spans)), peaks)
 
 
-def _arrival_s(action: Action, schedule: Schedule, done, link_s) -> float | None:
+def _arrival_s(
+    action: Action,
+    schedule: Schedule,
+    done: Mapping[tuple[str, int, int], float],
+    link_s: Callable[[int, int], float],
+) -> float | None:
     """When all that an action needs is there; None while something is not done."""
     needed = needs(action, schedule.stages - 1)
     if not all(need in done for need in needed):
