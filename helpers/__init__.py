@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from helpers.engine.parallelize import parallelize
     from helpers.engine.plan import ParallelPlan, distributed
+    from helpers.engine.qlora import Adapting, load_adapted
     from helpers.engine.trainer import Trainer
     from helpers.engine.weights import load_model, save_model
     from helpers.lab.doctor import doctor
@@ -23,6 +24,8 @@ _HOMES = {
     "parallelize": "engine.parallelize",
     "load_model": "engine.weights",
     "save_model": "engine.weights",
+    "Adapting": "engine.qlora",
+    "load_adapted": "engine.qlora",
     "Trainer": "engine.trainer",
     "launch": "lab.launch",
     "load_run": "lab.runs",

@@ -4,6 +4,7 @@
     python scripts/benchmark.py fsdp                # DDP, ZeRO-1, 2, 3, GPT-NeoX
     python scripts/benchmark.py pipeline            # schedules on two stages, GPT-J
     python scripts/benchmark.py memory              # bytes by layout and by what is recomputed
+    python scripts/benchmark.py qlora               # adapters on 4 bits; naive split or pipeline
     python scripts/benchmark.py compile             # blocks compiled and not, GPT-2 of 6 x 384
     python scripts/benchmark.py two-nodes           # FSDP and HSDP over a link of --mbit, GPT-NeoX
 
@@ -23,17 +24,27 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import compare, compiling, memory, predicted, registry, two_nodes, work
+from benchmarks import (
+    compare,
+    compiling,
+    memory,
+    naive_split,
+    predicted,
+    registry,
+    two_nodes,
+    work,
+)
 
 from helpers.engine.errors import UserError
 from helpers.lab.network import Link
 
 SIZES = {"layers": 8, "hidden": 512, "heads": 8}
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed")
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -48,7 +59,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1, help="steps a peer takes in a round")
     for size in ("layers", "hidden", "heads"):
         parser.add_argument(f"--{size}", type=int, help="8 of 512 with 8 heads; compile: 6 of 384")
-    parser.add_argument("--vocab", type=int, help="default: 2048 for GPT-J, 8192 for others")
+    parser.add_argument(
+        "--vocab", type=int, help="default: 2048 for GPT-J and Falcon, 8192 for others"
+    )
     parser.add_argument(
         "--batch", type=int, help="rows of the batch; 16 for pipeline, 4 for two-nodes, else 8"
     )
@@ -60,7 +73,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     args = parser.parse_args(arguments)
-    families = {"tp": "gptj,neox", "pipeline": "gptj", "compile": "gpt2"}
+    families = {"tp": "gptj,neox", "pipeline": "gptj", "compile": "gpt2", "qlora": "falcon"}
     default = families.get(args.benchmark, "neox")
     sizes = {"layers": 6, "hidden": 384, "heads": 6} if args.benchmark == "compile" else SIZES
     for name, size in sizes.items():
@@ -101,7 +114,7 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
             layers=args.layers,
             hidden=args.hidden,
             heads=args.heads,
-            vocab=args.vocab or (2048 if family == "gptj" else 8192),
+            vocab=args.vocab or (2048 if family in ("gptj", "falcon") else 8192),
             batch=args.batch,
             seq=args.seq,
             steps=rounds.most_steps,
@@ -109,6 +122,8 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
         )
         parameters = work.write(one)
         size = f"{parameters / 1e6:.1f}M parameters, {one.layers} layers of {one.hidden}"
+        if args.benchmark == "qlora":
+            size += f", {work.write_adapters(one):,} trained"
         print(
             f"\n{family}: {size}, {one.vocab} tokens, batch {one.batch} × {one.seq}\n", flush=True
         )
@@ -123,7 +138,11 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
         else:
             rows = compare.compare(peers, one, args.cores, rounds, say)
             print(compare.table(rows))
-            more = {"pipeline": predicted.table, "compile": compiling.table}
+            more = {
+                "pipeline": predicted.table,
+                "compile": compiling.table,
+                "qlora": partial(naive_split.table, cores=args.cores),
+            }
             if args.benchmark in more:
                 print(f"\n{more[args.benchmark](rows)}")
             found = [compare.to_dict(row) for row in rows]

@@ -26,7 +26,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from train_args import AUTO, FIRST, ROOT, parse, refuse
 
 from helpers.engine import checkpoint, compiled, configs, data, timelines, weights
-from helpers.engine.adapters import rank_and_alpha, save_adapters, save_merged
+from helpers.engine.adapters import (
+    rank_and_alpha,
+    save_adapters,
+    save_merged,
+    trainable_parameters,
+)
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
 from helpers.engine.findings import write_findings
@@ -320,18 +325,29 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
+def trainable_over_stages(job: Job, trainer: Trainer) -> int:
+    """How many numbers the optimizers of all stages update."""
+    if job.adapting is None:
+        return trainer.model.parameter_count
+    stage = trainer.mesh.get_local_rank("pp")
+    by_stage = dict(over_ranks((stage, trainable_parameters(trainer.model))))
+    return sum(by_stage.values())
+
+
 def finish(
     job: Job, trainer: Trainer, metrics: Metrics, clock: Clock, scores: dict[str, Any] | None
 ) -> None:
     """Gather what each rank measured, and let the first write summary.json."""
     peaks = over_ranks(peak_memory_bytes(trainer.device))
     states = over_ranks(trainer.state_bytes())
+    trainable = trainable_over_stages(job, trainer)
     if not FIRST:
         return
     summary = {
         "plan": job.plan.to_dict(),
         "model": job.args.model,
         "parameters": trainer.model.parameter_count,
+        "trainable_parameters": trainable,
         "world_size": job.plan.world_size,
         "device": device_name(trainer.device),
         "phases_s": clock.phases_s,

@@ -35,6 +35,7 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
         ("tp", "gptj", "engine-tp,dtensor"),
         ("tp", "neox", "engine-sp,tp-plan"),
         ("fsdp", "neox", "engine-zero3,fully-shard,ddp"),
+        ("qlora", "falcon", "engine-one"),
     ],
 )
 def test_peers_take_the_same_steps(tmp_path, name, family, peers):

@@ -17,6 +17,7 @@ from helpers.planner.search import search_plans
 
 pytest.importorskip("transformers")
 from helpers.lab.exercises import EXERCISES, check
+from helpers.lab.grading_qlora import LEVELS
 
 
 def solution_1a():
@@ -59,6 +60,26 @@ def solution_2b(rank, ranks, microbatches):
 def solution_2c(rank, ranks, microbatches):
     made = make_schedule("zero-bubble", ranks, microbatches)
     return [f"{action.kind}{action.microbatch}" for action in made.ranks[rank]]
+
+
+def solution_4a():
+    heads, head = 71, 64
+    width = heads * head
+    fused = width + (width + 2 * head)
+    return 32 * 16 * (fused + 2 * width + 2 * (width + 4 * width))
+
+
+def solution_4b(weights):
+    levels = torch.tensor(LEVELS)
+    blocks = weights.view(-1, 64)
+    magnitudes = blocks.abs().max(1, keepdim=True).values
+    nearest = torch.cdist((blocks / magnitudes).view(-1, 1), levels.view(-1, 1)).argmin(1)
+    return (levels[nearest].view_as(blocks) * magnitudes).flatten()
+
+
+def solution_4c():
+    whole = 41_303_293_952
+    return {"full": 16 * whole / 4e9, "lora": 22.43, "qlora": 7.30}
 
 
 def solution_5b(weights, gradients, lr):
@@ -110,6 +131,9 @@ SOLUTIONS = {
     "3a claims": {"rate": 53.09, "time": 34.68, "counted": 2.06},
     "3b trained": solution_3b,
     "3c break-even": solution_3c,
+    "4a trainable": solution_4a(),
+    "4b nf4": solution_4b,
+    "4c which fits": solution_4c(),
     "5a fewest GPUs": {"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 5},
     "5b sharded step": solution_5b,
     "5c published bill": solution_5c(),
@@ -127,6 +151,9 @@ STUBS = {
     "3a claims": {"rate": None, "time": None, "counted": None},
     "3b trained": lambda rows, batch, epochs, drop_last: None,
     "3c break-even": lambda compile_s, native_s, compiled_s: None,
+    "4a trainable": None,
+    "4b nf4": lambda weights: None,
+    "4c which fits": {"full": None, "lora": None, "qlora": None},
     "5a fewest GPUs": {"ZeRO-1": None, "ZeRO-2": None, "ZeRO-3": None},
     "5b sharded step": lambda weights, gradients, lr: None,
     "5c published bill": {"usd": None, "gpu_hours": None, "state_gb": None},

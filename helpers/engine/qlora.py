@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine import weights
-from helpers.engine.adapters import add_adapters, load_adapters
+from helpers.engine.adapters import add_adapters, fuse, load_adapters
 from helpers.engine.configs import load_config, resolve
 from helpers.engine.errors import UserError, need
 from helpers.engine.parallelize import parallelize
@@ -99,6 +99,7 @@ def load_adapted(
             load_adapters(model, how.adapters)
         else:
             add_adapters(model, how.rank, how.alpha, how.dropout, seed=seed, source=source)
+        fuse(model)
 
     return parallelize(model, plan, mesh, fill)
 

@@ -45,6 +45,16 @@ def nf4_bytes(elements: int) -> int:
     return -(-elements // 2) + blocks + 4 * nested + 4 * (16 + 256 + 1)
 
 
+def magnitude_bytes(model: nn.Module) -> int:
+    """Bytes that layers in 4 bits hold beside their codes: magnitudes and code books."""
+    states = [m.quant_state for m in model.modules() if getattr(m, "quant_state", None) is not None]
+    held = (
+        (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
+        for state in states
+    )
+    return sum(tensor.nbytes for tensors in held for tensor in tensors)
+
+
 def load_quantized(
     source: str | Path,
     *,

@@ -15,6 +15,7 @@ from helpers.engine.errors import UserError
 from helpers.lab.grading import Result, audit_of_the_published_run, traffic, vocabulary_loss
 from helpers.lab.grading_compile import break_even, published_claims, trained
 from helpers.lab.grading_pipeline import one_f_one_b, plan_choice, zero_bubble
+from helpers.lab.grading_qlora import nf4, trainable_count, which_fits
 from helpers.lab.grading_scale import bill, layout, most_machines
 from helpers.lab.grading_shards import fewest_gpus, published_bill, sharded_step
 from helpers.lab.show import show_text
@@ -184,6 +185,49 @@ EXERCISES = {
                 "Each step gains native_s - compiled_s.",
                 "Round up: math.ceil. Take a millionth off first, floating point is not exact.",
                 "A gain of nothing, or less, pays nothing back.",
+            ),
+        ),
+        Exercise(
+            name="4a trainable",
+            question=(
+                "Adapters of rank 16 stand beside all four linear layers of each of Falcon-7B's "
+                "blocks: the fused query, key and value, the projection after attention, and the "
+                "MLP's two. How many numbers are trained?"
+            ),
+            grade=trainable_count,
+            hints=(
+                "An adapter of a matrix [out, in] is A [rank, in] and B [out, rank].",
+                "load_config('falcon-7b') has the widths; the MLP is four times as wide.",
+                "Queries have 71 heads of 64, keys and values one head each.",
+            ),
+        ),
+        Exercise(
+            name="4b nf4",
+            question=(
+                "Write nf4(weights) for weights [n], n a multiple of 64: what a layer in 4 bits "
+                "computes with. Each block of 64 is divided by its largest magnitude, each number "
+                "moved to the nearest of LEVELS, and multiplied by the magnitude again."
+            ),
+            grade=nf4,
+            hints=(
+                "weights.view(-1, 64) has a row for each block.",
+                "The distance to every level: blocks[..., None] - levels, then abs and argmin.",
+                "levels[nearest] * magnitudes, and back to the shape of the weights.",
+            ),
+        ),
+        Exercise(
+            name="4c which fits",
+            question=(
+                "Falcon-40B is cut into four equal parts, one for each GPU of 24 GB. How many GB "
+                "(1e9 bytes) of training state does each hold: trained in full in mixed precision "
+                "(16 bytes a parameter), by adapters of rank 64 beside a bf16 base, and by the "
+                "same beside a base in NF4? Answer with a dictionary of full, lora and qlora."
+            ),
+            grade=which_fits,
+            hints=(
+                "cost.state_bytes(parameters, 'mixed').total is the whole model's, in full.",
+                "adapted_state(config, 64, base_bytes=2) is that of adapters beside a bf16 base.",
+                "quantize=True puts the base's matrices in NF4. All three: divide by four.",
             ),
         ),
         Exercise(
