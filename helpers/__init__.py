@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from helpers.engine.parallelize import parallelize
     from helpers.engine.plan import ParallelPlan, distributed
+    from helpers.engine.qlora import Adapting, load_adapted
     from helpers.engine.trainer import Trainer
     from helpers.engine.weights import load_model, save_model
     from helpers.lab.doctor import doctor
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from helpers.lab.launch import launch
     from helpers.lab.profiles import preflight
     from helpers.lab.runs import load_run
+    from helpers.planner.dry_run import dry_run
     from helpers.planner.estimate import estimate
     from helpers.planner.search import search_plans
 
@@ -23,6 +25,8 @@ _HOMES = {
     "parallelize": "engine.parallelize",
     "load_model": "engine.weights",
     "save_model": "engine.weights",
+    "Adapting": "engine.qlora",
+    "load_adapted": "engine.qlora",
     "Trainer": "engine.trainer",
     "launch": "lab.launch",
     "load_run": "lab.runs",
@@ -33,6 +37,7 @@ _HOMES = {
     "show_table": "lab.figures",
     "estimate": "planner.estimate",
     "search_plans": "planner.search",
+    "dry_run": "planner.dry_run",
 }
 
 __all__ = list(_HOMES)

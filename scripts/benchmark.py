@@ -4,7 +4,9 @@
     python scripts/benchmark.py fsdp                # DDP, ZeRO-1, 2, 3, GPT-NeoX
     python scripts/benchmark.py pipeline            # schedules on two stages, GPT-J
     python scripts/benchmark.py memory              # bytes by layout and by what is recomputed
+    python scripts/benchmark.py qlora               # adapters on 4 bits; naive split or pipeline
     python scripts/benchmark.py compile             # blocks compiled and not, GPT-2 of 6 x 384
+    python scripts/benchmark.py two-nodes           # FSDP and HSDP over a link of --mbit, GPT-NeoX
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
 and take turns, so that what else the machine does meets all of them alike. The share of one process
@@ -22,14 +24,27 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import compare, compiling, memory, predicted, registry, work
+from benchmarks import (
+    compare,
+    compiling,
+    memory,
+    naive_split,
+    predicted,
+    registry,
+    two_nodes,
+    work,
+)
+
+from helpers.engine.errors import UserError
+from helpers.lab.network import Link
 
 SIZES = {"layers": 8, "hidden": 512, "heads": 8}
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed")
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -44,18 +59,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1, help="steps a peer takes in a round")
     for size in ("layers", "hidden", "heads"):
         parser.add_argument(f"--{size}", type=int, help="8 of 512 with 8 heads; compile: 6 of 384")
-    parser.add_argument("--vocab", type=int, help="default: 2048 for GPT-J, 8192 for others")
     parser.add_argument(
-        "--batch", type=int, help="rows of the global batch; 16 for pipeline, else 8"
+        "--vocab", type=int, help="default: 2048 for GPT-J and Falcon, 8192 for others"
     )
-    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument(
+        "--batch", type=int, help="rows of the batch; 16 for pipeline, 4 for two-nodes, else 8"
+    )
+    parser.add_argument("--seq", type=int, help="tokens of a row; 64 for two-nodes, else 256")
+    parser.add_argument("--mbit", type=float, default=400, help="of the link of two-nodes")
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 2))
     parser.add_argument("--patience", type=float, default=30, help="s to wait for quiet cores")
     parser.add_argument("--minutes", type=float, default=10, help="after which no round is made up")
     parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     args = parser.parse_args(arguments)
-    families = {"tp": "gptj,neox", "pipeline": "gptj", "compile": "gpt2"}
+    families = {"tp": "gptj,neox", "pipeline": "gptj", "compile": "gpt2", "qlora": "falcon"}
     default = families.get(args.benchmark, "neox")
     sizes = {"layers": 6, "hidden": 384, "heads": 6} if args.benchmark == "compile" else SIZES
     for name, size in sizes.items():
@@ -63,7 +81,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args.families = _names(parser, "family", args.families or default, registry.FAMILIES)
     known = [peer.name for peer in registry.BENCHMARKS[args.benchmark]]
     args.peers = _names(parser, "peer", args.peers or ",".join(known), known)
-    args.batch = args.batch or (16 if args.benchmark == "pipeline" else 8)
+    args.batch = args.batch or {"pipeline": 16, "two-nodes": 4}.get(args.benchmark, 8)
+    args.seq = args.seq or (64 if args.benchmark == "two-nodes" else 256)
     args.rounds = args.rounds or (3 if args.quick else 8)
     if args.quick:
         args.layers = max(1, args.layers // 2)
@@ -95,7 +114,7 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
             layers=args.layers,
             hidden=args.hidden,
             heads=args.heads,
-            vocab=args.vocab or (2048 if family == "gptj" else 8192),
+            vocab=args.vocab or (2048 if family in ("gptj", "falcon") else 8192),
             batch=args.batch,
             seq=args.seq,
             steps=rounds.most_steps,
@@ -103,6 +122,8 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
         )
         parameters = work.write(one)
         size = f"{parameters / 1e6:.1f}M parameters, {one.layers} layers of {one.hidden}"
+        if args.benchmark == "qlora":
+            size += f", {work.write_adapters(one):,} trained"
         print(
             f"\n{family}: {size}, {one.vocab} tokens, batch {one.batch} × {one.seq}\n", flush=True
         )
@@ -110,10 +131,18 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
             rows = memory.measure(peers, one, args.cores, steps=2, say=say)
             print(memory.table(rows))
             found = [memory.to_dict(row) for row in rows]
+        elif args.benchmark == "two-nodes":
+            rows = two_nodes.measure(peers, one, args.cores, rounds, say, Link(args.mbit))
+            print(two_nodes.table(rows, one))
+            found = [two_nodes.to_dict(row, one) for row in rows]
         else:
             rows = compare.compare(peers, one, args.cores, rounds, say)
             print(compare.table(rows))
-            more = {"pipeline": predicted.table, "compile": compiling.table}
+            more = {
+                "pipeline": predicted.table,
+                "compile": compiling.table,
+                "qlora": partial(naive_split.table, cores=args.cores),
+            }
             if args.benchmark in more:
                 print(f"\n{more[args.benchmark](rows)}")
             found = [compare.to_dict(row) for row in rows]
@@ -152,7 +181,10 @@ def main() -> None:
             print(f"{peer.name:20} {peer.title.strip('*')}")
         return
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
-    results = [run(args, name) for name in registry.FAMILIES if name in args.families]
+    try:
+        results = [run(args, name) for name in registry.FAMILIES if name in args.families]
+    except UserError as error:
+        sys.exit(f"error: {error}")
     record = {
         "benchmark": args.benchmark,
         "command": command,

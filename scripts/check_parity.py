@@ -30,12 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train_args import FIRST, ROOT, refuse
 
 from helpers.engine import data
+from helpers.engine.configs import check_length, load_config
 from helpers.engine.errors import UserError, need
 from helpers.engine.optimizer import gradient_norm
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan, distributed
 from helpers.engine.trainer import Trainer, over_ranks
-from helpers.engine.weights import check_length, load_config
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 

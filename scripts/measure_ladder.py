@@ -26,10 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train_args import FIRST, ROOT, refuse
 
 from helpers.engine import data
+from helpers.engine.configs import check_length, load_config
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan, distributed, pick_device
 from helpers.engine.trainer import Trainer, over_ranks
-from helpers.engine.weights import check_length, load_config, load_model
+from helpers.engine.weights import load_model
 
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
 WARMUP = 2  # rounds; in the second the messages are counted

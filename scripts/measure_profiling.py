@@ -17,10 +17,11 @@ from unittest.mock import patch
 import torch
 from torch.profiler import record_function
 
+from helpers.engine.configs import load_config
 from helpers.engine.plan import ParallelPlan, distributed
 from helpers.engine.profiler import profiled
 from helpers.engine.trainer import Trainer
-from helpers.engine.weights import load_config, load_model
+from helpers.engine.weights import load_model
 
 WARMUP = 10  # steps
 

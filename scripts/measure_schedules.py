@@ -21,14 +21,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from train_args import FIRST, ROOT, refuse
 
 from helpers.engine import data, timelines
+from helpers.engine.configs import check_length, load_config
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan, distributed, pick_device
+from helpers.engine.qlora import Adapting, load_adapted
 from helpers.engine.trainer import Trainer, over_ranks
-from helpers.engine.weights import check_length, load_config, load_model
+from helpers.engine.weights import load_model
 
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
 WARMUP = 2  # rounds; in the second it is counted what is kept
@@ -125,6 +128,8 @@ def parse() -> argparse.Namespace:
     add("--model", default="gptj-tiny", help="preset or folder")
     for size in ("layers", "hidden", "heads"):
         add(f"--{size}", type=int, help="replaces the model's")
+    add("--lora-rank", type=int, help="train adapters of this rank beside a frozen model")
+    add("--quantize", choices=("nf4",), help="hold the frozen model's matrices in 4 bits")
     add("--data", default=str(ROOT / "data/reviews/train.tsv"))
     add("--batch-size", type=int, default=16)
     add("--seq-len", type=int, default=64)
@@ -142,8 +147,21 @@ def plans(args: argparse.Namespace, config: Any) -> list[ParallelPlan]:
             raise UserError(f"a case is SCHEDULE:MICROBATCHES, not {case!r}")
         plan = ParallelPlan(pp=RANKS, schedule=schedule, microbatches=int(count))
         plan.validate(config, world_size=RANKS)
+        if args.lora_rank:
+            adapting(args).check(plan)
         found.append(plan)
     return found
+
+
+def adapting(args: argparse.Namespace) -> Adapting:
+    return Adapting(args.lora_rank, quantize=args.quantize)
+
+
+def load(args: argparse.Namespace, config: Any, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
+    options = {"config": config, "seed": args.seed, "device": pick_device()}
+    if args.lora_rank:
+        return load_adapted(args.model, plan, mesh, adapting(args), **options)
+    return load_model(args.model, plan, mesh, **options)
 
 
 def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -> None:
@@ -154,8 +172,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -
         cases = []
         for plan in chosen:
             own = copy.deepcopy(config)  # laying a model out changes its configuration
-            model = load_model(args.model, plan, mesh, config=own, seed=args.seed, device=device)
-            trainer = Trainer(model, plan, mesh, lr=args.lr, seed=args.seed)
+            trainer = Trainer(load(args, own, plan, mesh), plan, mesh, lr=args.lr, seed=args.seed)
             trainer.pipeline.timed = True
             cases.append(Case(plan, trainer))
         epochs = (

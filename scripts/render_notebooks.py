@@ -21,6 +21,7 @@ from typing import Any
 import nbformat
 from run_notebook import QUIET
 
+from helpers.lab.explorer import WIDGET
 from helpers.lab.machine import find_machine
 from helpers.lab.paths import ROOT, shorten
 from helpers.lab.record import RENDERED, source_hash
@@ -76,9 +77,11 @@ def execute(notebook: Any, parameters: dict[str, str]) -> dict[str, Any]:
 
 
 def clean(output: Any) -> Any:
-    """Without folders of this machine, and without what the kernel adds for the browser."""
+    """Without folders of this machine, and without what the kernel adds for the browser; a widget
+    is left as its words, since no kernel stands behind it."""
     output = nbformat.from_dict(_clean_text(output))
     output.pop("transient", None)
+    output.get("data", {}).pop(WIDGET, None)
     return output
 
 

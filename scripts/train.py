@@ -10,35 +10,34 @@ import time
 
 STARTED = time.perf_counter()  # before the imports: they are a part of the bill
 
-import argparse
 import dataclasses
-import itertools
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from train_args import FIRST, ROOT, parse, refuse
+from train_args import FIRST, parse, refuse
+from train_job import Job, prepare
 
 from helpers.engine import checkpoint, compiled, data, timelines, weights
-from helpers.engine.adapters import rank_and_alpha, save_adapters, save_merged
+from helpers.engine.adapters import (
+    save_adapters,
+    save_merged,
+    trainable_parameters,
+)
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
 from helpers.engine.findings import write_findings
-from helpers.engine.manifest import read_manifest
-from helpers.engine.packing import check_packing
-from helpers.engine.plan import ParallelPlan, distributed, pick_device
+from helpers.engine.plan import distributed, pick_device
 from helpers.engine.profiler import profiled
-from helpers.engine.qlora import Adapting, load_adapted
+from helpers.engine.qlora import load_adapted
 from helpers.engine.record import (
     Clock,
     Metrics,
-    check_folder,
     is_disk_full,
     versions,
     write_summary,
@@ -47,115 +46,6 @@ from helpers.engine.trainer import Trainer, over_ranks, peak_memory_bytes
 from helpers.planner.cost import mfu, train_flops_per_token
 from helpers.planner.hardware import peak_flops
 from helpers.planner.shape import model_shape
-
-
-@dataclasses.dataclass
-class Job:
-    """Everything that is known, and found right, before a process group or a model is made."""
-
-    args: argparse.Namespace
-    plan: ParallelPlan
-    config: Any
-    train: data.TokenData
-    evaluation: data.TokenData | None
-    resume_from: Path | None
-    adapting: Adapting | None = None
-
-    @property
-    def steps(self) -> int:
-        an_epoch = data.steps_per_epoch(self.train, self.args.batch_size)
-        return self.args.steps or an_epoch * self.args.epochs
-
-    def batches(self, done: int) -> Iterator[data.Batch]:
-        """The run's global batches after `done` of them: epoch after epoch, up to `steps`."""
-        args = self.args
-        epoch, start = divmod(done, data.steps_per_epoch(self.train, args.batch_size))
-        epochs = (
-            data.batches(self.train, args.batch_size, seed=args.seed, epoch=e, start=s)
-            for e, s in zip(itertools.count(epoch), itertools.chain([start], itertools.repeat(0)))
-        )
-        return itertools.islice(itertools.chain.from_iterable(epochs), self.steps - done)
-
-    def fixed(self) -> dict[str, Any]:
-        """What a resumed run must share with the one that it goes on from."""
-        names = ("batch_size", "seq_len", "seed", "task", "template", "pack", "quantize")
-        return {name: getattr(self.args, name) for name in names} | {
-            "adapters": self.adapting and [self.adapting.rank, self.adapting.alpha],
-            "tokens": len(self.train.ids),
-            "model": self.config.model_type,
-            "layers": self.config.num_hidden_layers,
-            "hidden": self.config.hidden_size,
-            "heads": self.config.num_attention_heads,
-            "vocabulary": self.config.vocab_size,
-        }
-
-
-def prepare(args: argparse.Namespace) -> Job:
-    """Check all input and read the data. Raises UserError; writes nothing."""
-    resume_from = None
-    if args.resume is not None:
-        resume_from = checkpoint.pick(args.out if args.resume == Path() else args.resume)
-    if FIRST:
-        own = resume_from and args.out.resolve() in resume_from.resolve().parents
-        check_folder(args.out, resume=bool(own))
-    overrides = {
-        "num_hidden_layers": args.layers,
-        "hidden_size": args.hidden,
-        "num_attention_heads": args.heads,
-    }
-    config = weights.load_config(args.model, **overrides)
-    plan = ParallelPlan(
-        **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
-    )
-    plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
-    if plan.compile:
-        compiled.check_compiler()
-    weights.check_model(config)
-    adapting = adapting_of(args)
-    if adapting is not None:
-        adapting.check(plan)
-    weights.check_length(config, args.seq_len)
-    tokenizer = data.load_tokenizer(args.tokenizer or default_tokenizer(args.model))
-    weights.fit_vocabulary(config, args.model, tokenizer.vocab_size)
-    if args.task == "instruct" and args.pack:
-        check_packing(config, args.seq_len)
-    train = tokens(args.data, "train", args, tokenizer)
-    if train.truncated and FIRST:
-        print(f"{train.truncated} of {len(train)} sentences are cut to {args.seq_len} tokens")
-    evaluation = None
-    if args.eval_data:
-        labels = train.label_names or None
-        evaluation = tokens(args.eval_data, "validation", args, tokenizer, labels)
-    job = Job(args, plan, config, train, evaluation, resume_from, adapting)
-    if args.profile and args.profile[1] > job.steps:
-        raise UserError(f"--profile asks for step {args.profile[1]}: the run takes {job.steps}")
-    if resume_from is not None:
-        read_manifest(resume_from, job.fixed())
-    return job
-
-
-def adapting_of(args: argparse.Namespace) -> Adapting | None:
-    """The adapters that the arguments ask for."""
-    if args.load_adapters is not None:
-        rank, alpha = rank_and_alpha(args.load_adapters)
-    elif args.lora_rank is not None:
-        rank, alpha = args.lora_rank, args.lora_alpha or 16.0
-    else:
-        return None
-    return Adapting(rank, alpha, args.lora_dropout, args.quantize, args.load_adapters)
-
-
-def tokens(source, split, args, tokenizer, labels=None) -> data.TokenData:
-    examples = data.load_examples(source, args.task, split=split, template=args.template)
-    return data.tokenize(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
-
-
-def default_tokenizer(model: str) -> str:
-    """The model's own tokenizer where it comes with one, else the bundled one."""
-    folder = Path(weights.resolve(model))
-    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
-        return str(ROOT / "data/tokenizer")
-    return str(folder)
 
 
 def run(job: Job, clock: Clock) -> None:
@@ -313,18 +203,29 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
+def trainable_over_stages(job: Job, trainer: Trainer) -> int:
+    """How many numbers the optimizers of all stages update."""
+    if job.adapting is None:
+        return trainer.model.parameter_count
+    stage = trainer.mesh.get_local_rank("pp")
+    by_stage = dict(over_ranks((stage, trainable_parameters(trainer.model))))
+    return sum(by_stage.values())
+
+
 def finish(
     job: Job, trainer: Trainer, metrics: Metrics, clock: Clock, scores: dict[str, Any] | None
 ) -> None:
     """Gather what each rank measured, and let the first write summary.json."""
     peaks = over_ranks(peak_memory_bytes(trainer.device))
     states = over_ranks(trainer.state_bytes())
+    trainable = trainable_over_stages(job, trainer)
     if not FIRST:
         return
     summary = {
         "plan": job.plan.to_dict(),
         "model": job.args.model,
         "parameters": trainer.model.parameter_count,
+        "trainable_parameters": trainable,
         "world_size": job.plan.world_size,
         "device": device_name(trainer.device),
         "phases_s": clock.phases_s,

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BATCH_SIZE = {"classify": 128, "lm": 32, "instruct": 32}
 REVIEWS = ROOT / "data/reviews/train.tsv"
 DATA = {"classify": REVIEWS, "lm": REVIEWS, "instruct": ROOT / "data/instructions/train.jsonl"}
+AUTO = Path("auto")  # --resume auto, for runs that are started again by machines
 FIRST = os.environ.get("RANK", "0") == "0"
 
 
@@ -77,7 +78,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--background", action=switch, default=False, help="write checkpoints while training")
     add("--timeline", action=switch, default=False, help="write when which stage ran")
     add("--profile", type=steps, metavar="FIRST:LAST", help="steps to trace; writes what is slow")
-    add("--resume", nargs="?", const=Path(), type=Path, help="from OUT, or from this run's folder")
+    kinds = "from OUT, or from this run's folder; auto: from OUT once it holds a checkpoint"
+    add("--resume", nargs="?", const=Path(), type=Path, help=kinds)
     for field in dataclasses.fields(ParallelPlan):
         add_plan_field(parser, field)
     args = parser.parse_args(argv)

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
+from helpers.engine.configs import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.profiler import STATUS, _kilobytes, profiled
 from helpers.engine.trainer import Trainer
-from helpers.engine.weights import load_config, load_model
+from helpers.engine.weights import load_model
 from tests.ranks import mesh_of
 
 FIRST, LAST = 3, 7  # steps traced

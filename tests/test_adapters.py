@@ -19,6 +19,7 @@ from helpers.engine.adapters import (
     save_merged,
     trainable_parameters,
 )
+from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.quantize import linear_paths, load_quantized
 from tests import parity, tiny
@@ -66,7 +67,7 @@ def train(model: nn.Module, steps: int) -> list[float]:
 @pytest.mark.parametrize(("rank", "count"), [(8, 55_541_760), (64, 444_334_080)])
 def test_falcon_40b_has_the_derived_number_of_trainable_parameters(rank: int, count: int) -> None:
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(weights.load_config("falcon-40b"))
+        model = transformers.AutoModelForCausalLM.from_config(load_config("falcon-40b"))
     add_adapters(model, rank)
     assert trainable_parameters(model) == count
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -95,7 +96,7 @@ def test_adapters_stand_beside_every_linear_layer_and_they_alone_train(base: Pat
 
 def test_an_adapter_depends_on_its_layer_and_the_seed_alone(base: Path) -> None:
     whole = adapter_weights(add_adapters(load_quantized(base), rank=4, seed=1))
-    family = weights.family_of(weights.load_config(base))
+    family = weights.family_of(load_config(base))
     part = load_quantized(base)
     del part.get_submodule(family.blocks)._modules["0"]  # as in a stage of a pipeline
     torch.manual_seed(5)

@@ -35,6 +35,7 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
         ("tp", "gptj", "engine-tp,dtensor"),
         ("tp", "neox", "engine-sp,tp-plan"),
         ("fsdp", "neox", "engine-zero3,fully-shard,ddp"),
+        ("qlora", "falcon", "engine-one"),
     ],
 )
 def test_peers_take_the_same_steps(tmp_path, name, family, peers):
@@ -108,3 +109,21 @@ def test_a_peer_that_failed_says_why():
     other = compare.Row(registry.TENSOR[2], failure="deepspeed is not installed")
     compare.judge([one, other], warmup=1)
     assert "deepspeed is not installed" in compare.table([one, other])
+
+
+def test_what_crosses_the_link_of_two_nodes():
+    """Of a model of 2 layers: FSDP gathers all forward, the blocks again backward, and sums by
+    gloo's whole all-reduce; HSDP sums the halves of both shards across."""
+    from benchmarks import two_nodes, work
+    from transformers import GPTNeoXForCausalLM
+
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "vocab": 128, "batch": 4, "seq": 16}
+    one = work.Work("neox", **sizes, steps=1, folder="")
+    model = GPTNeoXForCausalLM(work.config(one))
+    whole = sum(4 * p.numel() for p in model.parameters())
+    blocks = sum(4 * p.numel() for p in model.gpt_neox.layers.parameters())
+    rows = {peer.name: compare.Row(peer) for peer in registry.TWO_NODES}
+    found = {name: two_nodes.predicted_bytes(row, one) for name, row in rows.items()}
+    assert found["one"] == 0
+    assert found["fsdp"] == pytest.approx(2 * 3 / 4 * (whole + blocks + 2 * whole), rel=1e-3)
+    assert found["hsdp"] == found["hsdp-zero2"] == pytest.approx(2 * whole, rel=1e-3)

@@ -8,7 +8,7 @@ import torch
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.audit_runs import gpt
+from helpers.planner.audit_shapes import gpt
 from helpers.planner.calibrate import calibrate, load_cluster
 from helpers.planner.job import make_job
 from helpers.planner.step_time import step_time

@@ -5,9 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
+from helpers.engine.configs import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
-from helpers.engine.weights import load_config, load_model
+from helpers.engine.weights import load_model
 from helpers.planner import cost
 from tests.ranks import mesh_of, pool
 

@@ -7,13 +7,17 @@ import torch
 
 from helpers.engine.errors import UserError
 from helpers.engine.schedules import make_schedule
+from helpers.engine.weights import load_config
 from helpers.planner import cost
+from helpers.planner.cluster import make_cluster
 from helpers.planner.hardware import find_gpu
 from helpers.planner.published import GPTJ_TENSOR_PARALLEL as RUN
 from helpers.planner.published import NEOX_SHARDED as SHARDED
+from helpers.planner.search import search_plans
 
 pytest.importorskip("transformers")
 from helpers.lab.exercises import EXERCISES, check
+from helpers.lab.grading_qlora import LEVELS
 
 
 def solution_1a():
@@ -58,6 +62,26 @@ def solution_2c(rank, ranks, microbatches):
     return [f"{action.kind}{action.microbatch}" for action in made.ranks[rank]]
 
 
+def solution_4a():
+    heads, head = 71, 64
+    width = heads * head
+    fused = width + (width + 2 * head)
+    return 32 * 16 * (fused + 2 * width + 2 * (width + 4 * width))
+
+
+def solution_4b(weights):
+    levels = torch.tensor(LEVELS)
+    blocks = weights.view(-1, 64)
+    magnitudes = blocks.abs().max(1, keepdim=True).values
+    nearest = torch.cdist((blocks / magnitudes).view(-1, 1), levels.view(-1, 1)).argmin(1)
+    return (levels[nearest].view_as(blocks) * magnitudes).flatten()
+
+
+def solution_4c():
+    whole = 41_303_293_952
+    return {"full": 16 * whole / 4e9, "lora": 22.43, "qlora": 7.30}
+
+
 def solution_5b(weights, gradients, lr):
     rows = -(-len(weights) // len(gradients))
     whole = weights - lr * sum(gradients)
@@ -85,6 +109,18 @@ def solution_3c(compile_s, native_s, compiled_s):
     return math.ceil(compile_s / gained_s - 1e-6) if gained_s > 0 else math.inf
 
 
+def solution_6a():
+    count = cost.parameters(cost.model_shape(load_config("gpt3-175b")))
+    takes_s = 6 * count * 300e9 / (512 * 0.4 * 989e12)
+    return {"days": takes_s / 86400, "usd": takes_s / 3600 * 98.32 * 64}
+
+
+def solution_6c():
+    best = search_plans(load_config("llama2-13b"), make_cluster("p4d.24xlarge", 64), 512, 4096).best
+    days = 300e9 / best.tokens_per_s / 86400
+    return {"nodes": 64, "days": days, "usd": 300e9 * best.usd_per_token}
+
+
 SOLUTIONS = {
     "1a traffic": solution_1a(),
     "1b vocabulary loss": solution_1b,
@@ -95,9 +131,15 @@ SOLUTIONS = {
     "3a claims": {"rate": 53.09, "time": 34.68, "counted": 2.06},
     "3b trained": solution_3b,
     "3c break-even": solution_3c,
+    "4a trainable": solution_4a(),
+    "4b nf4": solution_4b,
+    "4c which fits": solution_4c(),
     "5a fewest GPUs": {"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 5},
     "5b sharded step": solution_5b,
     "5c published bill": solution_5c(),
+    "6a bill": solution_6a(),
+    "6b layout": {"dp_shard": 16, "activation": "full"},
+    "6c most machines": solution_6c(),
 }
 STUBS = {
     "1a traffic": None,
@@ -109,9 +151,15 @@ STUBS = {
     "3a claims": {"rate": None, "time": None, "counted": None},
     "3b trained": lambda rows, batch, epochs, drop_last: None,
     "3c break-even": lambda compile_s, native_s, compiled_s: None,
+    "4a trainable": None,
+    "4b nf4": lambda weights: None,
+    "4c which fits": {"full": None, "lora": None, "qlora": None},
     "5a fewest GPUs": {"ZeRO-1": None, "ZeRO-2": None, "ZeRO-3": None},
     "5b sharded step": lambda weights, gradients, lr: None,
     "5c published bill": {"usd": None, "gpu_hours": None, "state_gb": None},
+    "6a bill": {"days": None, "usd": None},
+    "6b layout": {"dp_shard": None},
+    "6c most machines": {"nodes": None, "days": None, "usd": None},
 }
 
 

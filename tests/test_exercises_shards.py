@@ -4,9 +4,9 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
+from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.weights import load_config
 from helpers.lab import grading_shards as grading
 from helpers.lab.draw_shards import CUTS, draw_shards
 from helpers.lab.ladder import compare_rungs, plot_ladder, sent_bytes

@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware import (
-    GPUS,
-    INSTANCES,
-    find_gpu,
-    find_instance,
-    peak_flops,
-    price,
-)
+from helpers.planner.hardware import find_gpu, find_instance, peak_flops, price
+from helpers.planner.hardware_tables import GPUS, INSTANCES
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from helpers.engine.partition import Cost, Costs, balance
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.simulate import simulate
 from helpers.planner import cost, traffic
-from helpers.planner.audit_runs import GPTJ_6B, gpt, llama
+from helpers.planner.audit_shapes import GPTJ_6B, gpt, llama
 from helpers.planner.cluster import make_cluster
 from helpers.planner.job import _balance_costs, balanced_layers, make_job
 from helpers.planner.memory import activation_bytes, fullest, in_flight, rank_memory, states_bytes

@@ -13,6 +13,7 @@ import nbformat
 import pytest
 
 from helpers.lab.exercises import EXERCISES
+from helpers.lab.explorer import WIDGET
 from helpers.lab.record import source_hash
 from helpers.lab.sizes import PROFILES
 from tests.load import script
@@ -48,6 +49,26 @@ HEADINGS = {
         "Memory",
         "Throughput and cost",
         "Where the time went",
+        "Prediction against measurement",
+        "Break it on purpose",
+        "Exercises",
+        "If something goes wrong",
+        "Key points",
+        "Take it to your project",
+        "Record",
+    ),
+    "6": (
+        "Before you start",
+        "Parameters",
+        "Preflight",
+        "The idea",
+        "Predict a number",
+        "What the calculator says",
+        "The published claims",
+        "Where near-linear ends",
+        "Shards inside a node",
+        "Long sequences",
+        "Which layout",
         "Prediction against measurement",
         "Break it on purpose",
         "Exercises",
@@ -131,7 +152,7 @@ def test_it_opens_with_its_title_outcome_and_needs(notebook):
 def test_its_headings_are_there_in_order(path, notebook):
     lines = [line for text in prose(notebook) for line in text.splitlines()]
     found = [line[3:] for line in lines if line.startswith("## ")]
-    wanted = HEADINGS["0" if number(path) == "0" else "lesson"]
+    wanted = HEADINGS.get(number(path), HEADINGS["lesson"])
     assert [heading for heading in found if heading in wanted] == list(wanted)
 
 
@@ -213,6 +234,9 @@ def test_every_cell_ran_once_from_the_top_without_error(notebook):
 
 def test_its_outputs_are_whole_and_name_no_machine(notebook):
     assert "widgets" not in notebook.metadata
+    assert not any(
+        WIDGET in output.get("data", {}) for c in code_cells(notebook) for output in c.outputs
+    )
     for cell in code_cells(notebook):
         for text in (text for output in cell.outputs for text in texts(output)):
             assert "0%|" not in text and "Output()" not in text and "<Figure size" not in text

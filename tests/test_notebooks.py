@@ -9,9 +9,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.timelines import read_timelines
-from helpers.engine.weights import load_config
 from helpers.lab import paths
 from helpers.lab.exercises import EXERCISES
 from helpers.lab.failures import RunFailed
@@ -28,6 +28,7 @@ pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = {path.name.split("_")[0]: path for path in (ROOT / "notebooks").glob("*.ipynb")}
 LESSONS = sorted({name[0] for name in EXERCISES})
+ON_PAPER = "6"  # its snippet plans and trains nothing
 
 
 @cache
@@ -146,11 +147,22 @@ batches = [(ids, ids)] * 3
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", LESSONS)
-def test_the_snippet_to_take_home_trains_on_two_ranks(number, tmp_path):
+def snippet_of(number: str) -> str:
     text = "\n".join(cell.source for cell in cells(number) if cell.cell_type == "markdown")
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return snippet
+
+
+def test_the_snippet_to_take_home_plans_and_says_why(capsys):
+    exec(snippet_of(ON_PAPER), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("Best by time: ") and "\ntorchrun --nproc-per-node 8 " in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [number for number in LESSONS if number != ON_PAPER])
+def test_the_snippet_to_take_home_trains_on_two_ranks(number, tmp_path):
+    snippet = snippet_of(number)
     assert len([line for line in snippet.splitlines() if line]) <= 6
     (tmp_path / "snippet.py").write_text(BATCHES + snippet)
     run = launch(tmp_path / "snippet.py", nproc=2, out=tmp_path / "run", env=CPU, show=False)

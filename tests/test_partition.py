@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.measured_costs import measured_costs
 from helpers.engine.partition import (
@@ -22,7 +23,6 @@ from helpers.engine.partition import (
     model_costs,
     stage_costs,
 )
-from helpers.engine.weights import load_config
 
 MODELS = Path(__file__).resolve().parent.parent / "data" / "models"
 COST = st.builds(Cost, st.integers(0, 20), st.integers(0, 20))

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from helpers.engine.apply_tensor import kv_rows
 from helpers.engine.buckets import from_rank_major, padded_chunk, rank_major
+from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.families import check_tensor_degree
 from helpers.engine.optimizer import SCHEDULES, lr_factor
 from helpers.engine.parts import chunk_rows
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.weights import load_config
 
 degrees = st.integers(1, 6)
 

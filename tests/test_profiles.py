@@ -102,7 +102,7 @@ def test_flags_are_the_training_scripts_own():
 @pytest.mark.parametrize("profile", every_profile(), ids=lambda profile: profile.name)
 def test_profiles_state_their_models_own_size(profile):
     pytest.importorskip("transformers")
-    from helpers.engine.weights import load_config
+    from helpers.engine.configs import load_config
 
     config = load_config(
         profile.model,

@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from helpers.engine import weights
 from helpers.engine.adapters import (
     adapter_weights,
     add_adapters,
@@ -23,6 +24,8 @@ from helpers.engine.qlora import Adapting, load_adapted
 from helpers.engine.quantize import load_quantized
 from helpers.engine.tensor import local
 from helpers.engine.trainer import Trainer
+from helpers.lab.launch import launch
+from helpers.planner.adapted import adapted_state
 from tests import parity, tiny, train_script
 from tests.ranks import mesh_of, pool
 
@@ -227,6 +230,15 @@ def run(out: Path, **flags: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_stages_count_together_what_is_trained(tmp_path: Path) -> None:
+    flags = {"model": "falcon-tiny", "task": "instruct", "seq_len": 256, "batch_size": 4}
+    flags |= {"steps": 1, "lora_rank": 4, "show": False}
+    whole = adapted_state(weights.load_config("falcon-tiny"), 4)
+    for axis in ("pp", "dp_shard"):
+        run = launch("scripts/train.py", nproc=2, **{axis: 2}, **flags, out=tmp_path / axis)
+        assert 4 * run.summary["trainable_parameters"] == whole.gradients
+
+
 def test_a_run_saves_resumes_and_goes_on(tmp_path: Path) -> None:
     """Adapters are the checkpoint's whole content; the base comes from its seed again."""
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
@@ -235,6 +247,10 @@ def test_a_run_saves_resumes_and_goes_on(tmp_path: Path) -> None:
     again = run(two, steps=4, resume=one / "checkpoints/step-00000002", **fresh)
     assert [line["step"] for line in again] == [3, 4]
     assert [line["loss"] for line in again] == [line["loss"] for line in lines[2:]]
+    summary = json.loads((one / "summary.json").read_text())
+    state = adapted_state(weights.load_config("falcon-tiny", num_hidden_layers=2), 4, quantize=True)
+    assert summary["state_bytes"] == [vars(state)]
+    assert 4 * summary["trainable_parameters"] == state.gradients < 4 * summary["parameters"]
     config = json.loads((one / "adapters/adapter_config.json").read_text())
     assert (config["r"], config["base_model_name_or_path"]) == (4, "falcon-tiny")
     model = transformers.AutoModelForCausalLM.from_pretrained(one / "model")

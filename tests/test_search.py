@@ -11,21 +11,15 @@ import pytest
 from helpers.engine.errors import UserError
 from helpers.engine.families import FAMILIES
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.audit_runs import GPTJ_6B, gpt, llama
+from helpers.planner.audit_shapes import GPTJ_6B, gpt, llama
 from helpers.planner.cluster import make_cluster
 from helpers.planner.estimate import estimate
 from helpers.planner.explain import explain
 from helpers.planner.hardware import find_gpu
 from helpers.planner.job import make_job
+from helpers.planner.layouts import ACTIVATIONS, divisors, layouts, pipelines, shardings
 from helpers.planner.memory import fullest
-from helpers.planner.search import (
-    ACTIVATIONS,
-    divisors,
-    layouts,
-    pipelines,
-    search_plans,
-    shardings,
-)
+from helpers.planner.search import search_plans
 from helpers.planner.step_time import step_time
 
 GPT3 = gpt(12288, 96, 96, vocab=50257)

@@ -10,7 +10,8 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.schedules import predicted_bubble
 from helpers.planner import audit
-from helpers.planner.audit_runs import GPTJ_6B, RUNS, gpt, llama
+from helpers.planner.audit_runs import RUNS
+from helpers.planner.audit_shapes import GPTJ_6B, gpt, llama
 from helpers.planner.cluster import Cluster, Link, make_cluster, tile_fill
 from helpers.planner.job import make_job
 from helpers.planner.parts_time import attention_s, block_time, product_s

@@ -20,6 +20,7 @@ KEYS = {
     "plan",
     "model",
     "parameters",
+    "trainable_parameters",
     "world_size",
     "device",
     "phases_s",

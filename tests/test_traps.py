@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.families import check_tensor_degree, family_of
 from helpers.engine.parallelize import parallelize
@@ -15,7 +16,6 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.region import Region
 from helpers.engine.tensor import local
 from helpers.engine.trainer import Trainer
-from helpers.engine.weights import load_config
 from tests import parity, tiny
 from tests.ranks import mesh_of, pool
 

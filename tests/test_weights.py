@@ -8,15 +8,10 @@ import torch
 import transformers
 
 from helpers.engine import weight_files
+from helpers.engine.configs import fit_vocabulary, load_config
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.weights import (
-    fit_vocabulary,
-    load_config,
-    load_model,
-    save_model,
-    whole_weights,
-)
+from helpers.engine.weights import load_model, save_model, whole_weights
 from tests import parity, tiny
 from tests.ranks import mesh_of, pool
 

@@ -11,11 +11,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers.engine import weights
@@ -103,6 +105,24 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in model.named_modules():
         if hasattr(module, "lora_A"):
             yield path, module
+
+
+def fuse(model: nn.Module) -> nn.Module:
+    """Let the adapters' product be added while it is computed, in place. peft's own layers copy the
+    output, scale the product and add the two, each in a pass over memory of its own."""
+    for _, layer in adapted(model):
+        layer.forward = partial(_forward, layer)
+    return model
+
+
+def _forward(layer: nn.Module, x: Tensor) -> Tensor:
+    """W x + scaling * B A x, of x [..., in]; the adapters' part in their own precision."""
+    found = layer.get_base_layer()(x)
+    first, second = _halves(layer)
+    inner = F.linear(layer.lora_dropout[NAME](x.to(first.dtype)), first) * layer.scaling[NAME]
+    if found.dtype != second.dtype:
+        return found + F.linear(inner, second).to(found.dtype)
+    return torch.addmm(found.flatten(0, -2), inner.flatten(0, -2), second.t()).view_as(found)
 
 
 def trainable_parameters(model: nn.Module) -> int:

@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine import weights
-from helpers.engine.adapters import add_adapters, load_adapters
+from helpers.engine.adapters import add_adapters, fuse, load_adapters
+from helpers.engine.configs import load_config, resolve
 from helpers.engine.errors import UserError, need
 from helpers.engine.parallelize import parallelize
 from helpers.engine.parts import LOW
@@ -84,8 +85,8 @@ def load_adapted(
     """
     transformers = need("transformers", "hf")
     how.check(plan)
-    config = config or weights.load_config(source)
-    files = WeightFiles.find(weights.resolve(source))
+    config = config or load_config(source)
+    files = WeightFiles.find(resolve(source))
     dtype = LOW.get(plan.precision, torch.float32)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -98,6 +99,7 @@ def load_adapted(
             load_adapters(model, how.adapters)
         else:
             add_adapters(model, how.rank, how.alpha, how.dropout, seed=seed, source=source)
+        fuse(model)
 
     return parallelize(model, plan, mesh, fill)
 

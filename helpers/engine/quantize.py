@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.engine import weights
+from helpers.engine.configs import load_config, resolve
 from helpers.engine.errors import need
 from helpers.engine.families import family_of
 from helpers.engine.weight_files import WeightFiles
@@ -44,6 +45,16 @@ def nf4_bytes(elements: int) -> int:
     return -(-elements // 2) + blocks + 4 * nested + 4 * (16 + 256 + 1)
 
 
+def magnitude_bytes(model: nn.Module) -> int:
+    """Bytes that layers in 4 bits hold beside their codes: magnitudes and code books."""
+    states = [m.quant_state for m in model.modules() if getattr(m, "quant_state", None) is not None]
+    held = (
+        (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
+        for state in states
+    )
+    return sum(tensor.nbytes for tensors in held for tensor in tensors)
+
+
 def load_quantized(
     source: str | Path,
     *,
@@ -64,8 +75,8 @@ def load_quantized(
     """
     transformers = need("transformers", "hf")
     need("bitsandbytes", "qlora")
-    config = config or weights.load_config(source)
-    files = WeightFiles.find(weights.resolve(source))
+    config = config or load_config(source)
+    files = WeightFiles.find(resolve(source))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     fill_quantized(model, files, seed, device)

@@ -180,7 +180,7 @@ def _check_microbatch(counts: Mapping[Action, int], stage: int, i: int) -> None:
         )
 
 
-def _needs(action: Action, last: int) -> list[tuple[str, int, int]]:
+def needs(action: Action, last: int) -> list[tuple[str, int, int]]:
     """What must be done before: (kind, stage, micro-batch), where `I` stands for B too."""
     kind, stage, i = action
     if kind == FORWARD:
@@ -192,7 +192,7 @@ def _needs(action: Action, last: int) -> list[tuple[str, int, int]]:
 
 def _run(schedule: Schedule, times: Times) -> tuple[tuple[Span, ...], ...]:
     """Walk the ranks' lists until all are at their end."""
-    seconds, link_s = _seconds(schedule, times)
+    seconds, link_s = action_seconds(schedule, times)
     last = schedule.stages - 1
     done: dict[tuple[str, int, int], float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.ranks]
@@ -202,10 +202,10 @@ def _run(schedule: Schedule, times: Times) -> tuple[tuple[Span, ...], ...]:
         for rank, actions in enumerate(schedule.ranks):
             while len(spans[rank]) < len(actions):
                 action = actions[len(spans[rank])]
-                needs = _needs(action, last)
-                if not all(need in done for need in needs):
+                needed = needs(action, last)
+                if not all(need in done for need in needed):
                     break
-                arrived = [done[need] + link_s(need[1], action.stage) for need in needs]
+                arrived = [done[need] + link_s(need[1], action.stage) for need in needed]
                 free_s = spans[rank][-1].end_s if spans[rank] else 0.0
                 start_s = max([free_s, *arrived])
                 end_s = start_s + seconds[action.kind][action.stage]
@@ -224,13 +224,13 @@ def _check_end(
     for rank, (actions, ran) in enumerate(zip(schedule.ranks, spans)):
         if len(ran) < len(actions):
             action = actions[len(ran)]
-            missing = next(n for n in _needs(action, schedule.stages - 1) if n not in done)
+            missing = next(n for n in needs(action, schedule.stages - 1) if n not in done)
             waits.append(f"rank {rank} with {action} for {Action(*missing)}")
     if waits:
         raise UserError(f"{schedule.name} deadlocks: {'; '.join(waits)}")
 
 
-def _seconds(
+def action_seconds(
     schedule: Schedule, times: Times
 ) -> tuple[dict[str, Sequence[float]], Callable[[int, int], float]]:
     """Seconds by kind and stage, and seconds from one stage to its neighbour."""

@@ -21,6 +21,7 @@ from helpers.engine.pipeline import MicroBatch, Pipeline
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision import LossScaler
 from helpers.engine.products import products
+from helpers.engine.quantize import magnitude_bytes
 from helpers.engine.tensor import local
 
 
@@ -214,14 +215,16 @@ class Trainer:
         """Bytes of this rank's parameters, gradients and optimizer, counted from live tensors.
 
         Gradients are freed after a step, so theirs is the most that was alive at the end of a
-        micro-batch; float32 masters of low-precision parameters belong to the optimizer.
+        micro-batch; float32 masters of low-precision parameters belong to the optimizer, and the
+        magnitudes of 4-bit codes to the parameters.
         """
-        model = {local(p).untyped_storage().data_ptr() for p in self.model.parameters()}
+        model = {local(p).untyped_storage()._cdata for p in self.model.parameters()}
         tensors = [part.tensor for part in self.parts]
-        masters = [t for t in tensors if t.untyped_storage().data_ptr() not in model]
+        masters = [t for t in tensors if t.untyped_storage()._cdata not in model]
         moments = [t for s in self.optimizer.state.values() for t in s.values() if t.dim()]
         return {
-            "parameters": sum(_bytes(local(p)) for p in self.model.parameters()),
+            "parameters": sum(_bytes(local(p)) for p in self.model.parameters())
+            + magnitude_bytes(self.model),
             "gradients": self.data.gradient_bytes,
             "optimizer": sum(map(_bytes, moments + masters)),
         }

@@ -15,6 +15,8 @@ from helpers.engine.errors import UserError
 from helpers.lab.grading import Result, audit_of_the_published_run, traffic, vocabulary_loss
 from helpers.lab.grading_compile import break_even, published_claims, trained
 from helpers.lab.grading_pipeline import one_f_one_b, plan_choice, zero_bubble
+from helpers.lab.grading_qlora import nf4, trainable_count, which_fits
+from helpers.lab.grading_scale import bill, layout, most_machines
 from helpers.lab.grading_shards import fewest_gpus, published_bill, sharded_step
 from helpers.lab.show import show_text
 
@@ -186,6 +188,49 @@ EXERCISES = {
             ),
         ),
         Exercise(
+            name="4a trainable",
+            question=(
+                "Adapters of rank 16 stand beside all four linear layers of each of Falcon-7B's "
+                "blocks: the fused query, key and value, the projection after attention, and the "
+                "MLP's two. How many numbers are trained?"
+            ),
+            grade=trainable_count,
+            hints=(
+                "An adapter of a matrix [out, in] is A [rank, in] and B [out, rank].",
+                "load_config('falcon-7b') has the widths; the MLP is four times as wide.",
+                "Queries have 71 heads of 64, keys and values one head each.",
+            ),
+        ),
+        Exercise(
+            name="4b nf4",
+            question=(
+                "Write nf4(weights) for weights [n], n a multiple of 64: what a layer in 4 bits "
+                "computes with. Each block of 64 is divided by its largest magnitude, each number "
+                "moved to the nearest of LEVELS, and multiplied by the magnitude again."
+            ),
+            grade=nf4,
+            hints=(
+                "weights.view(-1, 64) has a row for each block.",
+                "The distance to every level: blocks[..., None] - levels, then abs and argmin.",
+                "levels[nearest] * magnitudes, and back to the shape of the weights.",
+            ),
+        ),
+        Exercise(
+            name="4c which fits",
+            question=(
+                "Falcon-40B is cut into four equal parts, one for each GPU of 24 GB. How many GB "
+                "(1e9 bytes) of training state does each hold: trained in full in mixed precision "
+                "(16 bytes a parameter), by adapters of rank 64 beside a bf16 base, and by the "
+                "same beside a base in NF4? Answer with a dictionary of full, lora and qlora."
+            ),
+            grade=which_fits,
+            hints=(
+                "cost.state_bytes(parameters, 'mixed').total is the whole model's, in full.",
+                "adapted_state(config, 64, base_bytes=2) is that of adapters beside a bf16 base.",
+                "quantize=True puts the base's matrices in NF4. All three: divide by four.",
+            ),
+        ),
+        Exercise(
             name="5a fewest GPUs",
             question=(
                 "GPT-NeoX-20B is trained with AdamW in mixed precision: 2 bytes a parameter for "
@@ -228,6 +273,50 @@ EXERCISES = {
                 "cost.money takes seconds, dollars an hour and a number of instances.",
                 "The price is for an instance; GPU hours count each of its GPUs.",
                 "cost.state_bytes(parameters, 'mixed', dp_shard=...).total is in bytes.",
+            ),
+        ),
+        Exercise(
+            name="6a bill",
+            question=(
+                "The same 175 billion parameters (gpt3-175b) are trained on 300e9 tokens with 64 "
+                "p5.48xlarge, at 40 % of the dense bf16 peak of all their H100, counting 6·N FLOPs "
+                "a token, at the EC2 price of the planner's table. How many days, and how many "
+                "dollars? Answer with a dictionary of days and usd."
+            ),
+            grade=bill,
+            hints=(
+                "Seconds are FLOPs over FLOP/s: 6·N·tokens over 64 x 8 x 0.4 x the peak.",
+                "find_gpu('H100').peak_flops['bf16']; cost.parameters(model_shape(config)).",
+                "price('p5.48xlarge').usd_per_hour is for an instance with its 8 GPUs.",
+            ),
+        ),
+        Exercise(
+            name="6b layout",
+            question=(
+                "GPT-NeoX-20B, two p4d.24xlarge (16 GPUs of 40 GiB), batches of 64 x 2,048 tokens, "
+                "bf16. Find fields of a ParallelPlan with which it fits and a step takes at most "
+                "6.3 s by the planner. Answer with a dictionary, such as {'tp': 8, 'dp_shard': 2}."
+            ),
+            grade=layout,
+            hints=(
+                "try_layout(**fields) gives .memory.total and .time.total_s of a plan.",
+                "State first: 16 bytes a parameter are 330 GB, over how many GPUs do they fit?",
+                "Activations next: 'full' keeps the least of them and takes a third more time.",
+            ),
+        ),
+        Exercise(
+            name="6c most machines",
+            question=(
+                "Llama-2 13B is trained on 300e9 tokens in batches of 512 x 4,096 tokens, on 1, 2, "
+                "4 up to 256 p4d.24xlarge, each time with the best plan found. On how many is it "
+                "done soonest for at most 10 % more dollars than on the cheapest of these numbers? "
+                "Answer with a dictionary of nodes, days and usd."
+            ),
+            grade=most_machines,
+            hints=(
+                "search_plans(config, make_cluster('p4d.24xlarge', nodes), 512, 4096).best.",
+                "best.tokens_per_s and best.usd_per_token make days and dollars.",
+                "While the speed doubles with the machines the dollars stay; find where not.",
             ),
         ),
     )

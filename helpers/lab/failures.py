@@ -1,5 +1,6 @@
 """Why a run failed: the first failing rank's own words, out of what torchrun left on disk."""
 
+import contextlib
 import json
 import re
 import signal
@@ -57,6 +58,11 @@ def explain(path: Path, logs: Path, exit_code: int, tail: list[str]) -> RunFaile
     `tail` is the end of the merged output, for a torchrun that failed before any rank did.
     """
     ranks = _read_failures(logs)
+    lost = next((failure for failure in ranks if "node" in failure), None)
+    if lost:
+        words = f"the agent of node {lost['node']} was {_signal_words(lost['exit_code'])}"
+        words += f", and no restart was left\nWhole logs: {shown(logs)}"
+        return RunFailed(words, path=path, exit_code=lost["exit_code"])
     if not ranks:
         how = f"ended with code {exit_code}"
         if exit_code > 128:
@@ -73,8 +79,21 @@ def explain(path: Path, logs: Path, exit_code: int, tail: list[str]) -> RunFaile
 
 
 def rank_folder(logs: Path, rank: int) -> Path | None:
-    """Where torchrun put the stdout.log, stderr.log and error.json of `rank` (one node)."""
-    return next(iter(sorted(logs.glob(f"*/attempt_0/{rank}"))), None)
+    """Where torchrun put the stdout.log, stderr.log and error.json of `rank` at its last start."""
+    for node in sorted(logs.glob("node-*")) or [logs]:
+        started = attempts(node)
+        if not started:
+            return None
+        ranks = [folder for folder in started[-1].iterdir() if folder.is_dir()]
+        if rank < len(ranks):
+            return started[-1] / str(rank)
+        rank -= len(ranks)  # each node counts its own from 0
+    return None
+
+
+def attempts(logs: Path) -> list[Path]:
+    """torchrun's folders, one for each start of a node's ranks, the first one first."""
+    return sorted(logs.glob("**/attempt_*"), key=lambda folder: folder.stat().st_mtime_ns)
 
 
 def last_lines(path: Path, count: int, most_bytes: int = 64_000) -> list[str]:
@@ -89,10 +108,12 @@ def last_lines(path: Path, count: int, most_bytes: int = 64_000) -> list[str]:
 
 
 def _read_failures(logs: Path) -> list[dict[str, Any]]:
-    try:
-        return json.loads((logs / "failures.json").read_text())
-    except (OSError, ValueError):
-        return []
+    """Of all agents (agent.py), and of a node that was lost (nodes.py)."""
+    found = []
+    for path in sorted(logs.glob("**/failures.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found += json.loads(path.read_text())
+    return found
 
 
 def _order(failure: dict[str, Any], logs: Path) -> tuple[bool, bool, float]:

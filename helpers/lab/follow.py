@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import os
 import re
 import threading
 import time
@@ -73,6 +74,8 @@ class Metrics:
     def read(self) -> None:
         try:
             with open(self._path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0  # ranks that were restarted begin the file anew
                 file.seek(self._offset)
                 new = file.read()
         except OSError:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.engine.weights import load_config
+from helpers.engine.configs import load_config
 from helpers.planner.cost import (
     mfu,
     model_shape,
@@ -66,12 +66,12 @@ def traffic(answer: Any) -> Result:
     expected = tensor_parallel_traffic_bytes(shape, 8, 1024, tp=8, element_bytes=2)
     if (number := number_of(answer)) is None:
         return Result(words=f"A number of bytes is wanted, not {kind_of(answer)}.")
-    if _near(number, expected.blocks):
+    if near(number, expected.blocks):
         layers = f"{shape.layers} layers, one sum forward and one backward each"
         return Result(True, f"{number:,.0f} bytes: {layers}.")
-    if _near(number, expected.total):
+    if near(number, expected.total):
         return Result(words="That is the blocks with embedding, head and loss; leave these out.")
-    return Result(words=_slip(number / expected.blocks, TRAFFIC_SLIPS))
+    return Result(words=slip(number / expected.blocks, TRAFFIC_SLIPS))
 
 
 def vocabulary_loss(answer: Any) -> Result:
@@ -108,8 +108,8 @@ def audit_of_the_published_run(answer: Any) -> Result:
         number = number_of(answer[key])
         if number is None:
             wrong.append(f"{key} is not a number.")
-        elif not _near(number, value, tolerance) and not _attention_counted(key, number):
-            wrong.append(f"{key} is not right. {_slip(number / value, slips)}".strip())
+        elif not near(number, value, tolerance) and not _attention_counted(key, number):
+            wrong.append(f"{key} is not right. {slip(number / value, slips)}".strip())
     if wrong:
         return Result(words=" ".join(wrong))
     share = f"{_published_share():.1%} of the bill"
@@ -137,7 +137,7 @@ def _attention_counted(key: str, number: float) -> bool:
         return False
     run = GPTJ_TENSOR_PARALLEL
     flops = train_flops_per_token(model_shape(load_config(run.model)), run.seq_len)
-    return _near(number, _published_mfu() * flops / (6 * run.parameters), 0.01)
+    return near(number, _published_mfu() * flops / (6 * run.parameters), 0.01)
 
 
 def _try_loss(
@@ -201,13 +201,13 @@ def number_of(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _near(number: float, expected: float, tolerance: float = 0.005) -> bool:
+def near(number: float, expected: float, tolerance: float = 0.005) -> bool:
     return math.isclose(number, expected, rel_tol=tolerance)
 
 
-def _slip(ratio: float, slips: dict[float, str]) -> str:
+def slip(ratio: float, slips: dict[float, str]) -> str:
     """What to say of a known mistake, by how far off the answer is."""
-    return next((words for known, words in slips.items() if _near(ratio, known, 0.02)), "")
+    return next((words for known, words in slips.items() if near(ratio, known, 0.02)), "")
 
 
 def kind_of(value: Any) -> str:

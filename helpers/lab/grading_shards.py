@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from helpers.engine.weights import load_config
+from helpers.engine.configs import load_config
 from helpers.lab.grading import NOT_DONE, Result, kind_of, number_of
 from helpers.planner.cost import model_shape, money, parameters, state_bytes
 from helpers.planner.published import NEOX_SHARDED

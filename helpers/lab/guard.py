@@ -9,6 +9,7 @@ It ends the whole family, TERM first and KILL after a grace, when the pipe from 
 (a kernel killed with -9 closes it too), when it is told to end, and when torchrun has ended but
 left something behind. A process belongs to the family when it descends from the guard or carries
 the run's marker in its environment: the second also finds what a dead parent has orphaned.
+(A node can have a guard of its own, whose marker begins with the run's: see nodes.py.)
 
 Run as a script, with the standard library alone so that it starts in 20 ms:
     python -I -S guard.py GRACE_S COMMAND...        (the marker is in the environment)
@@ -30,7 +31,8 @@ _LINUX = sys.platform.startswith("linux")
 
 
 def family(marker: str, root: int | None = None) -> set[int]:
-    """Process ids of all that carry `marker` or descend from them or from `root`, but ourselves."""
+    """Process ids of all that carry `marker` or one that begins with it, or descend from them or
+    from `root`, but ourselves."""
     children: dict[int, list[int]] = {}
     found = {root} if root else set()
     for pid, parent, marked in _linux_processes(marker) if _LINUX else _ps_processes(marker):
@@ -61,7 +63,7 @@ def _linux_processes(marker: str) -> Iterator[tuple[int, int, bool]]:
             continue
         marked = False
         with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-            marked = needle in file.read().split(b"\0")
+            marked = b"\0" + needle in b"\0" + file.read()
         yield int(entry), int(parent), marked
 
 

@@ -14,30 +14,39 @@ from helpers.engine.errors import UserError
 from helpers.lab.paths import ROOT, shorten, shown
 from helpers.lab.runs import holds_run
 
+MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")
+
 
 @dataclass(frozen=True)
 class Job:
-    """One script on `nproc` ranks, and the folders that its run writes to."""
+    """One script on `nproc` ranks of each of `nodes`, and the folders that its run writes to."""
 
     script: Path
     nproc: int
+    nodes: int
+    max_restarts: int
     out: Path
     logs: Path
     torchrun: list[str]  # torchrun's arguments
-    command: str  # the same for a person, to be repeated in the project root
+    command: str  # the same for a person, to be repeated in the project root (on each node)
     steps: int | None  # how many steps the script will take, where its flags say so
 
 
 def prepare(
-    script: str | Path, nproc: int, out: str | Path | None, flags: Mapping[str, Any]
+    script: str | Path,
+    nproc: int,
+    out: str | Path | None,
+    flags: Mapping[str, Any],
+    nodes: int = 1,
+    max_restarts: int = 0,
 ) -> Job:
     """The job of a `launch` with these arguments; its folders exist afterwards.
 
     Raises:
         UserError: no such script, a flag that cannot be one, or a folder that cannot be used.
     """
-    script = _find_script(script)
-    arguments = _arguments(flags)
+    script = find_script(script)
+    arguments = flag_words(flags)
     if out is None:
         out = _fresh_folder(str(flags.get("model") or script.stem))
     else:
@@ -45,22 +54,35 @@ def prepare(
         if holds_run(out) and flags.get("resume") is None:
             raise UserError(f"{shown(out)} already holds a run: choose another out, or resume it")
     logs = _fresh_logs(out)
-    start = ["--standalone", "--nproc-per-node", str(nproc)]
-    files = ["--tee", "3", "--log-dir", str(logs)]
-    program = [_from_root(script), *arguments]
+    ranks = ["--nproc-per-node", str(nproc)]
+    tries = ["--max-restarts", str(max_restarts)] if max_restarts else []
+    if nodes == 1:
+        start = hand = ["--standalone", *ranks, *tries]
+        files = ["--tee", "3", "--log-dir", str(logs)]
+    else:  # nodes.py adds how they meet and where each one's logs go
+        start, files = ranks, ["--tee", "3"]
+        hand = ["--nnodes", str(nodes), *ranks, *tries, *MEET]
+    program = [from_root(script), *arguments]
     steps = flags.get("steps")
     return Job(
         script=script,
         nproc=nproc,
+        nodes=nodes,
+        max_restarts=max_restarts,
         out=out,
         logs=logs,
-        torchrun=[*start, *files, *program, "--out", _from_root(out)],
-        command=shorten(shlex.join(["torchrun", *start, *program, "--out", shown(out)])),
+        torchrun=[*start, *files, *program, "--out", from_root(out)],
+        command=shorten(shlex.join(["torchrun", *hand, *program, "--out", shown(out)])),
         steps=steps if isinstance(steps, int) else None,
     )
 
 
-def _arguments(flags: Mapping[str, Any]) -> list[str]:
+def flag_words(flags: Mapping[str, Any]) -> list[str]:
+    """A command line's words for flags by their names.
+
+    Raises:
+        UserError: a value that no flag can carry.
+    """
     arguments = []
     for name, value in flags.items():
         flag = name.replace("_", "-")
@@ -77,12 +99,12 @@ def _arguments(flags: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def environment(nproc: int, extra: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
-    """What the ranks see: this process's variables, ours, and `extra`, which wins."""
+def environment(ranks: int, extra: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
+    """What all `ranks` see: this process's variables, ours, and `extra`, which wins."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
-        "OMP_NUM_THREADS": str(threads or max(1, _cores() // nproc)),
+        "OMP_NUM_THREADS": str(threads or max(1, _cores() // ranks)),
         # threads that wait go to sleep: spinning costs ten times the time on cores that others use
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "PYTHONPATH": os.pathsep.join(path),  # helpers is found from any folder, installed or not
@@ -99,14 +121,19 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _find_script(script: str | Path) -> Path:
+def find_script(script: str | Path) -> Path:
+    """The script's path, looked for in the project root, then in the current folder.
+
+    Raises:
+        UserError: there is none.
+    """
     for folder in (ROOT, Path.cwd()):
         if (folder / script).is_file():
             return (folder / script).resolve()
     raise UserError(f"there is no script {script}, neither in the project nor in this folder")
 
 
-def _from_root(path: Path) -> str:
+def from_root(path: Path) -> str:
     """As short as it can be for a process that runs in the project root."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 

@@ -1,8 +1,9 @@
 """launch(): start a script on several ranks, follow it, stop it, and say why it failed.
 
-The ranks are started by torchrun (through agent.py), beneath a guard (guard.py) that ends all of
-them when this process ends, however that happens. Nothing inherits the kernel's own streams: the
-merged output comes through a pipe, is shown in one panel, and stands whole on disk.
+The ranks are started by torchrun (through agent.py, one for each node), beneath a guard (guard.py)
+that ends all of them when this process ends, however that happens. Nothing inherits the kernel's
+own streams: the merged output comes through a pipe, is shown in one panel, and stands whole on
+disk.
 """
 
 import json
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError
-from helpers.lab import guard
-from helpers.lab.failures import RunFailed, explain, last_lines, rank_folder
+from helpers.lab import guard, network
+from helpers.lab.failures import RunFailed, attempts, explain, last_lines, rank_folder
 from helpers.lab.follow import Metrics, Output
 from helpers.lab.job import Job, environment, prepare
+from helpers.lab.network import Link
+from helpers.lab.nodes import Nodes
 from helpers.lab.panel import LINES_SHOWN, Panel, View
 from helpers.lab.paths import ROOT, shorten, shown
 from helpers.lab.runs import Run, load_run
@@ -31,6 +34,9 @@ def launch(
     script: str | Path,
     *,
     nproc: int = 1,
+    nodes: int = 1,
+    max_restarts: int = 0,
+    link: Link | None = None,
     out: str | Path | None = None,
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
@@ -43,7 +49,13 @@ def launch(
     Args:
         script: looked for in the project root, then in the current folder. It runs in the project
             root, and gets `--out` with the run's folder.
-        nproc: ranks to start, one a device.
+        nproc: ranks to start on each node, one a device.
+        nodes: torchrun's agents, which meet by rendezvous: all on this machine, as a cluster's
+            would run one on each of its nodes.
+        max_restarts: times that torchrun may start the ranks again after a failure, and that an
+            agent which was killed is started again. scripts/train.py goes on from its last
+            checkpoint with `resume="auto"` and `checkpoint_every`.
+        link: give each of two nodes a network of its own, joined by this link (Linux, root).
         out: the run's folder, relative to the project root; by default a new one under runs/.
         timeout_s: stop everything after so many seconds.
         env: environment variables beyond those of this process.
@@ -56,7 +68,8 @@ def launch(
         The finished run.
 
     Raises:
-        UserError: nothing was started: no such script, or a folder that cannot be used.
+        UserError: nothing was started: no such script, a folder that cannot be used, or a link
+            that cannot be made.
         RunFailed: a rank failed (with the first one's own words), or the time was over.
         KeyboardInterrupt: as it came, once every process has been ended.
     """
@@ -64,15 +77,24 @@ def launch(
         raise UserError("launch() needs Linux or macOS; on Windows, use WSL")
     if nproc < 1:
         raise UserError(f"nproc is {nproc}: at least one rank is needed")
-    job = prepare(script, nproc, out, flags)
-    return _Launch(job, timeout_s, Panel(show)).run(environment(nproc, env, threads))
+    if nodes < 1 or max_restarts < 0:
+        raise UserError(f"nodes is {nodes} and max_restarts {max_restarts}: 1 and 0 are the least")
+    if link is not None:
+        if nodes != 2:
+            raise UserError(f"a link joins two nodes, but nodes is {nodes}: give nodes=2")
+        network.check(link)
+    job = prepare(script, nproc, out, flags, nodes, max_restarts)
+    return _Launch(job, timeout_s, Panel(show), link).run(environment(nodes * nproc, env, threads))
 
 
 class _Launch:
     """One launch, from the first process to the last."""
 
-    def __init__(self, job: Job, timeout_s: float | None, panel: Panel) -> None:
+    def __init__(
+        self, job: Job, timeout_s: float | None, panel: Panel, link: Link | None = None
+    ) -> None:
         self.job = job
+        self.link = link
         self.timeout_s = timeout_s
         self.panel = panel
         self.metrics = Metrics(job.out / "metrics.jsonl")
@@ -106,9 +128,8 @@ class _Launch:
 
     def _start(self, variables: dict[str, str]) -> None:
         python, grace = sys.executable, str(GRACE_S)
-        agent = [python, "-m", "helpers.lab.agent", str(self.job.logs / "failures.json"), grace]
         self.process = subprocess.Popen(
-            [python, "-I", "-S", guard.__file__, grace, *agent, *self.job.torchrun],
+            [python, "-I", "-S", guard.__file__, grace, *self._agents()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -118,6 +139,15 @@ class _Launch:
         )
         self.output = Output(self.process.stdout, self.job.logs / "launch.log")
         self.output.start()
+
+    def _agents(self) -> list[str]:
+        """What the guard starts: torchrun's agent, or what starts one for each node."""
+        job = self.job
+        if job.nodes > 1:
+            nodes = Nodes(job.nodes, job.nproc, job.max_restarts, str(job.logs), GRACE_S, self.link)
+            return nodes.command(job.torchrun)
+        failures = str(job.logs / "failures.json")
+        return [sys.executable, "-m", "helpers.lab.agent", failures, str(GRACE_S), *job.torchrun]
 
     def _follow(self) -> bool:
         """Show the run until it ends (True) or its time is over (False)."""
@@ -188,7 +218,7 @@ class _Launch:
         if rank_folder(self.job.logs, 0) is None:
             return ["torchrun had not started the ranks yet"]
         lines = []
-        for rank in range(self.job.nproc):
+        for rank in range(self.job.nodes * self.job.nproc):
             folder = rank_folder(self.job.logs, rank)
             files = [folder / "stdout.log", folder / "stderr.log"] if folder else []
             files.sort(key=lambda file: file.stat().st_mtime_ns)
@@ -237,15 +267,16 @@ class _Launch:
 
     def _before_ranks_s(self) -> float | None:
         """torchrun makes the ranks' log folders right before it starts the ranks."""
-        folder = rank_folder(self.job.logs, 0)
-        if folder is None:
+        started = attempts(self.job.logs)
+        if not started:
             return None
-        return round(max(0.0, folder.parent.stat().st_mtime - self.started_at), 3)
+        return round(max(0.0, started[0].stat().st_mtime - self.started_at), 3)
 
     def _write_record(self, state: str, **measured: float | None) -> None:
         record = {
             "command": self.job.command,
             "nproc": self.job.nproc,
+            "nodes": self.job.nodes,
             "state": state,
             **measured,
         }

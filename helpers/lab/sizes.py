@@ -8,7 +8,7 @@ multi_gpu    ranks on GPUs over NCCL, and the published model where it fits
 from dataclasses import dataclass, replace
 from typing import Any
 
-from helpers.engine.weights import load_config
+from helpers.engine.configs import load_config
 from helpers.planner.cost import Shape, model_shape
 
 
@@ -244,10 +244,55 @@ _GPU_SHARDS = replace(
     untrue=("The model is a GPT-NeoX cut to fit one GPU.",),
 )
 
+# what is measured beside the plan of it: three layouts of two ranks, some seconds each
+_TINY_SCALE = replace(
+    _TINY_PIPELINE,
+    tp=2,
+    pp=1,
+    microbatches=0,
+    untrue=(
+        "What stands here of hundreds of GPUs is arithmetic of the planner: none of it is run.",
+        *_CPU,
+    ),
+)
+
+# multi-query as Falcon-7B, two layers a stage
+_TINY_ADAPTERS = Profile(
+    name="tiny",
+    model="falcon-tiny",
+    tp=1,
+    pp=4,
+    microbatches=8,
+    steps=80,
+    batch_size=16,
+    seq_len=128,
+    parameters=1_640_704,
+    data="data/instructions/train.jsonl",
+    eval_data="data/instructions/heldout.jsonl",
+    task="instruct",
+    lr=3e-3,
+    layers=8,
+    hidden=128,
+    untrue=_CPU,
+)
+
+_GPU_ADAPTERS = replace(
+    _TINY_ADAPTERS,
+    name="multi_gpu",
+    least_gpus=4,  # the four stages of the published machine
+    device="cuda",
+    hidden=1024,
+    heads=16,
+    parameters=87_050_240,
+    untrue=("The model is a Falcon cut to fit one GPU, with weights trained for a minute.",),
+)
+
 PROFILES: dict[int, dict[str, Profile]] = {
     0: {"tiny": replace(_TINY, steps=30)},
     1: {"tiny": _TINY, "single_gpu": _SINGLE_GPU, "multi_gpu": _MULTI_GPU},
     2: {"tiny": _TINY_PIPELINE, "multi_gpu": _GPU_PIPELINE},
     3: {"tiny": _TINY_COMPILER, "single_gpu": _GPU_COMPILER},
+    4: {"tiny": _TINY_ADAPTERS, "multi_gpu": _GPU_ADAPTERS},
     5: {"tiny": _TINY_SHARDS, "multi_gpu": _GPU_SHARDS},
+    6: {"tiny": _TINY_SCALE},
 }

@@ -5,12 +5,12 @@ assumed; `why_not` says why a run is not predicted.
 """
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
+from helpers.planner.audit_shapes import GPTJ_6B, gpt, llama
 from helpers.planner.blocks import LLAMA_COMPILED, MEGATRON, Program
 from helpers.planner.cluster import REACHED, Cluster, make_cluster
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -38,55 +38,6 @@ class Run:
     said: str = ""
     why_not: str = ""
 
-
-def gpt(hidden: int, layers: int, heads: int, vocab: int = 51200, positions: int = 2048) -> Shape:
-    """A GPT of Megatron-LM's form: GPT-2's block, the head tied to the embedding."""
-    return model_shape(
-        SimpleNamespace(
-            model_type="gpt2",
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            n_inner=None,
-            vocab_size=vocab,
-            max_position_embeddings=positions,
-            tie_word_embeddings=True,
-        )
-    )
-
-
-def llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int = 128256
-) -> Shape:
-    """A Llama, by default with Llama 3's vocabulary."""
-    return model_shape(
-        SimpleNamespace(
-            model_type="llama",
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=hidden // heads,
-            intermediate_size=ffn,
-            vocab_size=vocab,
-            attention_bias=False,
-            mlp_bias=False,
-            tie_word_embeddings=False,
-        )
-    )
-
-
-GPTJ_6B = model_shape(
-    SimpleNamespace(
-        model_type="gptj",
-        hidden_size=4096,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        n_inner=None,
-        vocab_size=50400,
-        tie_word_embeddings=False,
-    )
-)
 
 # --- Korthikanti et al. 2022, table 5, with tables 1 and 3 for the models and layouts ----------
 

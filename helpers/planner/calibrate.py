@@ -37,10 +37,13 @@ LIMIT_S = 300
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def calibrate(path: str | Path, ranks: int = 4) -> Cluster:
+def calibrate(path: str | Path, ranks: int = 4, gpus: bool = True) -> Cluster:
     """Measure this machine with `ranks` processes, save what was found as JSON, and return it.
 
     On GPUs a rank has one each. Takes well under a minute.
+
+    Args:
+        gpus: measure these where there are any; else the CPU's cores.
 
     Raises:
         UserError: ranks that are no whole number of at least 2, more of them than GPUs, or a
@@ -48,14 +51,16 @@ def calibrate(path: str | Path, ranks: int = 4) -> Cluster:
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 2:
         raise UserError(f"links need two ranks at least: ranks is a whole number, not {ranks!r}")
-    gpus = torch.cuda.device_count()
-    if gpus and ranks > gpus:
-        raise UserError(f"there are {gpus} GPUs, so at most {gpus} ranks, not {ranks}")
+    found = torch.cuda.device_count() if gpus else 0
+    if found and ranks > found:
+        raise UserError(f"there are {found} GPUs, so at most {found} ranks, not {ranks}")
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), "-m", "helpers.planner.calibrate", str(path)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
+    if not gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S
     )

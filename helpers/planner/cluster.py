@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, field, replace
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware import GPU, find_gpu, find_instance, price
+from helpers.planner.hardware import find_gpu, find_instance, price
+from helpers.planner.hardware_tables import GPU
 
 # Shares of a nominal rate that real work reaches, and the seconds before it starts.
 REACHED = {

@@ -4,10 +4,10 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.choice import Choice
 from helpers.planner.cluster import Cluster
 from helpers.planner.job import make_job
 from helpers.planner.memory import fullest
-from helpers.planner.search import Choice
 from helpers.planner.step_time import step_time
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.choice import Choice
 from helpers.planner.cluster import Cluster
 from helpers.planner.memory import fullest
-from helpers.planner.search import Choice, Found, Question, search_plans
+from helpers.planner.question import Question
+from helpers.planner.search import Found, search_plans
 from helpers.planner.step_time import step_time
 
 GIB = 2**30

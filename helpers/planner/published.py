@@ -5,7 +5,8 @@ Nothing here was run by this project; every field is what the named source print
 
 from dataclasses import dataclass
 
-from helpers.planner.hardware import Price, price
+from helpers.planner.hardware import price
+from helpers.planner.hardware_tables import Price
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from benchmarks.quiet import QUIET, Watch, wait_until_quiet
 from benchmarks.registry import Peer
 from benchmarks.serve import Group, PeerFailed
 from benchmarks.work import Work
+from helpers.lab.network import Network
 
 LOSS_TOLERANCE = 1e-4  # relative, of any step's loss
 REPEATS = 3
@@ -30,6 +31,7 @@ class Row:
 
     step_s, loss, norm: by step. cpu_s: by step, processor time of all ranks; a wait costs none.
     others: by step, the fraction of the cores that other programs took.
+    link_bytes: by step, what crossed the link between two nodes, both ways; none without a link.
     share: of one process's speed in each timed step: above 1 is faster.
     quiet: were the timed steps quiet? Else there were too few such and all count.
     """
@@ -42,6 +44,7 @@ class Row:
     norm: list[float | None] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     others: list[float | None] = field(default_factory=list)
+    link_bytes: list[float] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
     timed: list[int] = field(default_factory=list)
     quiet: bool = False
@@ -79,16 +82,22 @@ class Rounds:
 
 
 def compare(
-    peers: Sequence[Peer], work: Work, cores: int, rounds: Rounds, say: Callable[[str], None]
+    peers: Sequence[Peer],
+    work: Work,
+    cores: int,
+    rounds: Rounds,
+    say: Callable[[str], None],
+    networks: Sequence[Network] = (),
 ) -> list[Row]:
-    """Start the peers and let them take turns. The first is what the others are a share of."""
+    """Start the peers, on two nodes where there are `networks`, and let them take turns. The first
+    is what the others are a share of."""
     rows = [Row(peer) for peer in peers]
     groups: dict[str, Group] = {}
     began = time.monotonic()
     try:
         for row in rows:
             say(f"starting {row.peer.name}")
-            _guarded(row, partial(_start, row, groups, work, cores))
+            _guarded(row, partial(_start, row, groups, work, cores, networks))
         for index in range(1 + rounds.wanted * REPEATS):
             late = time.monotonic() - began > rounds.limit_s
             if index > rounds.wanted and (late or _enough(rows, rounds)):
@@ -98,7 +107,10 @@ def compare(
             for row in rows[turn:] + rows[:turn]:
                 if not row.failure:
                     wait_until_quiet(rounds.patience_s if index else 0.0)
+                    before = sum(network.sent_bytes() for network in networks)
                     _guarded(row, partial(_steps, row, groups[row.peer.name], index, rounds.steps))
+                    crossed = sum(network.sent_bytes() for network in networks) - before
+                    row.link_bytes += [crossed / rounds.steps] * rounds.steps * bool(networks)
         for row in rows:
             if not row.failure:
                 row.memory = groups[row.peer.name].memory()
@@ -117,8 +129,10 @@ def _guarded(row: Row, work: Callable[[], None]) -> None:
         row.failure = str(failure)
 
 
-def _start(row: Row, groups: dict[str, Group], work: Work, cores: int) -> None:
-    group = Group(row.peer, work, cores)
+def _start(
+    row: Row, groups: dict[str, Group], work: Work, cores: int, networks: Sequence[Network]
+) -> None:
+    group = Group(row.peer, work, cores, networks)
     groups[row.peer.name] = group
     row.threads = group.threads
 
@@ -243,6 +257,7 @@ def to_dict(row: Row) -> dict[str, Any]:
         "step_s": row.step_s,
         "cpu_s": row.cpu_s,
         "others": row.others,
+        "link_bytes": row.link_bytes,
         "loss": row.loss,
         "grad_norm": row.norm,
         "largest_relative_loss_difference": row.loss_off,

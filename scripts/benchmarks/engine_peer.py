@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.work import BETAS, CLIP, EPS, LR, WEIGHT_DECAY, Work
 from helpers.engine.compiled import compile_s
@@ -20,7 +21,7 @@ class Peer:
         plan.validate(world_size=dist.get_world_size())
         mesh = plan.mesh("cpu")
         self.trainer = Trainer(
-            load_model(work.folder, plan, mesh),
+            self.load(work, plan, mesh),
             plan,
             mesh,
             lr=LR,
@@ -30,6 +31,9 @@ class Peer:
             clip=CLIP,
         )
         self.trainer.pipeline.timed = plan.pp > 1
+
+    def load(self, work: Work, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
+        return load_model(work.folder, plan, mesh)
 
     def __call__(self, ids: Tensor) -> tuple[float, float | None]:
         result = self.trainer.step(ids, ids)

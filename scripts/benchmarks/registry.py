@@ -1,10 +1,10 @@
 """Who is compared with whom: data that the runner reads. Nothing here imports a peer."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-FAMILIES = ("gptj", "neox", "llama", "gpt2")
+FAMILIES = ("gptj", "neox", "llama", "gpt2", "falcon")
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,35 @@ COMPILE = (
         "engine-bf16-compiled", "**this engine, bf16, compiled**", precision="bf16", compile=True
     ),
 )
+TWO_NODES = (
+    ONE,
+    engine("fsdp", "**this engine, FSDP over both nodes**", dp_shard=4),
+    engine("hsdp", "**this engine, HSDP 2 × 2**", dp_replicate=2, dp_shard=2),
+    engine("hsdp-zero2", "this engine, ZeRO-2 2 × 2", dp_replicate=2, dp_shard=2, zero_stage=2),
+)
+
+
+def adapters(name: str, title: str, **plan: Any) -> Peer:
+    """Adapters beside a base in 4 bits, by this engine."""
+    return replace(engine(name, title, **plan), module="adapters_peer")
+
+
+def split(schedule: str, stages: int) -> Peer:
+    name, title = f"{schedule}-{stages}", f"this engine, {stages} stages, {schedule}, m=8"
+    return adapters(name, title, pp=stages, schedule=schedule, microbatches=8)
+
+
+QLORA = (
+    Peer("one", "one process, transformers, peft, bitsandbytes", "peft_peer", ranks=1),
+    adapters("engine-one", "**one process, this engine**"),
+    *(split(schedule, stages) for stages in (2, 4) for schedule in ("naive", "1f1b")),
+)
 BENCHMARKS = {
     "tp": TENSOR,
     "fsdp": DATA,
     "memory": MEMORY,
     "pipeline": PIPELINE,
     "compile": COMPILE,
+    "two-nodes": TWO_NODES,
+    "qlora": QLORA,
 }

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 from benchmarks.registry import Peer
 from benchmarks.work import Work, batches
+from helpers.lab.network import DEVICE, Network
 
 START_S, STEP_S = 600, 300  # how long a group may take to start, and to take one step
 
@@ -47,9 +49,11 @@ class Result:
 
 
 class Group:
-    """The processes of one peer."""
+    """The processes of one peer, the first half of them on the first node where there are two."""
 
-    def __init__(self, peer: Peer, work: Work, cores: int) -> None:
+    def __init__(
+        self, peer: Peer, work: Work, cores: int, networks: Sequence[Network] = ()
+    ) -> None:
         self.peer = peer
         self.threads = max(1, cores // peer.ranks)
         self.folder = tempfile.TemporaryDirectory(prefix=f"benchmark-{peer.name}-")
@@ -60,10 +64,13 @@ class Group:
         self.processes, self.pipes = [], []
         facts = {"WORLD_SIZE": str(peer.ranks), "OMP_NUM_THREADS": str(self.threads)}
         facts |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        if networks:
+            facts["GLOO_SOCKET_IFNAME"] = DEVICE
         for rank in range(peer.ranks):
             ours, theirs = context.Pipe()
             facts |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            arguments = (peer, work, dict(facts), self.folder.name, theirs)
+            network = networks[rank * len(networks) // peer.ranks] if networks else None
+            arguments = (peer, work, dict(facts), self.folder.name, theirs, network)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -139,9 +146,18 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _serve(peer: Peer, work: Work, facts: dict[str, str], folder: str, pipe: Connection) -> None:
+def _serve(
+    peer: Peer,
+    work: Work,
+    facts: dict[str, str],
+    folder: str,
+    pipe: Connection,
+    network: Network | None,
+) -> None:
     """A rank: make the peer's step function, then take steps as they are asked for."""
     os.environ |= facts
+    if network:
+        network.enter()
     log = open(Path(folder) / f"rank{facts['RANK']}.log", "w", buffering=1)  # noqa: SIM115 for good
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)

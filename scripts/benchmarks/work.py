@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from helpers.engine import data
+from helpers.engine.adapters import add_adapters, save_adapters, trainable_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = ROOT / "data/reviews/train.tsv"
 
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 3e-4, (0.9, 0.95), 1e-8, 0.01, 1.0
 SEED = 0
+RANK, ALPHA = 8, 32  # of adapters
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,9 @@ def config(work: Work) -> Any:
             attn_pdrop=0.0,
             **common,
         ),
+        "falcon": lambda: transformers.FalconConfig(  # the architecture of Falcon-40B
+            new_decoder_architecture=True, num_kv_heads=2, bias=False, **sizes, **common
+        ),
         "llama": lambda: transformers.LlamaConfig(
             intermediate_size=8 * work.hidden // 3, **sizes, **common
         ),
@@ -112,6 +117,17 @@ def write(work: Work) -> int:
     model.save_pretrained(work.folder)
     torch.save(_batches(work), Path(work.folder) / "batches.pt")
     return sum(p.numel() for p in model.parameters())
+
+
+def write_adapters(work: Work) -> int:
+    """Write the adapters that every peer starts with, as peft does; how many numbers they are."""
+    model = add_adapters(plain_model(work), RANK, ALPHA, seed=SEED, source=work.folder)
+    save_adapters(model, adapters(work))
+    return trainable_parameters(model)
+
+
+def adapters(work: Work) -> Path:
+    return Path(work.folder) / "adapters"
 
 
 def _batches(work: Work) -> Tensor:

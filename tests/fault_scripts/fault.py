@@ -74,6 +74,24 @@ def collective(out: Path) -> None:
     dist.all_reduce(torch.ones(1))
 
 
+def collective_of_all(out: Path) -> None:
+    """Nobody fails."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor(RANK + 1)
+    dist.all_reduce(total)
+    print(
+        f"rank {RANK} of {dist.get_world_size()}, local rank {os.environ['LOCAL_RANK']}, ", end=""
+    )
+    print(f"sum {total.item()}, wire {'wire:' in Path('/proc/self/net/dev').read_text()}")
+    dist.destroy_process_group()
+    for name, value in zip(sys.argv, sys.argv[1:]):
+        if name == "--more":
+            print(f"more: {value}")
+
+
 def recorded(out: Path) -> None:
     """The same in a script that keeps its errors as torch's manual says."""
     from torch.distributed.elastic.multiprocessing.errors import record
