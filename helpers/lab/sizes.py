@@ -200,6 +200,7 @@ _TINY_COMPILER = Profile(
 _GPU_COMPILER = replace(
     _TINY_COMPILER,
     name="single_gpu",
+    least_gpus=1,
     model="gpt2",
     steps=100,
     seq_len=512,
