@@ -82,10 +82,10 @@ def collective_of_all(out: Path) -> None:
     dist.init_process_group("gloo")
     total = torch.tensor(RANK + 1)
     dist.all_reduce(total)
-    print(
-        f"rank {RANK} of {dist.get_world_size()}, local rank {os.environ['LOCAL_RANK']}, ", end=""
-    )
-    print(f"sum {total.item()}, wire {'wire:' in Path('/proc/self/net/dev').read_text()}")
+    devices = Path("/proc/self/net/dev")  # of Linux
+    wire = devices.exists() and "wire:" in devices.read_text()
+    place = f"rank {RANK} of {dist.get_world_size()}, local rank {os.environ['LOCAL_RANK']}"
+    print(f"{place}, sum {total.item()}, wire {wire}")
     dist.destroy_process_group()
     for name, value in zip(sys.argv, sys.argv[1:]):
         if name == "--more":
