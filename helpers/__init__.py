@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from helpers.lab.launch import launch
     from helpers.lab.profiles import preflight
     from helpers.lab.runs import load_run
+    from helpers.planner.dry_run import dry_run
     from helpers.planner.estimate import estimate
     from helpers.planner.search import search_plans
 
@@ -33,6 +34,7 @@ _HOMES = {
     "show_table": "lab.figures",
     "estimate": "planner.estimate",
     "search_plans": "planner.search",
+    "dry_run": "planner.dry_run",
 }
 
 __all__ = list(_HOMES)

@@ -185,7 +185,7 @@ class Bucketed:
         if not self.stage:
             for name, parameter in self.trainable.items():
                 held = local(parameter)
-                if held.data_ptr() != parts[name].data_ptr():
+                if held.dtype != parts[name].dtype:  # else the part is the parameter
                     held.copy_(parts[name])
             return
         for bucket in self.buckets.buckets:

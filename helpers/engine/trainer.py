@@ -210,9 +210,9 @@ class Trainer:
         Gradients are freed after a step, so theirs is the most that was alive at the end of a
         micro-batch; float32 masters of low-precision parameters belong to the optimizer.
         """
-        model = {local(p).untyped_storage().data_ptr() for p in self.model.parameters()}
+        model = {local(p).untyped_storage()._cdata for p in self.model.parameters()}
         tensors = [part.tensor for part in self.parts]
-        masters = [t for t in tensors if t.untyped_storage().data_ptr() not in model]
+        masters = [t for t in tensors if t.untyped_storage()._cdata not in model]
         moments = [t for s in self.optimizer.state.values() for t in s.values() if t.dim()]
         return {
             "parameters": sum(_bytes(local(p)) for p in self.model.parameters()),

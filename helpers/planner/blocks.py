@@ -59,6 +59,7 @@ class Program:
         adds to float32 sums; None where it writes it once.
     stops_early: is recomputation over once everything that is needed is there? The last product
         of a block and its message then are not repeated.
+    last_norm: hidden states that the norm before the head keeps.
     message_copies: elements read and written around each message of the tensor axis.
     waits_for_sends, split_sends: of a pipeline, see step_time.link_s.
     """
@@ -74,6 +75,7 @@ class Program:
     gradients_in_loss: bool = True
     weight_gradient_bytes: int | None = None
     stops_early: bool = True
+    last_norm: int = 1
     message_copies: int = 2
     waits_for_sends: bool = False
     split_sends: bool = False
@@ -89,9 +91,12 @@ def _engine(
     operations: tuple[int, int],
     none: Widths,
     selective: Widths,
+    last_norm: int = 1,
 ) -> Program:
     kept = {"none": none, "selective": selective}
-    return Program(name, forward, backward, operations, kept, parameter_bytes=14)
+    return Program(
+        name, forward, backward, operations, kept, parameter_bytes=14, last_norm=last_norm
+    )
 
 
 GPTJ = _engine(
@@ -133,6 +138,7 @@ LLAMA = _engine(
     operations=(34, 67),
     none=Widths(outside=4, inside=2, query=2, kv=1, ffn=4),
     selective=Widths(outside=1, inside=2, query=2, kv=1, ffn=2),
+    last_norm=2,
 )
 # its norms compute in float32, which is twice the bytes where all else has 16 bits
 LLAMA_LOW = replace(
@@ -141,6 +147,7 @@ LLAMA_LOW = replace(
     backward=Widths(outside=98.5, inside=9.2, query=16, kv=8.4, ffn=9.2),
     operations=(38, 80),
     kept=LLAMA.kept | {"none": Widths(outside=6, inside=2, query=2, kv=1, ffn=4)},
+    last_norm=3,
 )
 ENGINE = {"gptj": GPTJ, "gpt2": GPT2, "gpt_neox": NEOX, "falcon": FALCON, "llama": LLAMA}
 

@@ -116,15 +116,20 @@ def make_job(
     Raises:
         UserError: the plan does not fit the model, or a number is not above 0.
     """
-    for name, number in (("batch", batch), ("seq_len", seq_len)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
+    check_counts(batch, seq_len)
     shape = model if isinstance(model, Shape) else model_shape(model)
     check_stages(shape.layers, plan.stages)
     if plan.stage_layers is not None:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
     check_heads(shape, plan.tp)
     return Job(shape, plan, batch, seq_len, program or program_of(shape, plan.precision))
+
+
+def check_counts(batch: int, seq_len: int) -> None:
+    """Raise a UserError if one of them is no whole number above 0."""
+    for name, number in (("batch", batch), ("seq_len", seq_len)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
 
 
 def check_heads(shape: Shape, tp: int) -> None:

@@ -25,8 +25,9 @@ GRADIENTS = Widths(inside=2, ffn=2)  # alive beside each other in a block's back
 class Memory:
     """Bytes of one rank at its fullest moment, by category.
 
-    transients: parameters that are gathered for a while, gradient buckets, and what one block's
-        backward works with.
+    logits: the end of the model: the last norm, the head and the loss.
+    transients: parameters that are gathered for a while, gradient buckets, messages between stages,
+        and what one block's backward works with.
     """
 
     parameters: float
@@ -60,7 +61,10 @@ def rank_memory(job: Job, rank: int) -> Memory:
         optimizer=optimizer,
         activations=activation_bytes(job, rank),
         logits=logits_bytes(job, rank),
-        transients=gathered_bytes(job, rank) + bucket_bytes(job) + working_bytes(job),
+        transients=gathered_bytes(job, rank)
+        + bucket_bytes(job)
+        + letters_bytes(job, rank)
+        + working_bytes(job),
     )
 
 
@@ -155,18 +159,46 @@ def in_flight(job: Job, rank: int) -> int:
 
 
 def logits_bytes(job: Job, rank: int) -> float:
-    """The engine's loss, a chunk of tokens at a time: two chunks of float32 logits, and the
-    gradients of hidden states and head that wait for the backward.
+    """The end of the model: what it keeps, and the most that the loss works with. Forward, a chunk
+    of tokens at a time, that is a chunk's float32 exponentials, the hidden states of the labelled
+    tokens and the product that is added to the head's gradient; backward the gradients, scaled in
+    float32 and brought to the arithmetic's dtype.
 
     Source: loss.py; arXiv 2411.09009 (Cut Your Losses), section 4.
     """
     if job.rank_of[-1] != rank:
         return 0.0
-    shape, tp = job.shape, job.plan.tp
-    rows = -(-shape.vocab // tp)
+    rows, element = -(-job.shape.vocab // job.plan.tp), job.element_bytes
+    matrix, of_hidden = rows * job.shape.hidden, job.tokens * job.shape.hidden * element
     chunk = min(CHUNK_BYTES, 4 * job.tokens * rows)
-    of_hidden = job.tokens * shape.hidden * job.element_bytes
-    return 2 * chunk + of_hidden + 4 * rows * shape.hidden
+    forward = element * matrix + of_hidden + chunk
+    backward = (4 + (element if element < 4 else 0)) * matrix + of_hidden
+    return end_bytes(job) + max(forward, backward)
+
+
+def end_bytes(job: Job) -> float:
+    """Kept at the end of the model for one micro-batch's backward: what the last norm keeps, and
+    the gradients of hidden states and head, which the loss computes in its forward."""
+    rows, split = -(-job.shape.vocab // job.plan.tp), _split(job)
+    of_hidden = job.tokens * job.shape.hidden * job.element_bytes
+    return (job.program.last_norm / split + 1) * of_hidden + 4 * rows * job.shape.hidden
+
+
+def letters_bytes(job: Job, rank: int) -> float:
+    """Hidden states and their gradients on their way between pipeline ranks: what was sent last,
+    and receives that are posted ahead, two of them where gradients come back.
+
+    Source: pipeline.py and links.py.
+    """
+    if job.plan.pp == 1:
+        return 0.0
+    letters = 1 if job.rank_of[-1] == rank else 3
+    return letters * job.tokens * job.shape.hidden * job.element_bytes / _split(job)
+
+
+def _split(job: Job) -> int:
+    """Ranks over which hidden states between layers are split."""
+    return job.plan.tp if job.plan.sequence_parallel else 1
 
 
 def gathered_bytes(job: Job, rank: int) -> float:

@@ -125,7 +125,31 @@ def tensor_messages(job: Job, rank: int) -> list[Message]:
         each = 4 * job.tokens / chunks
         add("all_reduce", m * chunks, "loss: maximum", "forward", each)
         add("all_reduce", m * chunks, "loss: sum and target", "forward", 2 * each)
+    shared = shared_parameters(job, rank)
+    each = _summed_bytes(job) / plan.dp_shard
+    add("all_reduce", 1 if shared else 0, "shared parameters", "last", shared * each)
     return found
+
+
+def shared_parameters(job: Job, rank: int) -> int:
+    """Parameters that every tensor rank holds whole, of whose gradient each has a part: norms of a
+    split sequence, or of an input that several norms read; key-value heads fewer than ranks.
+
+    Source: arXiv 2205.05198, section 4.2.2, for the norms.
+    """
+    plan, shape = job.plan, job.shape
+    several = shape.reductions == 1 and shape.norms > 1
+    block = shape.block_norm if plan.sequence_parallel or several else 0
+    if shape.kv_heads % plan.tp:
+        block += sum(linear.parameters for linear in shape.block if linear.cut == "kv")
+    last = plan.sequence_parallel and job.rank_of[-1] == rank
+    return job.layers_of(rank) * block + (shape.final_norm if last else 0)
+
+
+def _summed_bytes(job: Job) -> int:
+    """Bytes of a number in a sum of gradients."""
+    low = job.plan.precision != "fp32" and job.plan.reduce_dtype != "fp32"
+    return 2 if low else 4
 
 
 def pipeline_messages(job: Job, rank: int) -> list[Message]:
@@ -166,8 +190,7 @@ def data_messages(job: Job, rank: int) -> list[Message]:
     Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
     """
     plan, held = job.plan, job.held(rank)
-    summed = 2 if plan.precision != "fp32" and plan.reduce_dtype != "fp32" else 4
-    gradients, parameters = held * summed, held * job.element_bytes
+    gradients, parameters = held * _summed_bytes(job), held * job.element_bytes
     s, r, m = plan.dp_shard, plan.dp_replicate, job.microbatches
     if s == 1:
         found = [_buckets("dp", "all_reduce", gradients, 1, plan.dp, "last")]
