@@ -141,15 +141,8 @@ def test_this_machine_is_found():
 
 def test_last_line_says_what_for():
     fine = [Line("python", OK, "3.12")]
-<<<<<<< HEAD
-    assert ready_for(fine, machine()) == (
-        "Ready for notebooks, with profiles: 0 (tiny); 1 (tiny); 2 (tiny); 3 (tiny); 4 (tiny); "
-        "5 (tiny); 6 (tiny)."
-    )
-=======
     every = "; ".join(f"{number} (tiny)" for number in PROFILES)
     assert ready_for(fine, machine()) == f"Ready for notebooks, with profiles: {every}."
->>>>>>> nb6
     assert "1 (tiny, single_gpu)" in ready_for(fine, machine(gpus=1))
     assert "1 (tiny, single_gpu, multi_gpu)" in ready_for(fine, machine(gpus=8))
     failed = ready_for([*fine, Line("data", FAIL, "gone")], machine())
