@@ -50,6 +50,8 @@ class Page:
 
         self._socket = websocket.create_connection(address, timeout=START_S)
         self._numbers = itertools.count(1)
+        # without a window nothing has the focus, and JupyterLab no current notebook
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """One method of the protocol; events between are passed over."""

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = "6_plan_at_scale.ipynb"
 RUN_S, START_S = 400, 90
 # JavaScript: the notebook, its last cell of code, what its cells raised
-PANEL = "window.jupyterapp.shell.currentWidget"
+PANEL = "[...window.jupyterapp.shell.widgets('main')].find(one => one.content?.widgets)"
 LAST = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code').at(-1).model"
 ERRORS = (
     f"{PANEL}.content.model.toJSON().cells.flatMap(cell => cell.outputs || [])"
@@ -82,7 +82,7 @@ def page(lab, tmp_path_factory):
     """The notebook, opened, without its stored outputs, and run to its end."""
     with browser(find_browser(), tmp_path_factory.mktemp("browser")) as found:
         found.open(lab)
-        found.until(f"Boolean(window.jupyterapp && {PANEL}?.content?.widgets?.length > 10)")
+        found.until(f"Boolean(window.jupyterapp && {PANEL}?.content.widgets.length > 10)")
         found.until(f"{PANEL}.sessionContext.session?.kernel?.status === 'idle'")
         run(found, "notebook:clear-all-cell-outputs")
         found.until(f"{LAST}.executionCount === null")
