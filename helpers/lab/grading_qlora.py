@@ -59,7 +59,7 @@ def trainable_count(answer: Any) -> Result:
         expected // shape.layers: "That is one layer's.",
         expected // RANK: "That is rank 1.",
     }
-    return Result(words=slips.get(int(number), ""))
+    return Result(words=slips.get(number, ""))
 
 
 def nf4(answer: Any) -> Result:
@@ -93,7 +93,7 @@ def _look(found: Any, weights: Tensor) -> str:
     """What is wrong with the rounded weights; nothing where they are right."""
     if not isinstance(found, Tensor) or found.shape != weights.shape:
         return f"a tensor of shape {tuple(weights.shape)} is wanted."
-    expected = rounded(weights)
+    found, expected = found.detach().float(), rounded(weights)
     if torch.allclose(found, expected, atol=1e-5):
         return ""
     first = slice(0, BLOCK)
