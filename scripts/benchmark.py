@@ -50,7 +50,7 @@ from helpers.planner.calibrate import calibrate
 SIZES = {"layers": 8, "hidden": 512, "heads": 8}
 OTHER_SIZES = {
     "compile": {"layers": 6, "hidden": 384, "heads": 6},
-    "plan": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 2048, "seq": 128},
+    "plan": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 2048, "seq": 256, "batch": 4},
 }
 RANKS = 4  # of `plan`
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
@@ -72,11 +72,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--vocab", type=int, help="default: 2048 for GPT-J and Falcon, 8192 for others"
     )
     parser.add_argument(
-        "--batch", type=int, help="rows of the batch; 16 for pipeline, 4 for two-nodes, else 8"
+        "--batch",
+        type=int,
+        help="rows of the batch; 16 for pipeline, 4 for two-nodes and plan, else 8",
     )
-    parser.add_argument(
-        "--seq", type=int, help="tokens of a row; 64 for two-nodes, 128 for plan, else 256"
-    )
+    parser.add_argument("--seq", type=int, help="tokens of a row; 64 for two-nodes, else 256")
     parser.add_argument("--mbit", type=float, default=400, help="of the link of two-nodes")
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 2))
     parser.add_argument("--patience", type=float, default=30, help="s to wait for quiet cores")

@@ -69,14 +69,10 @@ class Regret:
         return correlation(*map(_places, orders))
 
     @property
-    def agrees(self) -> bool:
-        """Do all layouts have the first one's losses?"""
+    def disagree(self) -> list[Row]:
+        """Layouts whose losses are not those of the first layout."""
         first = self.rows[0].loss
-        return all(
-            abs(a - b) <= LOSS_TOLERANCE * abs(b)
-            for row in self.rows
-            for a, b in zip(row.loss, first, strict=True)
-        )
+        return [row for row in self.rows if not _near(row.loss, first)]
 
 
 def measure(
@@ -86,11 +82,11 @@ def measure(
     shape = model_shape(config(work))
     every = unsharded_plans(shape, cluster, work.batch, "fp32", Counter())
     plans = [plan for whole in every for plan in sharded_plans(whole, cluster)]
+    best = search_plans(shape, cluster, work.batch, work.seq, precision="fp32").best.plan
     rows = []
     for plan in plans:
         job = make_job(shape, plan, work.batch, work.seq)
         rows.append(Row(job, step_time(job, cluster).total_s))
-    best = search_plans(shape, cluster, work.batch, work.seq, precision="fp32").best.plan
     pick = next(row for row in rows if row.job.plan == best)
     options = {"plans": [plan.to_dict() for plan in plans]}
     group = Group(
@@ -119,7 +115,7 @@ def section(found: Regret, title: str) -> str:
     lines = [
         f"## {title}",
         "",
-        f"{len(found.rows)} layouts; their losses {'agree' if found.agrees else 'DO NOT AGREE'}. "
+        f"{len(found.rows)} layouts; their losses {_agreement(found)}. "
         f"The planner picks {in_words(found.pick.job)}: {_ms(found.pick.measured_s)} ms. "
         f"The fastest is {in_words(found.best.job)}: {_ms(found.best.measured_s)} ms. "
         f"**Regret {found.regret:.2f}.** Rank correlation of predicted and measured "
@@ -182,6 +178,17 @@ def to_dict(found: Regret) -> dict[str, Any]:
         "others": found.others,
         "rows": rows,
     }
+
+
+def _near(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    return all(abs(a - b) <= LOSS_TOLERANCE * abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _agreement(found: Regret) -> str:
+    if not found.disagree:
+        return "agree"
+    words = "; ".join(f"{in_words(row.job)}: {row.loss[-1]:.5f}" for row in found.disagree)
+    return f"DO NOT AGREE with {found.rows[0].loss[-1]:.5f}: {words}"
 
 
 def _ms(seconds: float) -> str:
