@@ -7,6 +7,7 @@
     python scripts/benchmark.py qlora               # adapters on 4 bits; naive split or pipeline
     python scripts/benchmark.py compile             # blocks compiled and not, GPT-2 of 6 x 384
     python scripts/benchmark.py two-nodes           # FSDP and HSDP over a link of --mbit, GPT-NeoX
+    python scripts/benchmark.py plan                # the planner's pick among all layouts, 4 ranks
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
 and take turns, so that what else the machine does meets all of them alike. The share of one process
@@ -16,6 +17,7 @@ CPU times say nothing of GPUs.
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -36,14 +38,21 @@ from benchmarks import (
     naive_split,
     predicted,
     registry,
+    regret,
     two_nodes,
     work,
 )
 
 from helpers.engine.errors import UserError
 from helpers.lab.network import Link
+from helpers.planner.calibrate import calibrate
 
 SIZES = {"layers": 8, "hidden": 512, "heads": 8}
+OTHER_SIZES = {
+    "compile": {"layers": 6, "hidden": 384, "heads": 6},
+    "plan": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 2048, "seq": 256, "batch": 4},
+}
+RANKS = 4  # of `plan`
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
 
 
@@ -58,12 +67,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="undisturbed rounds to time; default 8")
     parser.add_argument("--steps", type=int, default=1, help="steps a peer takes in a round")
     for size in ("layers", "hidden", "heads"):
-        parser.add_argument(f"--{size}", type=int, help="8 of 512 with 8 heads; compile: 6 of 384")
+        parser.add_argument(f"--{size}", type=int, help="8 of 512 with 8 heads; else for two")
     parser.add_argument(
         "--vocab", type=int, help="default: 2048 for GPT-J and Falcon, 8192 for others"
     )
     parser.add_argument(
-        "--batch", type=int, help="rows of the batch; 16 for pipeline, 4 for two-nodes, else 8"
+        "--batch",
+        type=int,
+        help="rows of the batch; 16 for pipeline, 4 for two-nodes and plan, else 8",
     )
     parser.add_argument("--seq", type=int, help="tokens of a row; 64 for two-nodes, else 256")
     parser.add_argument("--mbit", type=float, default=400, help="of the link of two-nodes")
@@ -71,11 +82,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=30, help="s to wait for quiet cores")
     parser.add_argument("--minutes", type=float, default=10, help="after which no round is made up")
     parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
+    parser.add_argument("--page", type=Path, help="write the layouts of `plan` here as Markdown")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     args = parser.parse_args(arguments)
     families = {"tp": "gptj,neox", "pipeline": "gptj", "compile": "gpt2", "qlora": "falcon"}
+    families["plan"] = families["tp"]
     default = families.get(args.benchmark, "neox")
-    sizes = {"layers": 6, "hidden": 384, "heads": 6} if args.benchmark == "compile" else SIZES
+    sizes = OTHER_SIZES.get(args.benchmark, SIZES)
     for name, size in sizes.items():
         setattr(args, name, getattr(args, name) or size)
     args.families = _names(parser, "family", args.families or default, registry.FAMILIES)
@@ -83,7 +96,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args.peers = _names(parser, "peer", args.peers or ",".join(known), known)
     args.batch = args.batch or {"pipeline": 16, "two-nodes": 4}.get(args.benchmark, 8)
     args.seq = args.seq or (64 if args.benchmark == "two-nodes" else 256)
-    args.rounds = args.rounds or (3 if args.quick else 8)
+    args.rounds = args.rounds or (3 if args.quick or args.benchmark == "plan" else 8)
     if args.quick:
         args.layers = max(1, args.layers // 2)
     return args
@@ -91,7 +104,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def _names(parser: argparse.ArgumentParser, what: str, given: str, known: Sequence[str]) -> set:
     """Names from a list with commas; exit code 2 where one is not known."""
-    names = given.split(",")
+    names = [name for name in given.split(",") if name]
     for name in names:
         if name not in known:
             parser.error(f"no {what} {name!r}; there are: {', '.join(known)}")
@@ -127,6 +140,8 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
         print(
             f"\n{family}: {size}, {one.vocab} tokens, batch {one.batch} × {one.seq}\n", flush=True
         )
+        if args.benchmark == "plan":
+            return {"work": one.to_dict() | {"parameters": parameters}} | _plans(args, one)
         if args.benchmark == "memory":
             rows = memory.measure(peers, one, args.cores, steps=2, say=say)
             print(memory.table(rows))
@@ -147,6 +162,18 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
                 print(f"\n{more[args.benchmark](rows)}")
             found = [compare.to_dict(row) for row in rows]
     return {"work": one.to_dict() | {"parameters": parameters}, "rows": found}
+
+
+def _plans(args: argparse.Namespace, one: work.Work) -> dict[str, Any]:
+    """Every layout of one family, printed, and its data."""
+    with tempfile.TemporaryDirectory(prefix="calibrated-") as folder:
+        cluster = calibrate(Path(folder) / "machine.json", RANKS)
+    found = regret.measure(one, cluster, args.cores, args.rounds, say)
+    section = regret.section(
+        found, f"{one.family}, {one.layers} layers of {one.hidden}, batch {one.batch} × {one.seq}"
+    )
+    print(section)
+    return {"cluster": dataclasses.asdict(cluster), "section": section, **regret.to_dict(found)}
 
 
 def say(text: str) -> None:
@@ -196,6 +223,8 @@ def main() -> None:
     print(f"\n{command}")
     print(", ".join(f"{name} {version}" for name, version in record["versions"].items()))
     print(f"{record['machine']['processor']}, {args.cores} cores")
+    if args.page:
+        args.page.write_text(regret.page(record), encoding="utf-8")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
 from helpers.engine.families import FAMILIES
@@ -19,6 +21,7 @@ from helpers.planner.hardware import find_gpu
 from helpers.planner.job import make_job
 from helpers.planner.layouts import ACTIVATIONS, divisors, layouts, pipelines, shardings
 from helpers.planner.memory import fullest
+from helpers.planner.question import GOALS
 from helpers.planner.search import search_plans
 from helpers.planner.step_time import step_time
 
@@ -205,14 +208,17 @@ def test_why_a_saver_is_there():
         ({"clusters": ()}, "give at least one cluster"),
         ({"by": "cost under a deadline"}, "belong together: give both or neither"),
         ({"deadline_s": 60.0}, "belong together: give both or neither"),
-        ({"tokens": -1.0}, "tokens must be above 0, not -1.0"),
+        ({"tokens": "1e9"}, "tokens must be a number above 0, not '1e9'"),
+        ({"tokens": float("nan")}, "tokens must be a number above 0, not nan"),
+        ({"model": "gptj-6b"}, "is a name: give its configuration, load_config\\('gptj-6b'\\)"),
+        ({"tokens": -1.0}, "tokens must be a number above 0, not -1.0"),
         (
             {"by": "cost under a deadline", "deadline_s": 60.0},
             "a deadline needs the number of tokens",
         ),
         (
             {"by": "cost under a deadline", "deadline_s": 0.0, "tokens": 1e9},
-            "deadline_s must be above 0, not 0.0",
+            "deadline_s must be a number above 0, not 0.0",
         ),
         (
             {"by": "cost", "clusters": (make_cluster("dgx-a100"),)},
@@ -257,6 +263,52 @@ def test_a_deadline_that_cannot_be_met_says_how_many_nodes_could():
     with pytest.raises(UserError, match="cannot be met"):
         search_plans(GPTJ_6B, replace(P4D, nodes=max(1, nodes // 2)), **ask, deadline_s=86400.0)
     assert search_plans(GPTJ_6B, replace(P4D, nodes=3 * nodes), **ask, deadline_s=86400.0)
+
+
+ANYTHING = st.one_of(
+    st.integers(-3, 300), st.floats(), st.booleans(), st.none(), st.sampled_from(["4", "", "auto"])
+)
+SMALL, FOUR = gpt(64, 4, 4, vocab=500, positions=64), make_cluster("p3.8xlarge")
+
+
+@settings(deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {"batch": ANYTHING, "seq_len": ANYTHING},
+        optional={
+            "by": st.sampled_from([*GOALS, "x"]),
+            "tokens": ANYTHING,
+            "deadline_s": ANYTHING,
+            "precision": st.sampled_from(["fp16", "fp32", "bf16", "int4"]),
+        },
+    )
+)
+def test_whatever_is_asked_the_answer_fits_or_is_one_line(question):
+    try:
+        best = search_plans(SMALL, FOUR, **question).best
+    except UserError as error:
+        assert error.args and "\n" not in str(error)
+    else:
+        assert best.plan.world_size == 4
+        assert best.memory.total <= FOUR.memory_bytes
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["tp", "pp", "dp_shard", "dp_replicate"]), ANYTHING),
+    st.one_of(ANYTHING, st.just(1)),
+    st.one_of(ANYTHING, st.none()),
+    st.sampled_from(["p3.8xlarge", "p4d", "", "H100"]),
+)
+def test_an_estimate_of_whatever_is_given_is_one_line_or_its_size(degrees, nodes, usd, instance):
+    try:
+        cluster = make_cluster(instance, nodes, usd_per_hour=usd)
+        found = estimate(SMALL, ParallelPlan(**degrees), cluster, 16, 32)
+    except UserError as error:
+        assert error.args and "\n" not in str(error)
+    else:
+        assert found.plan.world_size == cluster.devices
+        assert found.time.total_s > 0
 
 
 def test_divisors():

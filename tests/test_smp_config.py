@@ -292,7 +292,7 @@ def test_the_librarys_defaults_are_read(key, value, version):
         ({"smdistributed": {"modelparallel": {"enabled": False}}}, 2, "no modelparallel with"),
         ({"smdistributed": {"dataparallel": {"enabled": True}}}, 2, "no modelparallel with"),
         # in conflict
-        ({"partitions": 2, "pipeline_parallel_degree": 4}, 8, "two names of one number"),
+        ({"partitions": 2, "pipeline_parallel_degree": 4}, 8, "one number: keep one of them"),
         ({"fp16": True, "bf16": True}, 1, "fp16 and bf16 exclude each other"),
         ({"partitions": 2}, 8, "without ddp: True there is no data axis, but 8 processes"),
         ({"sharded_data_parallel_degree": 2}, 2, "needs ddp: True"),
@@ -306,7 +306,11 @@ def test_the_librarys_defaults_are_read(key, value, version):
             8,
             "leave out shard_optimizer_state",
         ),
-        ({"ddp": True, "sharded_data_parallel_degree": 3}, 8, "does not divide the data axis of 8"),
+        (
+            {"ddp": True, "sharded_data_parallel_degree": 6},
+            8,
+            "does not divide the data axis of 8: take 2 or another divisor of it",
+        ),
         (
             {"ddp": True, "partitions": 3, "tensor_parallel_degree": 2},
             8,

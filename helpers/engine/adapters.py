@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from helpers.engine import weights
 from helpers.engine.errors import UserError, need
 from helpers.engine.quantize import dequantize, is_transposed, linear_paths
-from helpers.engine.weight_files import WeightFiles, write_weights
+from helpers.engine.weight_files import WeightFiles, stored_names, write_weights
 
 NAME = "default"  # peft's, of a layer's only adapter
 PREFIX = "base_model.model."  # of every name in peft's files
@@ -212,20 +212,11 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
 def _check_names(model: nn.Module, folder: Path) -> None:
     """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers count."""
     kinds = {BLOCK.sub(".*.", name) for name in adapter_weights(model)}
-    for name in sorted(_names(folder / FILE)):
+    for name in sorted(stored_names(folder / FILE)):
         number = BLOCK.search(name)
         beyond = number is not None and int(number[1]) >= model.config.num_hidden_layers
         if beyond or BLOCK.sub(".*.", name) not in kinds:
             raise UserError(f"{folder} holds {name}, for which this model has no place")
-
-
-def _names(path: Path) -> set[str]:
-    safetensors = need("safetensors", "hf")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return set(file.keys())
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path.name} in {path.parent.name} is broken: {error}") from None
 
 
 @torch.no_grad()

@@ -113,12 +113,21 @@ def _by_rank(steps: list[Step], seconds: str) -> list[tuple[float, StepTimes]]:
     return found
 
 
+def _longest(
+    steps: list[Step], kind: str, seconds: str
+) -> tuple[float, StepTimes, tuple[int, ...]] | None:
+    """The largest share of a step that this kind of time has, that step, and the ranks above the
+    threshold; None where there are none."""
+    shares = _by_rank(steps, seconds)
+    ranks = _above(shares, kind)
+    return (*max(shares, key=lambda found: found[0]), ranks) if ranks else None
+
+
 def _input(steps: list[Step]) -> Finding | None:
-    shares = _by_rank(steps, "data_s")
-    ranks = _above(shares, "input")
-    if not ranks:
+    found = _longest(steps, "input", "data_s")
+    if found is None:
         return None
-    share, one = max(shares, key=lambda found: found[0])
+    share, one, ranks = found
     return Finding(
         "input",
         share,
@@ -130,11 +139,10 @@ def _input(steps: list[Step]) -> Finding | None:
 
 
 def _launch(steps: list[Step]) -> Finding | None:
-    shares = _by_rank(steps, "starting_s")
-    ranks = _above(shares, "launch")
-    if not ranks:
+    found = _longest(steps, "launch", "starting_s")
+    if found is None:
         return None
-    share, one = max(shares, key=lambda found: found[0])
+    share, one, ranks = found
     each = one.starting_s / max(1, one.operations)
     return Finding(
         "launch",

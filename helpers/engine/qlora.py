@@ -17,13 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine import weights
 from helpers.engine.adapters import add_adapters, fuse, load_adapters
-from helpers.engine.configs import load_config, resolve
 from helpers.engine.errors import UserError, need
 from helpers.engine.parallelize import parallelize
 from helpers.engine.parts import LOW
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.quantize import fill_quantized
-from helpers.engine.weight_files import WeightFiles
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,9 @@ def load_adapted(
     Raises:
         UserError: the plan does not allow it, a package is missing, or the files are broken.
     """
-    transformers = need("transformers", "hf")
     how.check(plan)
-    config = config or load_config(source)
-    files = WeightFiles.find(resolve(source))
     dtype = LOW.get(plan.precision, torch.float32)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model, files = weights.blank_model(source, config, dtype)
 
     def fill(model: nn.Module) -> None:
         _unfold(model)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.engine import weights
-from helpers.engine.configs import load_config, resolve
 from helpers.engine.errors import need
 from helpers.engine.families import family_of
 from helpers.engine.weight_files import WeightFiles
@@ -73,12 +72,8 @@ def load_quantized(
     Raises:
         UserError: bitsandbytes is missing, or there is no such model, or its files are broken.
     """
-    transformers = need("transformers", "hf")
     need("bitsandbytes", "qlora")
-    config = config or load_config(source)
-    files = WeightFiles.find(resolve(source))
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model, files = weights.blank_model(source, config, dtype)
     fill_quantized(model, files, seed, device)
     return model.eval()
 

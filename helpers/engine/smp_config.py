@@ -11,6 +11,7 @@ refused with the reason and the nearest thing. Words keep their meaning: `interl
 ranks when pipeline and tensor ranks are taken out (`rdp`).
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -180,7 +181,8 @@ def _pipeline_degree(values: dict[str, Any]) -> int:
     old, new = values["partitions"], values["pipeline_parallel_degree"]
     if old and new and old != new:
         raise UserError(
-            f"partitions={old} and pipeline_parallel_degree={new} are two names of one number"
+            f"partitions={old} and pipeline_parallel_degree={new} are two names of one number: "
+            "keep one of them"
         )
     return old or new or 1
 
@@ -221,7 +223,8 @@ def _check_v1(values: dict[str, Any], pp: int, tp: int, rdp: int, sharded: int) 
         )
     if rdp % sharded:
         raise UserError(
-            f"sharded_data_parallel_degree={sharded} does not divide the data axis of {rdp}"
+            f"sharded_data_parallel_degree={sharded} does not divide the data axis of {rdp}: "
+            f"take {math.gcd(sharded, rdp)} or another divisor of it"
         )
     if not values["auto_partition"] and pp > 1:
         raise UserError(

@@ -37,7 +37,7 @@ class WeightFiles:
         single = _first(folder, "model.safetensors", "pytorch_model.bin")
         if single is None:
             return None
-        return cls(folder, dict.fromkeys(_names(single), single.name))
+        return cls(folder, dict.fromkeys(stored_names(single), single.name))
 
     def has(self, name: str) -> bool:
         return name in self.where
@@ -107,7 +107,8 @@ def _read_index(index: Path) -> dict[str, str]:
     return where
 
 
-def _names(path: Path) -> list[str]:
+def stored_names(path: Path) -> list[str]:
+    """The tensors in a file. Raises a UserError where it is broken."""
     if path.suffix == ".bin":
         return list(_load_pickle(path))
     safetensors = need("safetensors", "hf")
@@ -182,7 +183,7 @@ def _name_shards(written: list[Path]) -> None:
     where = {}
     for number, path in enumerate(written, start=1):
         name = f"model-{number:05d}-of-{len(written):05d}.safetensors"
-        where |= dict.fromkeys(_names(path), name)
+        where |= dict.fromkeys(stored_names(path), name)
         path.replace(folder / name)
     index = {"metadata": {}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

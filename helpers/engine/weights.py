@@ -50,15 +50,26 @@ def load_model(
     Raises:
         UserError: there is no such model, its files are broken, or the plan does not fit it.
     """
-    transformers = need("transformers", "hf")
-    config = config or load_config(source)
-    plan.validate(config, world_size=mesh.size())
-    files = WeightFiles.find(resolve(source))
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model, files = blank_model(source, config, dtype)
+    plan.validate(model.config, world_size=mesh.size())
     parallelize(model, plan, mesh)
     fill(model, files, seed, device)
     return model
+
+
+def blank_model(
+    source: str | Path, config: Any, dtype: torch.dtype
+) -> tuple[nn.Module, WeightFiles | None]:
+    """A model on the meta device, and the files to fill it from, where the source has some.
+
+    Args:
+        config: in place of the source's own, or None.
+    """
+    transformers = need("transformers", "hf")
+    config = config or load_config(source)
+    files = WeightFiles.find(resolve(source))
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype), files
 
 
 def fill(

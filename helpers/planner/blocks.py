@@ -82,6 +82,8 @@ class Program:
 
 
 INPUT = Widths(outside=1)  # of a block: all that `full` keeps
+# the results of products too: what `selective` keeps of most families
+PRODUCTS = Widths(outside=1, inside=2, query=2, kv=1, ffn=1)
 
 
 def _engine(
@@ -90,7 +92,7 @@ def _engine(
     backward: Widths,
     operations: tuple[int, int],
     none: Widths,
-    selective: Widths,
+    selective: Widths = PRODUCTS,
     last_norm: int = 1,
 ) -> Program:
     kept = {"none": none, "selective": selective}
@@ -105,7 +107,6 @@ GPTJ = _engine(
     backward=Widths(outside=6, inside=10.2, query=9, ffn=4),
     operations=(29, 49),
     none=Widths(outside=1, inside=1, query=2, kv=1, ffn=2),
-    selective=Widths(outside=1, inside=2, query=2, kv=1, ffn=1),
 )
 GPT2 = _engine(
     "GPT-2",
@@ -113,7 +114,6 @@ GPT2 = _engine(
     backward=Widths(outside=12, inside=2.3, query=9.1, ffn=4),
     operations=(10, 26),
     none=Widths(outside=2, inside=2, query=2, kv=1, ffn=2),
-    selective=Widths(outside=1, inside=2, query=2, kv=1, ffn=1),
 )
 NEOX = _engine(
     "GPT-NeoX",
@@ -121,7 +121,6 @@ NEOX = _engine(
     backward=Widths(outside=12, inside=2.3, query=34, ffn=4),
     operations=(23, 52),
     none=Widths(outside=1, inside=2, query=5, kv=1, ffn=2),
-    selective=Widths(outside=1, inside=2, query=2, kv=1, ffn=1),
 )
 FALCON = _engine(  # its values are a view of the fused projection, or a copy, as groups split
     "Falcon",
@@ -129,7 +128,6 @@ FALCON = _engine(  # its values are a view of the fused projection, or a copy, a
     backward=Widths(outside=12, inside=0.6, query=11.9, kv=7, ffn=3.1),
     operations=(23, 33),
     none=Widths(outside=1, inside=2.7, query=2.2, kv=1.5, ffn=2.5),
-    selective=Widths(outside=1, inside=2, query=2, kv=1, ffn=1),
 )
 LLAMA = _engine(
     "Llama",

@@ -4,7 +4,8 @@
     cluster = load_cluster("runs/this_machine.json")
 
 Ranks are started with torchrun and measure all at once, as they would in training, and one alone:
-where they share cores, that is how many can really compute together. Every number is a median.
+where they share cores, that is how many can really compute together. A number is the pace over some
+tenths of a second, all waits for a core among it, and the median of three such spans.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from helpers.engine.collectives import gather_single
 from helpers.engine.errors import UserError
@@ -31,9 +34,10 @@ from helpers.planner.cluster import Cluster, Link
 from helpers.planner.traffic import Message, message_s
 
 ROOT = Path(__file__).resolve().parents[2]
-BUDGET_S = 0.4  # for the repetitions of one measurement
+SPAN_S, SPANS = 0.25, 3  # a measurement repeats for so long, so many times
 SIZES = (2**10, 2**14, 2**18, 2**22, 2**24)  # bytes of a message
 LIMIT_S = 300
+ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception): ")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -65,8 +69,7 @@ def calibrate(path: str | Path, ranks: int = 4, gpus: bool = True) -> Cluster:
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        raise UserError(f"measuring this machine failed: {last}")
+        raise UserError(f"measuring this machine failed: {_reason(done.stderr)}")
     return load_cluster(path)
 
 
@@ -92,7 +95,7 @@ def measure() -> dict[str, Any]:
     device = pick_device()
     world = dist.get_world_size()
     rates = {name: _matmul_flops(device, dtype) for name, dtype in _dtypes(device).items()}
-    alone = _alone(lambda: _matmul_flops(device, torch.float32))
+    alone = _alone(lambda: _matmul_flops(device, torch.float32, together=False))
     together = min(float(world), world * rates["fp32"] / alone)
     shared = device.type == "cpu" and together < 0.9 * world
     if shared:  # while one waits, another has its core: rates of a rank that has one
@@ -116,12 +119,12 @@ def measure() -> dict[str, Any]:
     return _agreed(fields)
 
 
-def _matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
+def _matmul_flops(device: torch.device, dtype: torch.dtype, together: bool = True) -> float:
     """FLOP/s of a square matrix product that is large for the device."""
     n = 8192 if device.type == "cuda" else 384
     a = torch.randn(n, n, device=device).to(dtype)
     b, out = a.clone(), a.clone()
-    return 2 * n**3 / _median_s(lambda: torch.mm(a, b, out=out), device)
+    return 2 * n**3 / _pace_s(lambda: torch.mm(a, b, out=out), device, together)
 
 
 def _memory_bytes_per_s(device: torch.device) -> float:
@@ -129,38 +132,37 @@ def _memory_bytes_per_s(device: torch.device) -> float:
     elements = 2**28 if device.type == "cuda" else 2**23
     a = torch.ones(elements, device=device)
     out = torch.empty_like(a)
-    return 2 * a.nbytes / _median_s(lambda: torch.add(a, 1.0, out=out), device)
+    return 2 * a.nbytes / _pace_s(lambda: torch.add(a, 1.0, out=out), device)
 
 
 def _operation_s(device: torch.device) -> float:
-    """Seconds of an operation on next to nothing."""
-    a = torch.ones(64, 64, device=device)
+    """Seconds of an operation on next to nothing, as training makes them: called by a module,
+    recorded, and run backward."""
+    count = 50
+    chain = nn.Sequential(*(nn.LayerNorm(64, device=device) for _ in range(count)))
+    x = torch.ones(8, 64, device=device)
 
-    def hundred() -> None:
-        for _ in range(100):
-            a.add_(1.0)
+    def both_ways() -> None:
+        chain(x).sum().backward()
 
-    return _median_s(hundred, device) / 100
+    return _pace_s(both_ways, device) / (2 * count)
 
 
 def _link(kind: str, device: torch.device) -> Link:
-    """Latency and bandwidth with which traffic.message_s fits the measured seconds best: bytes/s of
-    the largest messages, and the latency of the smallest."""
-    world = dist.get_world_size()
-    seconds = {
-        size: _median_s(_sender(kind, size, device), device, together=True) for size in SIZES
-    }
-    ranks = 2 if kind == "send" else world
-
-    def model(size: int, link: Link) -> float:
-        return message_s(Message("tp", kind, size, 1, ranks, "", ""), link)
-
-    small, large = SIZES[0], SIZES[-1]
-    starts = model(small, Link(math.inf, 1.0))
-    sent = model(large, Link(1.0, 0.0)) - model(small, Link(1.0, 0.0))
-    bytes_per_s = sent / max(1e-9, seconds[large] - seconds[small])
-    left_s = seconds[small] - model(small, Link(bytes_per_s, 0.0))
-    return Link(bytes_per_s=bytes_per_s, latency_s=max(1e-7, left_s / starts))
+    """Latency and bandwidth with which traffic.message_s fits the measured seconds best: the least
+    sum of squared relative errors over all sizes."""
+    ranks = 2 if kind == "send" else dist.get_world_size()
+    measured = [_pace_s(_sender(kind, size, device), device) for size in SIZES]
+    messages = [Message("tp", kind, size, 1, ranks, "", "") for size in SIZES]
+    # seconds / measured = latency * starts + sent / bytes_per_s should all be 1
+    starts = [message_s(one, Link(math.inf, 1.0)) / s for one, s in zip(messages, measured)]
+    sent = [message_s(one, Link(1.0, 0.0)) / s for one, s in zip(messages, measured)]
+    found = torch.linalg.lstsq(
+        torch.tensor([starts, sent], dtype=torch.float64).T,
+        torch.ones(len(SIZES), 1, dtype=torch.float64),
+    )
+    latency_s, byte_s = found.solution.flatten().tolist()
+    return Link(bytes_per_s=1 / max(1e-14, byte_s), latency_s=max(1e-7, latency_s))
 
 
 def _sender(kind: str, size: int, device: torch.device) -> Callable[[], None]:
@@ -187,27 +189,36 @@ def _sender(kind: str, size: int, device: torch.device) -> Callable[[], None]:
     return ways[kind]
 
 
-def _median_s(run: Callable[[], Any], device: torch.device, together: bool = False) -> float:
-    """Median seconds of `run`, after a warm-up.
+def _pace_s(run: Callable[[], Any], device: torch.device, together: bool = True) -> float:
+    """Seconds of `run` after a warm-up: a span's length over the repetitions in it, the median of
+    several. Ranks that share a core take turns within a span, so none of its time is left out.
 
     Args:
-        together: every rank repeats it equally often, as collectives need.
+        together: all ranks begin at once, and repeat it equally often, as collectives need.
     """
 
-    def timed() -> float:
+    def span_s(count: int) -> float:
+        if together:
+            dist.barrier()
         started = time.perf_counter()
-        run()
+        for _ in range(count):
+            run()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - started
+        return (time.perf_counter() - started) / count
 
-    first = max(timed() for _ in range(3))
-    count = int(min(200, max(5, BUDGET_S / first)))
+    span_s(2)
+    count = torch.tensor(max(3.0, SPAN_S / span_s(3)), device=device)
     if together:
-        fewest = torch.tensor(float(count), device=device)
-        dist.all_reduce(fewest, dist.ReduceOp.MIN)
-        count = int(fewest)
-    return median(timed() for _ in range(count))
+        dist.all_reduce(count, dist.ReduceOp.MIN)
+    return median(span_s(int(count)) for _ in range(SPANS))
+
+
+def _reason(said: str) -> str:
+    """The first error among what the ranks and torchrun said, or the last line."""
+    lines = said.strip().splitlines() or ["nothing was said"]
+    errors = [line for line in lines if ERROR.match(line)]
+    return errors[0] if errors else lines[-1]
 
 
 def _alone(measured: Callable[[], float]) -> float:
@@ -267,3 +278,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads outlive their groups and could abort the interpreter's shutdown

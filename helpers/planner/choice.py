@@ -57,3 +57,22 @@ def launch_command(choice: Choice, model: str, script: str = "scripts/train.py")
             flag = "--" + field.name.replace("_", "-")
             parts.append(flag if value is True else f"{flag} {value}")
     return " ".join([*parts, "--out runs/planned"])
+
+
+def in_words(job: Job) -> str:
+    """A job's plan in one line: degrees and switches."""
+    plan, parts = job.plan, [job.plan.describe()]
+    if plan.dp_shard > 1:
+        parts.append(f"ZeRO-{plan.zero_stage}")
+    if plan.sequence_parallel:
+        parts.append("sequence parallel")
+    if plan.pp > 1:
+        virtual = f" with {plan.virtual_stages} virtual stages" if plan.virtual_stages > 1 else ""
+        parts.append(f"{plan.schedule}{virtual}")
+    if job.microbatches > 1:
+        parts.append(f"{job.microbatches} micro-batches")
+    if plan.activation != "none":
+        parts.append(f"{plan.activation} recomputation")
+    if plan.offload:
+        parts.append("offloading")
+    return ", ".join(parts)

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.engine.configs import check_length
 from helpers.engine.data_parallel import data_group
 from helpers.engine.errors import UserError, need
 from helpers.engine.links import Links
@@ -31,7 +32,7 @@ from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import AXES, ParallelPlan
 from helpers.engine.tensor import local
 from helpers.engine.trainer import Trainer
-from helpers.engine.weights import check_length, draw, tie
+from helpers.engine.weights import draw, tie
 from helpers.planner.job import check_counts
 from helpers.planner.watch import Watch
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.choice import Choice
+from helpers.planner.choice import Choice, in_words
 from helpers.planner.cluster import Cluster
 from helpers.planner.memory import fullest
 from helpers.planner.question import Question
@@ -47,22 +47,8 @@ def explain(found: Found, what_if: bool = True) -> str:
 
 def describe(choice: Choice) -> str:
     """A choice in one line: degrees, switches, machines."""
-    plan, parts = choice.plan, [choice.plan.describe()]
-    if plan.dp_shard > 1:
-        parts.append(f"ZeRO-{plan.zero_stage}")
-    if plan.sequence_parallel:
-        parts.append("sequence parallel")
-    if plan.pp > 1:
-        virtual = f" with {plan.virtual_stages} virtual stages" if plan.virtual_stages > 1 else ""
-        parts.append(f"{plan.schedule}{virtual}")
-    if choice.job.microbatches > 1:
-        parts.append(f"{choice.job.microbatches} micro-batches")
-    if plan.activation != "none":
-        parts.append(f"{plan.activation} recomputation")
-    if plan.offload:
-        parts.append("offloading")
     cluster = choice.cluster
-    return f"{', '.join(parts)} on {cluster.nodes} x {cluster.name}"
+    return f"{in_words(choice.job)} on {cluster.nodes} x {cluster.name}"
 
 
 def _winner(found: Found) -> str:

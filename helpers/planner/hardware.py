@@ -7,6 +7,7 @@
 The facts are in hardware_tables.py.
 """
 
+import math
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -75,7 +76,7 @@ def price(instance: str, service: str = "ec2", override: float | None = None) ->
         UserError: unknown instance or service, no recorded price, or a price that is not above 0.
     """
     if override is not None:
-        if not override > 0:
+        if not is_amount(override):
             raise UserError(f"a price is dollars an hour above 0, not {override!r}")
         return Price(float(override), service, "now", "yours", "given by you")
     if service not in SERVICES:
@@ -90,6 +91,12 @@ def price(instance: str, service: str = "ec2", override: float | None = None) ->
         f"no dated {service} price is known for {found.name} (known: {others}): "
         f"give your own with override=..."
     )
+
+
+def is_amount(value: object) -> bool:
+    """Is this a finite number above 0?"""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf
 
 
 def _by_device_name(name: str) -> GPU | None:

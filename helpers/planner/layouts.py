@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from helpers.engine.plan import ParallelPlan
 from helpers.planner.cluster import Cluster
 from helpers.planner.job import splits
 from helpers.planner.shape import Shape
@@ -64,3 +66,28 @@ def pipelines(pp: int, rows: int, layers: int) -> Iterator[dict[str, Any]]:
                 if pp * virtual <= layers:
                     how = {"schedule": "interleaved", "virtual_stages": virtual}
                     yield {"microbatches": microbatches, **how}
+
+
+def unsharded_plans(
+    shape: Shape, cluster: Cluster, batch: int, precision: str, ruled_out: Counter[str]
+) -> Iterator[ParallelPlan]:
+    """Every layout with every pipeline, with and without sequence parallelism; the state is whole
+    on each data rank."""
+    for tp, pp, dp in layouts(shape, cluster, batch, ruled_out):
+        for how in pipelines(pp, -(-batch // dp), shape.layers):
+            for sequence_parallel in (False, True) if tp > 1 else (False,):
+                yield ParallelPlan(
+                    tp=tp,
+                    pp=pp,
+                    dp_replicate=dp,
+                    precision=precision,
+                    sequence_parallel=sequence_parallel,
+                    **how,
+                )
+
+
+def sharded_plans(plan: ParallelPlan, cluster: Cluster) -> Iterator[ParallelPlan]:
+    """An unsharded plan, and it with each way to share the state."""
+    in_node = max(1, cluster.devices_per_node // plan.tp)
+    for shard, stage in shardings(plan.dp, in_node):
+        yield replace(plan, dp_replicate=plan.dp // shard, dp_shard=shard, zero_stage=stage)

@@ -8,6 +8,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner.blocks import program_of
 from helpers.planner.choice import Choice
 from helpers.planner.cluster import Cluster
+from helpers.planner.hardware import is_amount
 from helpers.planner.job import Job, make_job
 from helpers.planner.layouts import layouts
 from helpers.planner.memory import fullest
@@ -55,8 +56,8 @@ def check(question: Question) -> None:
         raise UserError(f"{GOALS[2]!r} and deadline_s belong together: give both or neither")
     for name in ("tokens", "deadline_s"):
         number = getattr(question, name)
-        if number is not None and not number > 0:
-            raise UserError(f"{name} must be above 0, not {number!r}")
+        if number is not None and not is_amount(number):
+            raise UserError(f"{name} must be a number above 0, not {number!r}")
     if question.deadline_s is not None and question.tokens is None:
         raise UserError("a deadline needs the number of tokens to train on")
 

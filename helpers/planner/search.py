@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from helpers.engine.errors import UserError
-from helpers.engine.plan import ParallelPlan
 from helpers.planner.choice import Choice, launch_command
 from helpers.planner.cluster import Cluster
 from helpers.planner.job import Job
-from helpers.planner.layouts import ACTIVATIONS, layouts, pipelines, shardings
+from helpers.planner.layouts import ACTIVATIONS, sharded_plans, unsharded_plans
 from helpers.planner.memory import fullest, states_bytes
 from helpers.planner.question import Question, check, job_under, nothing_fits, too_late
 from helpers.planner.shape import Shape, model_shape
@@ -104,22 +103,11 @@ def _on_cluster(
     question: Question, cluster: Cluster, ruled_out: Counter[str]
 ) -> tuple[list[Choice], int]:
     """The best choice of each of the best layouts of one cluster, and how many were looked at."""
-    shape = question.shape
     ideals = []
-    for tp, pp, dp in layouts(shape, cluster, question.batch, ruled_out):
-        rows = -(-question.batch // dp)
-        for how in pipelines(pp, rows, shape.layers):
-            for sequence_parallel in (False, True) if tp > 1 else (False,):
-                plan = ParallelPlan(
-                    tp=tp,
-                    pp=pp,
-                    dp_replicate=dp,
-                    precision=question.precision,
-                    sequence_parallel=sequence_parallel,
-                    **how,
-                )
-                job = job_under(question, plan)
-                ideals.append((_ideal_s(job, cluster), len(ideals), job))
+    every = unsharded_plans(question.shape, cluster, question.batch, question.precision, ruled_out)
+    for plan in every:
+        job = job_under(question, plan)
+        ideals.append((_ideal_s(job, cluster), len(ideals), job))
     ideals.sort()
     best: dict[tuple[int, int, int], Choice] = {}
     tried = 0
@@ -143,24 +131,15 @@ def _savers(
 ) -> Iterator[Choice | None]:
     """The layout with each way of sharding, and the cheapest saver of activations with which it
     fits; None for each that does not, and nothing that must take longer than `limit_s`."""
-    dp = job.plan.dp
-    in_node = max(1, cluster.devices_per_node // job.plan.tp)
     least_s: dict[str, float] = {}
-    for shard, stage in shardings(dp, in_node):
+    for sharded in sharded_plans(job.plan, cluster):
         for activation, offload in ACTIVATIONS:
             if activation not in least_s:
                 saver = replace(job, plan=replace(job.plan, activation=activation))
                 least_s[activation] = _ideal_s(saver, cluster)
             if least_s[activation] >= limit_s:
                 break
-            plan = replace(
-                job.plan,
-                dp_replicate=dp // shard,
-                dp_shard=shard,
-                zero_stage=stage,
-                activation=activation,
-                offload=offload,
-            )
+            plan = replace(sharded, activation=activation, offload=offload)
             candidate = replace(job, plan=plan)
             if sum(states_bytes(candidate, 0)) > cluster.memory_bytes:
                 ruled_out["does not fit"] += 1

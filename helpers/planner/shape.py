@@ -91,6 +91,8 @@ def model_shape(config: Any) -> Shape:
     Raises:
         UserError: the family is another one.
     """
+    if isinstance(config, str):
+        raise UserError(f"{config!r} is a name: give its configuration, load_config({config!r})")
     family = getattr(config, "model_type", None)
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)

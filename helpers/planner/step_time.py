@@ -14,7 +14,7 @@ from helpers.planner.cluster import Cluster
 from helpers.planner.data_time import late_data_s, shown_data_s
 from helpers.planner.job import Job
 from helpers.planner.parts_time import BlockTime, block_time, embedding_s, head_s
-from helpers.planner.traffic import Message, seconds
+from helpers.planner.traffic import Message, pipeline_messages, seconds
 
 ADAM_BYTES = 28  # a parameter: reads weight, gradient, two moments; writes weight and moments
 NORM_BYTES = 12  # the gradient is read for its norm, read and written to be scaled
@@ -200,14 +200,19 @@ def quick_makespan_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> flo
 def turns_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> float:
     """Seconds that the pipelines' work takes where ranks share cores: a rank that waits leaves its
     core to another, so a bubble costs nothing, and ranks beyond the cores take turns. Messages were
-    measured between such ranks, so they count as they are."""
+    measured between such ranks, so they count as they are, those to the next stage too."""
     if cluster.together is None:
         return 0.0
     plan, m = job.plan, job.microbatches
     messages_s = [stage.tensor_s + stage.data_s for stage in stages]
     work_s = sum(stage.busy_s for stage in stages) - sum(messages_s)
     lines = plan.world_size / plan.pp
-    return m * (work_s * lines / min(cluster.together, plan.world_size) + max(messages_s))
+    shared_s = m * (work_s * lines / min(cluster.together, plan.world_size) + max(messages_s))
+    sends_s = [
+        sum(one.count * seconds(job, cluster, one) for one in pipeline_messages(job, rank))
+        for rank in range(plan.pp)
+    ]
+    return shared_s + max(sends_s)
 
 
 def optimizer_s(job: Job, cluster: Cluster, rank: int) -> float:

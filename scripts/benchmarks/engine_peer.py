@@ -13,6 +13,20 @@ from helpers.engine.trainer import Trainer
 from helpers.engine.weights import load_model
 
 
+def trainer_of(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Trainer:
+    """A laid-out model with the optimizer that every peer has."""
+    return Trainer(
+        model,
+        plan,
+        mesh,
+        lr=LR,
+        weight_decay=WEIGHT_DECAY,
+        betas=BETAS,
+        eps=EPS,
+        clip=CLIP,
+    )
+
+
 class Peer:
     """`options` are the fields of the plan."""
 
@@ -20,16 +34,7 @@ class Peer:
         plan = ParallelPlan(**options)
         plan.validate(world_size=dist.get_world_size())
         mesh = plan.mesh("cpu")
-        self.trainer = Trainer(
-            self.load(work, plan, mesh),
-            plan,
-            mesh,
-            lr=LR,
-            weight_decay=WEIGHT_DECAY,
-            betas=BETAS,
-            eps=EPS,
-            clip=CLIP,
-        )
+        self.trainer = trainer_of(self.load(work, plan, mesh), plan, mesh)
         self.trainer.pipeline.timed = plan.pp > 1
 
     def load(self, work: Work, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
