@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 # GELU as GPT-2 writes it, 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))): operation, tensors it reads
 GELU = (
     ("x³", 1),
-    ("0.044715 ·", 1),
+    ("0.0447 ·", 1),
     ("x +", 2),
     ("√(2/π) ·", 1),
     ("tanh", 1),
     ("1 +", 1),
     ("0.5 · x", 1),
-    ("·", 2),
+    ("multiply", 2),
 )
 JOINED = (("all of it", 1),)
 LANES = (("as it is", GELU), ("compiled", JOINED))
