@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.audit_shapes import gpt
+from helpers.planner.job import make_job
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benchmarks import compare, registry  # noqa: E402 the scripts' folder is no package
+from benchmarks import compare, registry, regret  # noqa: E402 the scripts' folder is no package
 
 TINY = ["--layers", "1", "--hidden", "32", "--heads", "2", "--vocab", "128", "--seq", "16"]
 
@@ -62,6 +66,26 @@ def test_memory_is_counted_and_predicted(tmp_path):
         )
         assert rows[name]["peak_bytes"] >= 0
     assert rows["engine-zero3"]["state_bytes"] < 0.6 * rows["one"]["state_bytes"]
+
+
+def layout(predicted_s: float, step_s: list[float], loss: float, **plan: int) -> regret.Row:
+    job = make_job(gpt(64, 4, 4, vocab=500, positions=64), ParallelPlan(**plan), 4, 64)
+    return regret.Row(job, predicted_s, step_s, [loss])
+
+
+def test_regret_is_what_the_pick_takes_over_the_fastest():
+    pick = layout(1.0, [3.0, 2.0, 9.0], 5.0, tp=2)
+    best = layout(2.0, [2.0, 1.0, 2.0], 5.0, dp_shard=2)
+    last = layout(3.0, [8.0, 8.0, 8.0], 5.01, pp=2)
+    found = regret.Regret([pick, best, last], pick, [0.0])
+    assert found.best is best
+    assert found.regret == 1.5
+    assert found.rank_correlation == pytest.approx(0.5)
+    assert found.disagree == [last]
+    words = regret.section(found, "three layouts")
+    assert "**Regret 1.50.**" in words
+    assert "DO NOT AGREE with 5.00000: pp=2" in words
+    assert "| 2 | 1 | dp_shard=2, ZeRO-3 | 2000 | 2000 | 1500 to 2000 |" in words
 
 
 def test_an_unknown_peer_is_named():

@@ -9,7 +9,7 @@ import torch
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.audit_shapes import gpt
-from helpers.planner.calibrate import calibrate, load_cluster
+from helpers.planner.calibrate import _reason, calibrate, load_cluster
 from helpers.planner.job import make_job
 from helpers.planner.step_time import step_time
 
@@ -79,6 +79,13 @@ def _seconds(run) -> float:
 def test_ranks_that_cannot_be(ranks, tmp_path):
     with pytest.raises(UserError, match="links need two ranks at least"):
         calibrate(tmp_path / "x.json", ranks=ranks)
+
+
+def test_what_failed_is_the_first_error_that_was_said():
+    said = "W1121 a warning\n[rank1]: Traceback\n[rank1]: RuntimeError: no link\nOther: x\n===="
+    assert _reason(said) == "[rank1]: RuntimeError: no link"
+    assert _reason("a\nb") == "b"
+    assert _reason("") == "nothing was said"
 
 
 def test_a_file_that_is_missing_or_none_of_ours(tmp_path):
