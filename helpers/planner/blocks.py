@@ -19,6 +19,7 @@ class Widths:
     inside: the hidden states where every tensor rank has them whole all the same.
     query, kv, ffn: queries, keys and values together, the MLP's middle; tp splits them.
     scores: a row of attention scores of every head; tp splits them.
+    mask: a row of the causal mask, one for all heads, whole on every tensor rank.
     """
 
     outside: float = 0
@@ -27,6 +28,7 @@ class Widths:
     kv: float = 0
     ffn: float = 0
     scores: float = 0
+    mask: float = 0
 
     def on(self, shape: Shape, tp: int, sequence_parallel: bool, seq_len: int) -> float:
         """Elements of one token and one block on one tensor rank."""
@@ -39,6 +41,7 @@ class Widths:
             + self.kv * key_value * shape.head_dim
             + self.ffn * part * shape.ffn
             + self.scores * part * shape.heads * seq_len
+            + self.mask * seq_len
         )
 
 
@@ -122,12 +125,12 @@ NEOX = _engine(
     operations=(23, 52),
     none=Widths(outside=1, inside=2, query=5, kv=1, ffn=2),
 )
-FALCON = _engine(  # its values are a view of the fused projection, or a copy, as groups split
+FALCON = _engine(  # transformers gives each of its layers a mask of its own
     "Falcon",
     forward=Widths(outside=7, inside=3.7, query=13, kv=3.6, ffn=2.4),
     backward=Widths(outside=12, inside=0.6, query=11.9, kv=7, ffn=3.1),
     operations=(23, 33),
-    none=Widths(outside=1, inside=2.7, query=2.2, kv=1.5, ffn=2.5),
+    none=Widths(outside=1, inside=2, query=3, kv=1.5, ffn=2, mask=1),
 )
 LLAMA = _engine(
     "Llama",

@@ -122,8 +122,11 @@ def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_l
             draw(model, 0, weights=False)
             trainer = Trainer(model, plan, mesh, lr=1e-3)
             send_at_once(trainer.pipeline.links)
-            trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
             ids = torch.zeros((batch, seq_len), dtype=torch.long)
+            if plan.dp_shard > 1 and plan.zero_stage == 3:
+                trainer.step(ids, ids)  # in its first step fully_shard is still setting itself up
+            else:
+                trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
             return watched(trainer, ids, ids)
 
 

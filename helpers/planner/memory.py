@@ -4,7 +4,13 @@
     memory.activations, memory.total
     fullest(job).total                        # of the rank that holds most
 
-Every function is one part; what the allocator adds is in `total`.
+Every function is one part; what the allocator adds is in `total`. Against the dry run of five
+families at their published widths, states are within 0.1 % and activations with the end of the
+model within 3 %, but for the last rank of zero-bubble schedules, of which up to 25 % too much is
+said here: after a stage's gradient is sent only its layers' inputs wait. The parts are added up as
+if all were fullest at once, which they are not, and gradients on their way to a ZeRO-1 or 2 sum are
+taken for three buckets, where the engine holds all of a step's until its end. `allocated` so is
+between 28 % less and 44 % more than the dry run's fullest moment for three layers.
 """
 
 from dataclasses import dataclass, fields

@@ -58,6 +58,7 @@ def rank_messages(job: Job, rank: int) -> list[Message]:
         message
         for message in (
             *tensor_messages(job, rank),
+            *shared_messages(job, rank),
             *pipeline_messages(job, rank),
             *data_messages(job, rank),
         )
@@ -125,10 +126,13 @@ def tensor_messages(job: Job, rank: int) -> list[Message]:
         each = 4 * job.tokens / chunks
         add("all_reduce", m * chunks, "loss: maximum", "forward", each)
         add("all_reduce", m * chunks, "loss: sum and target", "forward", 2 * each)
-    shared = shared_parameters(job, rank)
-    each = _summed_bytes(job) / plan.dp_shard
-    add("all_reduce", 1 if shared else 0, "shared parameters", "last", shared * each)
     return found
+
+
+def shared_messages(job: Job, rank: int) -> list[Message]:
+    """Of the tensor axis: the gradients of `shared_parameters`, once a step."""
+    payload = shared_parameters(job, rank) * _summed_bytes(job) / job.plan.dp_shard
+    return [Message("tp", "all_reduce", payload, 1, job.plan.tp, "shared parameters", "last")]
 
 
 def shared_parameters(job: Job, rank: int) -> int:
