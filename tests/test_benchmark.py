@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.schedules import make_schedule
+from helpers.engine.shared_cores import simulate_shared
+from helpers.engine.simulate import Timeline, Times, simulate
 from helpers.planner.audit_shapes import gpt
 from helpers.planner.job import make_job
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benchmarks import compare, registry, regret  # noqa: E402 the scripts' folder is no package
+from benchmarks import compare, naive_split, registry, regret  # noqa: E402 the scripts' folder
 
 TINY = ["--layers", "1", "--hidden", "32", "--heads", "2", "--vocab", "128", "--seq", "16"]
 
@@ -126,6 +129,25 @@ def test_a_peer_with_other_losses_is_flagged():
     compare.judge([one, other], warmup=1)
     assert not other.agrees
     assert "**NO**" in compare.table([one, other])
+
+
+def ran(name: str, step: Timeline) -> compare.Row:
+    """A pipeline whose only step was this."""
+    peer = next(peer for peer in registry.QLORA if peer.name == name)
+    spans = ([[*span.action, span.start_s, span.end_s] for span in rank] for rank in step.spans)
+    return compare.Row(peer, memory=[{"spans": [found]} for found in spans])
+
+
+def test_a_pipelines_gain_follows_from_the_naive_split():
+    times = Times(forward_s=1.0, backward_s=2.0)
+    naive = simulate(make_schedule("naive", 4, 8), times)
+    pipeline = simulate_shared(make_schedule("1f1b", 4, 8), times, cores=2)
+    rows = [ran("naive-4", naive), ran("1f1b-4", pipeline)]
+    (gain,) = naive_split.gains(rows, cores=2)
+    assert gain.measured == pytest.approx(gain.shared) and 1.5 < gain.shared <= 2
+    assert gain.free == pytest.approx(4 * 8 / (8 + 4 - 1))
+    assert "| 4 | 96.00 |" in naive_split.table(rows, cores=2)
+    assert naive_split.table(rows[:1], cores=2) == ""
 
 
 def test_a_peer_that_failed_says_why():
