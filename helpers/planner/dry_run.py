@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.configs import check_length
@@ -120,13 +121,11 @@ def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_l
             model.to_empty(device="cpu")
             tie(model)
             draw(model, 0, weights=False)
+            settle(model)
             trainer = Trainer(model, plan, mesh, lr=1e-3)
             send_at_once(trainer.pipeline.links)
             ids = torch.zeros((batch, seq_len), dtype=torch.long)
-            if plan.dp_shard > 1 and plan.zero_stage == 3:
-                trainer.step(ids, ids)  # in its first step fully_shard is still setting itself up
-            else:
-                trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
+            trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
             return watched(trainer, ids, ids)
 
 
@@ -178,6 +177,14 @@ def unmasked() -> Iterator[None]:
         yield
     finally:
         masking_utils.is_tracing = before
+
+
+def settle(model: nn.Module) -> None:
+    """Let fully_shard do now what it does in the first forward. It gives uneven parameters other
+    storages there unless it knows them by their address, which fake tensors have not; the trainer
+    must meet the ones that stay."""
+    if isinstance(model, FSDPModule):
+        model._get_fsdp_state()._lazy_init()
 
 
 class Done:
