@@ -91,11 +91,8 @@ LAYOUTS = {
 
 
 def published(name, layers=3):
-    """A published model with few layers. The formulas leave dropout out, and take GELU as one
-    operation, where GPT-NeoX-20B's own `gelu_fast` is eight, most of which keep their result."""
+    """A published model with few layers. The formulas leave dropout out."""
     config = load_config(name, num_hidden_layers=layers)
-    if config.model_type == "gpt_neox":
-        config.hidden_act = "gelu"
     for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "attention_dropout"):
         if hasattr(config, key):
             setattr(config, key, 0.0)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from helpers.engine.apply_tensor import fuse_gelu
 from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.families import check_tensor_degree, family_of
@@ -420,3 +421,21 @@ def test_a_model_without_a_published_plan_is_refused_by_name() -> None:
 def test_the_published_plan_is_used_for_other_models() -> None:
     record = family_of(tiny.config("qwen2"))
     assert "self_attn.q_proj" in record.column and "mlp.down_proj" in record.row
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast"])
+def test_gelu_in_one_pass_is_transformers_own(name: str) -> None:
+    """Its value and gradient; transformers' constants have ten digits."""
+    from transformers.activations import ACT2FN
+
+    own, model = ACT2FN[name], torch.nn.Sequential(ACT2FN[name])
+    fuse_gelu(model)
+    results = []
+    for activation in (own, model):
+        x = torch.linspace(-6, 6, 1001, dtype=torch.float64, requires_grad=True)
+        activation(x).sum().backward()
+        results.append((activation(x).detach(), x.grad))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+    nodes = model(x).grad_fn
+    assert "Gelu" in type(nodes).__name__

@@ -56,12 +56,12 @@ def apply_tensor(model: nn.Module, family: Family, region: Region) -> None:
 
 
 def fuse_gelu(model: nn.Module) -> None:
-    """GPT-2's and GPT-J's tanh form of GELU in one pass over memory, where transformers takes
-    eight; the formula is the same."""
-    from transformers.activations import NewGELUActivation
+    """The tanh form of GELU of GPT-2, GPT-J and GPT-NeoX in one pass over memory, where
+    transformers takes eight; the formula is the same."""
+    from transformers.activations import FastGELUActivation, NewGELUActivation
 
     for module in model.modules():
-        if isinstance(module, NewGELUActivation):
+        if isinstance(module, (FastGELUActivation, NewGELUActivation)):
             module.forward = TANH_GELU
 
 
