@@ -11,6 +11,7 @@ import multiprocessing as mp
 import os
 import queue
 import tempfile
+import threading
 import time
 import traceback
 from functools import cache
@@ -89,6 +90,7 @@ def _serve(rank: int, world: int, store: str, inbox: Any, answers: Any) -> None:
     import torch
     import torch.distributed as dist
 
+    threading.Thread(target=_end_with, args=(mp.parent_process(),), daemon=True).start()
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -98,6 +100,12 @@ def _serve(rank: int, world: int, store: str, inbox: Any, answers: Any) -> None:
             answers.put((rank, None, function(*arguments)))
         except BaseException:
             answers.put((rank, traceback.format_exc(), None))
+
+
+def _end_with(session: Any) -> None:
+    """A session that is killed closes no pool: its ranks see that it is gone, and leave."""
+    session.join()
+    os._exit(1)
 
 
 def mesh_of(plan: Any) -> Any:
