@@ -22,6 +22,7 @@ from helpers.lab.profiles import preflight
 from helpers.lab.record import save_record
 from helpers.lab.source import read_source, show_source
 from helpers.planner.cost import model_shape
+from tests.test_compare import write_run
 
 pytest.importorskip("pandas")
 pytest.importorskip("transformers")
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = {path.name.split("_")[0]: path for path in (ROOT / "notebooks").glob("*.ipynb")}
 LESSONS = sorted({name[0] for name in EXERCISES})
 ON_PAPER = "6"  # its snippet plans and trains nothing
+COMPARES = "3"  # its snippet compares two runs
 
 
 @cache
@@ -159,8 +161,15 @@ def test_the_snippet_to_take_home_plans_and_says_why(capsys):
     assert printed.startswith("Best by time: ") and "\ntorchrun --nproc-per-node 8 " in printed
 
 
+def test_the_snippet_to_take_home_compares_two_runs(tmp_path, capsys):
+    write_run(tmp_path / "runs/a", step_s=0.5)
+    write_run(tmp_path / "runs/b", step_s=0.25, compile_s=10.0)
+    exec(snippet_of(COMPARES).replace("runs/", f"{tmp_path}/runs/"), {})
+    assert "after is 2.00 times as fast as before" in capsys.readouterr().out
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [number for number in LESSONS if number != ON_PAPER])
+@pytest.mark.parametrize("number", [n for n in LESSONS if n not in (ON_PAPER, COMPARES)])
 def test_the_snippet_to_take_home_trains_on_two_ranks(number, tmp_path):
     snippet = snippet_of(number)
     assert len([line for line in snippet.splitlines() if line]) <= 6
