@@ -96,7 +96,9 @@ def measure() -> dict[str, Any]:
     world = dist.get_world_size()
     rates = {name: _matmul_flops(device, dtype) for name, dtype in _dtypes(device).items()}
     alone = _alone(lambda: _matmul_flops(device, torch.float32, together=False))
-    together = min(float(world), world * rates["fp32"] / alone)
+    paces = [0.0] * world  # of all ranks, so that all come to the same conclusion
+    dist.all_gather_object(paces, rates["fp32"])
+    together = min(float(world), sum(paces) / alone)
     shared = device.type == "cpu" and together < 0.9 * world
     if shared:  # while one waits, another has its core: rates of a rank that has one
         rates = {name: rate * world / together for name, rate in rates.items()}
