@@ -78,7 +78,11 @@ class Job:
 
     def layers_of(self, rank: int) -> int:
         """Layers of a pipeline rank, over all its stages."""
-        return sum(self.layers[stage] for stage in self.stages_of(rank))
+        return self._layers_of[rank]
+
+    @cached_property
+    def _layers_of(self) -> list[int]:
+        return [sum(self.layers[stage] for stage in stages) for stages in self._owned]
 
     def stride(self, axis: str) -> int:
         """How far apart neighbours along an axis are in the numbering of ranks."""
