@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,19 +90,14 @@ def vocabulary_loss(answer: Any) -> Result:
 
 def audit_of_the_published_run(answer: Any) -> Result:
     """1c: {mfu, usd, training_share} of the published GPT-J run."""
-    if not isinstance(answer, Mapping):
-        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
     expected = {
         "mfu": (_published_mfu(), MFU_SLIPS, 0.01),
         "usd": (_published_usd(), USD_SLIPS, 0.01),
         # the log's own time stamps say 62 s, its count of steps 63 s
         "training_share": (_published_share(), SHARE_SLIPS, 0.03),
     }
-    missing = [key for key in expected if answer.get(key) is None]
-    if len(missing) == len(expected):
-        return NOT_DONE
-    if missing:
-        return Result(words=f"There is no {missing[0]!r} in the answer yet.")
+    if lacking := incomplete(answer, expected):
+        return lacking
     wrong = []
     for key, (value, slips, tolerance) in expected.items():
         number = number_of(answer[key])
@@ -208,6 +203,16 @@ def near(number: float, expected: float, tolerance: float = 0.005) -> bool:
 def slip(ratio: float, slips: dict[float, str]) -> str:
     """What to say of a known mistake, by how far off the answer is."""
     return next((words for known, words in slips.items() if near(ratio, known, 0.02)), "")
+
+
+def incomplete(answer: Any, keys: Collection[str]) -> Result | None:
+    """What to say while the dictionary that is wanted is not whole; None where it is."""
+    if not isinstance(answer, Mapping):
+        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
+    missing = [key for key in keys if answer.get(key) is None]
+    if len(missing) == len(keys):
+        return NOT_DONE
+    return Result(words=f"There is no {missing[0]!r} in the answer yet.") if missing else None
 
 
 def kind_of(value: Any) -> str:

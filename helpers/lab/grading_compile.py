@@ -1,10 +1,9 @@
 """How the answers about compiling and about comparing are judged."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from helpers.lab.grading import NOT_DONE, Result, kind_of, number_of
+from helpers.lab.grading import NOT_DONE, Result, incomplete, kind_of, number_of
 from helpers.planner.published_compiler import P4D, audit
 
 # rows, batch, epochs
@@ -27,13 +26,8 @@ def expected_claims() -> dict[str, float]:
 def published_claims(answer: Any) -> Result:
     """3a: {rate, time, counted} in percent, within a tenth of a percent point."""
     expected = expected_claims()
-    if not isinstance(answer, Mapping):
-        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
-    missing = [key for key in expected if answer.get(key) is None]
-    if len(missing) == len(expected):
-        return NOT_DONE
-    if missing:
-        return Result(words=f"There is no {missing[0]!r} in the answer yet.")
+    if lacking := incomplete(answer, expected):
+        return lacking
     numbers = {key: number_of(answer[key]) for key in expected}
     wrong = [key for key, number in numbers.items() if not _close(number, expected[key])]
     if wrong:

@@ -2,13 +2,13 @@
 
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.schedules import Action, Schedule, make_schedule
 from helpers.engine.simulate import Timeline, Times, simulate
-from helpers.lab.grading import NOT_DONE, Result, kind_of, number_of
+from helpers.lab.grading import NOT_DONE, Result, incomplete, kind_of, number_of
 
 RANKS, SAMPLES = 4, 64  # of 2a's pipeline and of its batch
 START = 0.5  # of an action, beside its samples: kernels to start, a message to post
@@ -40,14 +40,9 @@ def try_plan(schedule: str, microbatches: int) -> Timeline:
 
 def plan_choice(answer: Any) -> Result:
     """2a: {schedule, microbatches} that keep within SLOWEST and ROOM."""
-    if not isinstance(answer, Mapping):
-        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
     keys = ("schedule", "microbatches")
-    missing = [key for key in keys if answer.get(key) is None]
-    if len(missing) == len(keys):
-        return NOT_DONE
-    if missing:
-        return Result(words=f"There is no {missing[0]!r} in the answer yet.")
+    if lacking := incomplete(answer, keys):
+        return lacking
     count = number_of(answer["microbatches"])
     if count is None or count != int(count):
         return Result(words="microbatches is not a whole number.")

@@ -1,6 +1,5 @@
 """How the answers about adapters and 4-bit weights are judged."""
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from helpers.engine.quantize import BLOCK
 from helpers.engine.weights import load_config
-from helpers.lab.grading import NOT_DONE, Result, kind_of, number_of
+from helpers.lab.grading import NOT_DONE, Result, incomplete, kind_of, number_of
 from helpers.planner.adapted import adapted_state
 from helpers.planner.cost import Shape, model_shape, parameters, state_bytes
 
@@ -119,14 +118,9 @@ def gb_a_gpu() -> dict[str, float]:
 
 def which_fits(answer: Any) -> Result:
     """4c: {full, lora, qlora} in GB a GPU."""
-    if not isinstance(answer, Mapping):
-        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
     names = ("full", "lora", "qlora")
-    missing = [name for name in names if answer.get(name) is None]
-    if len(missing) == len(names):
-        return NOT_DONE
-    if missing:
-        return Result(words=f"There is no {missing[0]!r} in the answer yet.")
+    if lacking := incomplete(answer, names):
+        return lacking
     numbers = {name: number_of(answer[name]) for name in names}
     wrong = [
         name

@@ -7,7 +7,7 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.weights import load_config
-from helpers.lab.grading import NOT_DONE, Result, kind_of, near, number_of, slip
+from helpers.lab.grading import NOT_DONE, Result, incomplete, kind_of, near, number_of, slip
 from helpers.planner.cluster import make_cluster
 from helpers.planner.cost import model_shape, money, parameters
 from helpers.planner.estimate import estimate
@@ -47,9 +47,8 @@ def expected_bill() -> dict[str, float]:
 def bill(answer: Any) -> Result:
     """6a: {days, usd}."""
     expected = expected_bill()
-    missing = _missing(answer, tuple(expected))
-    if missing:
-        return missing
+    if lacking := incomplete(answer, expected):
+        return lacking
     for key, slips in (("days", DAYS_SLIPS), ("usd", USD_SLIPS)):
         number = number_of(answer[key])
         if number is None:
@@ -108,9 +107,8 @@ def by_size() -> dict[int, tuple[float, float]]:
 
 def most_machines(answer: Any) -> Result:
     """6c: {nodes, days, usd}."""
-    missing = _missing(answer, ("nodes", "days", "usd"))
-    if missing:
-        return missing
+    if lacking := incomplete(answer, ("nodes", "days", "usd")):
+        return lacking
     sizes = by_size()
     least = min(usd for _, usd in sizes.values())
     nodes = number_of(answer["nodes"])
@@ -127,13 +125,3 @@ def most_machines(answer: Any) -> Result:
     if better:
         return Result(words="It can be done sooner for at most 10 % more.")
     return Result(True, f"{days:.1f} days, {usd / least - 1:.1%} above the cheapest.")
-
-
-def _missing(answer: Any, keys: tuple[str, ...]) -> Result | None:
-    """What to say while the dictionary is not whole; None where it is."""
-    if not isinstance(answer, Mapping):
-        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
-    missing = [key for key in keys if answer.get(key) is None]
-    if len(missing) == len(keys):
-        return NOT_DONE
-    return Result(words=f"There is no {missing[0]!r} in the answer yet.") if missing else None

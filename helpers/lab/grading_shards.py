@@ -1,12 +1,11 @@
 """How the answers about sharded data parallelism are judged."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from helpers.engine.configs import load_config
-from helpers.lab.grading import NOT_DONE, Result, kind_of, number_of
+from helpers.lab.grading import NOT_DONE, Result, incomplete, kind_of, number_of
 from helpers.planner.cost import model_shape, money, parameters, state_bytes
 from helpers.planner.published import NEOX_SHARDED
 
@@ -25,13 +24,8 @@ def least_gpus(stage: int) -> int:
 
 def fewest_gpus(answer: Any) -> Result:
     """5a: by stage, the fewest GPUs on which the state fits; 0 where none are enough."""
-    if not isinstance(answer, Mapping):
-        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
-    missing = [name for name in STAGES if answer.get(name) is None]
-    if len(missing) == len(STAGES):
-        return NOT_DONE
-    if missing:
-        return Result(words=f"There is no {missing[0]!r} in the answer yet.")
+    if lacking := incomplete(answer, STAGES):
+        return lacking
     wrong = [name for name, stage in STAGES.items() if number_of(answer[name]) != least_gpus(stage)]
     if wrong:
         return Result(words=f"Not right: {', '.join(wrong)}.")
@@ -77,8 +71,6 @@ def _look(found: Any, expected: torch.Tensor, ranks: int) -> str:
 
 def published_bill(answer: Any) -> Result:
     """5c: {usd, gpu_hours, state_gb} of the published run."""
-    if not isinstance(answer, Mapping):
-        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
     run = NEOX_SHARDED
     count = parameters(model_shape(load_config(run.model)))
     expected = {
@@ -86,11 +78,8 @@ def published_bill(answer: Any) -> Result:
         "gpu_hours": run.train_s / 3600 * run.devices,
         "state_gb": state_bytes(count, "mixed", dp_shard=run.devices).total / 1e9,
     }
-    missing = [key for key in expected if answer.get(key) is None]
-    if len(missing) == len(expected):
-        return NOT_DONE
-    if missing:
-        return Result(words=f"There is no {missing[0]!r} in the answer yet.")
+    if lacking := incomplete(answer, expected):
+        return lacking
     numbers = {key: number_of(answer[key]) for key in expected}
     wrong = [
         key
