@@ -16,8 +16,9 @@ from helpers.planner.published import NEOX_SHARDED as SHARDED
 from helpers.planner.search import search_plans
 
 pytest.importorskip("transformers")
-from helpers.lab.exercises import EXERCISES, check
+from helpers.lab.exercises import check
 from helpers.lab.grading_qlora import LEVELS
+from helpers.lab.questions import EXERCISES
 
 
 def solution_1a():

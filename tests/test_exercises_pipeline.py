@@ -6,7 +6,8 @@ pytest.importorskip("transformers")
 from helpers.engine.errors import UserError
 from helpers.engine.schedules import SCHEDULES, make_schedule
 from helpers.lab import grading_pipeline as grading
-from helpers.lab.exercises import EXERCISES, check
+from helpers.lab.exercises import check
+from helpers.lab.questions import EXERCISES
 
 
 def written(name):

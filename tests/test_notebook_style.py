@@ -12,8 +12,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers.lab.exercises import EXERCISES
 from helpers.lab.explorer import WIDGET
+from helpers.lab.questions import EXERCISES
 from helpers.lab.record import source_hash
 from helpers.lab.sizes import PROFILES
 from tests.load import script

@@ -13,12 +13,12 @@ from helpers.engine.configs import load_config
 from helpers.engine.errors import UserError
 from helpers.engine.timelines import read_timelines
 from helpers.lab import paths
-from helpers.lab.exercises import EXERCISES
 from helpers.lab.failures import RunFailed
 from helpers.lab.ladder import compare_rungs
 from helpers.lab.launch import launch
 from helpers.lab.machine import Machine
 from helpers.lab.profiles import preflight
+from helpers.lab.questions import EXERCISES
 from helpers.lab.record import save_record
 from helpers.lab.source import read_source, show_source
 from helpers.planner.cost import model_shape
