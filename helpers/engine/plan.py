@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine.errors import UserError
 from helpers.engine.partition import check_partition, check_stages
-from helpers.engine.placement import axis_order, rank_grid
+from helpers.engine.placement import NAMES, axis_order, rank_grid
 from helpers.engine.schedules import SCHEDULES, Schedule, make_schedule
 
 AXES = ("dp_replicate", "dp_shard", "pp", "tp")
@@ -108,7 +108,8 @@ class ParallelPlan:
                 "activation=selective chooses among operations, which compiling joins: with "
                 "compile take none, full or group_N"
             )
-        axis_order(self.degrees, self.placement)
+        if self.placement not in NAMES:  # which have room for every axis
+            axis_order(self.degrees, self.placement)
         _one_of("schedule", self.schedule, SCHEDULES)
         self.schedule_of(1)
         if self.compile and self.halves:

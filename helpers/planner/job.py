@@ -70,19 +70,16 @@ class Job:
         return self._owned[rank]
 
     @cached_property
-    def _owned(self) -> list[list[int]]:
-        owned: list[list[int]] = [[] for _ in range(self.plan.pp)]
-        for stage, owner in enumerate(self.rank_of):
-            owned[owner].append(stage)
-        return owned
+    def _owned(self) -> tuple[list[int], ...]:
+        return _stages_by_rank(self.rank_of, self.plan.pp)
 
     def layers_of(self, rank: int) -> int:
         """Layers of a pipeline rank, over all its stages."""
         return self._layers_of[rank]
 
     @cached_property
-    def _layers_of(self) -> list[int]:
-        return [sum(self.layers[stage] for stage in stages) for stages in self._owned]
+    def _layers_of(self) -> tuple[int, ...]:
+        return _layers_by_rank(tuple(self.layers), self.rank_of, self.plan.pp)
 
     def stride(self, axis: str) -> int:
         """How far apart neighbours along an axis are in the numbering of ranks."""
@@ -149,6 +146,20 @@ def splits(shape: Shape, tp: int) -> bool:
     """Can the model's blocks be split over tp ranks?"""
     fits = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
     return shape.heads % tp == 0 and shape.ffn % tp == 0 and fits
+
+
+# a search makes thousands of jobs that differ in other things than their stages
+@lru_cache(maxsize=4096)
+def _stages_by_rank(rank_of: tuple[int, ...], pp: int) -> tuple[list[int], ...]:
+    owned: tuple[list[int], ...] = tuple([] for _ in range(pp))
+    for stage, owner in enumerate(rank_of):
+        owned[owner].append(stage)
+    return owned
+
+
+@lru_cache(maxsize=4096)
+def _layers_by_rank(layers: tuple[int, ...], rank_of: tuple[int, ...], pp: int) -> tuple[int, ...]:
+    return tuple(sum(layers[stage] for stage in own) for own in _stages_by_rank(rank_of, pp))
 
 
 @lru_cache(maxsize=4096)

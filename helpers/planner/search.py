@@ -25,7 +25,7 @@ from helpers.planner.layouts import ACTIVATIONS, sharded_plans, unsharded_plans
 from helpers.planner.memory import fullest, states_bytes
 from helpers.planner.question import Question, check, job_under, nothing_fits, too_late
 from helpers.planner.shape import Shape, model_shape
-from helpers.planner.step_time import step_time
+from helpers.planner.step_time import StageTime, free_data_s, stage_times, step_time
 
 KEPT = 4  # choices that a search returns
 SIMULATED = 4_000  # actions of a schedule up to which the simulator's time replaces the formula's
@@ -107,19 +107,22 @@ def _on_cluster(
     every = unsharded_plans(question.shape, cluster, question.batch, question.precision, ruled_out)
     for plan in every:
         job = job_under(question, plan)
-        ideals.append((_ideal_s(job, cluster), len(ideals), job))
-    ideals.sort()
+        alone = stage_times(job, cluster)
+        ideals.append((free_data_s(job, cluster, alone), job, alone))
+    ideals.sort(key=lambda ideal: ideal[0])
     best: dict[tuple[int, int, int], Choice] = {}
     tried = 0
-    for ideal_s, _, job in ideals:
+    for ideal_s, job, alone in ideals:
         worst_kept = _nth_s(best.values(), KEPT)
         if worst_kept is not None and ideal_s >= worst_kept:
             break
         key = (job.plan.tp, job.plan.pp, cluster.nodes)
-        if key in best and ideal_s >= best[key].time.total_s:
-            continue
         limit_s = best[key].time.total_s if key in best else math.inf
-        for candidate in _savers(job, cluster, ruled_out, limit_s):
+        if worst_kept is not None:
+            limit_s = min(limit_s, worst_kept)
+        if ideal_s >= limit_s:
+            continue
+        for candidate in _savers(job, cluster, ruled_out, limit_s, alone):
             tried += 1
             if candidate is not None and candidate.time.total_s < limit_s:
                 best[key], limit_s = candidate, candidate.time.total_s
@@ -127,36 +130,33 @@ def _on_cluster(
 
 
 def _savers(
-    job: Job, cluster: Cluster, ruled_out: Counter[str], limit_s: float
+    job: Job, cluster: Cluster, ruled_out: Counter[str], limit_s: float, alone: list[StageTime]
 ) -> Iterator[Choice | None]:
     """The layout with each way of sharding, and the cheapest saver of activations with which it
-    fits; None for each that does not, and nothing that must take longer than `limit_s`."""
-    least_s: dict[str, float] = {}
+    fits; None for each that does not, and nothing that must take longer than `limit_s`. `alone` is
+    the layout's stages without a saver."""
+    stages = {job.plan.activation: alone}
+    least_s = {job.plan.activation: 0.0}
     for sharded in sharded_plans(job.plan, cluster):
+        if sum(states_bytes(replace(job, plan=sharded), 0)) > cluster.memory_bytes:
+            ruled_out["does not fit"] += 1
+            yield None
+            continue  # no saver of activations helps
         for activation, offload in ACTIVATIONS:
-            if activation not in least_s:
+            if activation not in stages:
                 saver = replace(job, plan=replace(job.plan, activation=activation))
-                least_s[activation] = _ideal_s(saver, cluster)
+                stages[activation] = stage_times(saver, cluster)
+                least_s[activation] = free_data_s(saver, cluster, stages[activation])
             if least_s[activation] >= limit_s:
                 break
-            plan = replace(sharded, activation=activation, offload=offload)
-            candidate = replace(job, plan=plan)
-            if sum(states_bytes(candidate, 0)) > cluster.memory_bytes:
-                ruled_out["does not fit"] += 1
-                yield None
-                break  # no saver of activations helps
+            candidate = replace(job, plan=replace(sharded, activation=activation, offload=offload))
             memory = fullest(candidate)
             if memory.total <= cluster.memory_bytes:
-                yield Choice(candidate, cluster, memory, step_time(candidate, cluster, exact=False))
+                time = step_time(candidate, cluster, exact=False, alone=stages[activation])
+                yield Choice(candidate, cluster, memory, time)
                 break
             ruled_out["does not fit"] += 1
             yield None
-
-
-def _ideal_s(job: Job, cluster: Cluster) -> float:
-    """Seconds if the data axes and the update were free: no sharding takes less."""
-    time = step_time(job, cluster, exact=False)
-    return time.total_s - time.data_s - time.optimizer_s
 
 
 def _exact(choice: Choice) -> Choice:

@@ -7,7 +7,7 @@ Messages of the data axes run beside computing as far as it lasts; only the rest
 go through the schedule simulator, so uneven ones and slow links count as they would.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from helpers.engine.simulate import Times, simulate
 from helpers.planner.cluster import Cluster
@@ -31,7 +31,7 @@ class StageTime:
     weight_s: float
     again_s: float
     tensor_s: float
-    data_s: float
+    data_s: float = 0.0
 
     @property
     def busy_s(self) -> float:
@@ -60,16 +60,19 @@ class StepTime:
         return work_s + self.bubble_s + self.data_s + self.optimizer_s
 
 
-def step_time(job: Job, cluster: Cluster, exact: bool = True) -> StepTime:
+def step_time(
+    job: Job, cluster: Cluster, exact: bool = True, alone: list[StageTime] | None = None
+) -> StepTime:
     """Seconds of one step.
 
     Args:
         exact: walk the schedule in the simulator; without, take its closed form, which is faster.
+        alone: `stage_times(job, cluster)`, where they are known.
 
     Raises:
         UserError: the devices have no arithmetic in the plan's precision.
     """
-    stages, m = stage_times(job, cluster), job.microbatches
+    stages, m = _with_data(job, cluster, alone or stage_times(job, cluster)), job.microbatches
     busy_s = [m * sum(stages[s].busy_s for s in job.stages_of(rank)) for rank in range(job.plan.pp)]
     slowest = max(range(job.plan.pp), key=busy_s.__getitem__)
     pipeline_s = makespan_s if exact else quick_makespan_s
@@ -90,8 +93,14 @@ def step_time(job: Job, cluster: Cluster, exact: bool = True) -> StepTime:
     )
 
 
+def free_data_s(job: Job, cluster: Cluster, alone: list[StageTime]) -> float:
+    """Seconds of a step if its data axes and its update were free: no sharding takes less."""
+    return max(quick_makespan_s(job, cluster, alone), turns_s(job, cluster, alone))
+
+
 def stage_times(job: Job, cluster: Cluster) -> list[StageTime]:
-    """Seconds of every stage, in the model's order."""
+    """Seconds of every stage, in the model's order, without the messages of the data axes: the same
+    for all plans that differ in how they shard."""
     block = block_time(job, cluster)
     seen: dict[tuple[int, bool, bool], StageTime] = {}
     stages = []
@@ -101,6 +110,24 @@ def stage_times(job: Job, cluster: Cluster) -> list[StageTime]:
             seen[key] = _stage_time(job, cluster, block, stage)
         stages.append(seen[key])
     return stages
+
+
+def _with_data(job: Job, cluster: Cluster, alone: list[StageTime]) -> list[StageTime]:
+    """The stages with what shows of the data axes' messages."""
+    if job.plan.dp == 1:
+        return alone
+    seen: dict[StageTime, StageTime] = {}
+    for stage, time in enumerate(alone):
+        if time not in seen:
+            backward_s = time.input_s + time.weight_s
+            shown = shown_data_s(job, cluster, job.rank_of[stage], time.forward_s, backward_s)
+            seen[time] = replace(
+                time,
+                forward_s=time.forward_s + shown[0],
+                input_s=time.input_s + shown[1],
+                data_s=sum(shown),
+            )
+    return [seen[time] for time in alone]
 
 
 def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> StageTime:
@@ -119,17 +146,7 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
     if job.program.waits_for_sends and len(job.layers) > 1:
         forward_s += link_s(job, cluster)
         input_s += link_s(job, cluster)
-    data_forward_s, data_backward_s = shown_data_s(
-        job, cluster, job.rank_of[stage], forward_s, input_s + weight_s
-    )
-    return StageTime(
-        forward_s=forward_s + data_forward_s,
-        input_s=input_s + data_backward_s,
-        weight_s=weight_s,
-        again_s=layers * block.again_s,
-        tensor_s=tensor_s,
-        data_s=data_forward_s + data_backward_s,
-    )
+    return StageTime(forward_s, input_s, weight_s, layers * block.again_s, tensor_s)
 
 
 def link_s(job: Job, cluster: Cluster) -> float:
