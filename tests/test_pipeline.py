@@ -36,6 +36,7 @@ def test_a_pipeline_equals_one_process(family: str, schedule: str, layout: str) 
 MORE = {
     "naive": {"pp": 2, "schedule": "naive"},
     "v": {"pp": 2, "schedule": "zero-bubble-v"},
+    "v-zero3": {"pp": 2, "dp_shard": 2, "schedule": "zero-bubble-v"},
     "v-zero2": {"pp": 2, "dp_shard": 2, "zero_stage": 2, "schedule": "zero-bubble-v"},
     "interleaved-zero2": {"pp": 2, "dp_shard": 2, "zero_stage": 2, "schedule": "interleaved"},
     "interleaved-zero3": {"pp": 2, "dp_shard": 2, "schedule": "interleaved"},

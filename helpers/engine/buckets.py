@@ -80,14 +80,14 @@ class Buckets:
         self.home = {name: bucket for bucket in self.buckets for name in bucket.names}
         self.sums: dict[str, Tensor] = {}
         self.held: dict[str, Tensor] = {}  # of earlier micro-batches, in `dtype`, not yet sent
-        self.last_micro_batch = True
+        self.complete = True
         self.next_index = 0
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
 
-    def begin(self, last: bool) -> None:
-        """Before a micro-batch's backward; `last` is the one after which the sums are wanted."""
-        self.last_micro_batch = last
+    def begin(self, complete: bool) -> None:
+        """Before a micro-batch's backward; after a `complete` one the sums are wanted."""
+        self.complete = complete
         self.next_index = 0
         for bucket in self.buckets:
             bucket.waiting = set(bucket.names)
@@ -139,7 +139,7 @@ class Buckets:
 
     @property
     def _sends(self) -> bool:
-        return self.last_micro_batch or self.each_time
+        return self.complete or self.each_time
 
     def _on_gradient(self, name: str) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
@@ -155,7 +155,7 @@ class Buckets:
             bucket = self.buckets[self.next_index]
             if bucket.waiting:
                 return
-            if self.last_micro_batch or self._has_gradient(bucket):
+            if self.complete or self._has_gradient(bucket):
                 self._launch(bucket)
             self.next_index += 1
 

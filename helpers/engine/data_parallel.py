@@ -24,17 +24,18 @@ from helpers.engine.activations import units
 from helpers.engine.buckets import Buckets, gather_chunks, scatter_rows
 from helpers.engine.parts import LOW, Part, chunk_rows, lower_, make_part
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.replicas import ReplicaSums
 from helpers.engine.tensor import local
 
 
 def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-    """ZeRO-3: shard every block, and what is left, over dp_shard; copies of that over dp_replicate.
+    """ZeRO-3: shard every block, and what is left, over dp_shard. The sum over dp_replicate is
+    replicas.py's.
 
     Blocks are gathered one ahead of their use, beside the block before, and freed after it.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    axes = ("dp_replicate", "dp_shard") if plan.dp_replicate > 1 else ("dp_shard",)
     low = LOW.get(plan.precision)
     policy = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=reduce_dtype(plan) if low else None, cast_forward_inputs=False
@@ -42,7 +43,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     # blocks that are recomputed together are gathered together
     blocks = units(model, plan.activation)
     for unit in (*blocks, [model]):
-        fully_shard(unit, mesh=mesh[axes], mp_policy=policy)
+        fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
     for unit, following in itertools.pairwise(blocks):
@@ -65,16 +66,26 @@ class FullyShard:
         self.trainable = _trainable(model)
         held = next(iter(self.trainable.values())).dtype
         self.dtype = reduce_dtype(plan) if plan.precision in LOW else held
+        self.sums = None
+        if plan.dp_replicate > 1:
+            every = (*units(model, plan.activation), [model])
+            self.sums = ReplicaSums(every, mesh.get_group("dp_replicate"), self.dtype != held)
         self.parts = [
             make_part(name, p, local(p.detach()), mesh, False, *_facts(model, name, p))
             for name, p in self.trainable.items()
         ]
 
-    def begin(self, last: bool) -> None:
-        # gradients are summed in every micro-batch: kept whole they would take what sharding saves
+    def begin(self, last: bool, complete: bool) -> None:
+        """Before a backward: is it this rank's last of the step, and will its gradients be complete
+        after it, or do gradients of weights come later?"""
+        # shards sum gradients in every micro-batch: kept whole they would take what sharding saves
         self.model.set_is_last_backward(last)
+        if self.sums:
+            self.sums.complete = complete
 
     def end(self) -> None:
+        if self.sums and self.sums.complete:
+            self.sums.finish()
         self.gradient_bytes = sum(
             local(p.grad).numel() * p.grad.element_size()
             for p in self.trainable.values()
@@ -85,9 +96,8 @@ class FullyShard:
         """Add a gradient of this rank's samples that came after the block's backward."""
         parameter, shard = self.trainable[name], self.mesh.get_group("dp_shard")
         mine = scatter_rows(gradient.to(self.dtype), shard)
-        replicas = self.mesh.get_group("dp_replicate")
-        if replicas.size() > 1:
-            dist.all_reduce(mine, group=replicas)
+        if self.sums and self.sums.each_time:
+            dist.all_reduce(mine, group=self.sums.group)
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         local(parameter.grad).add_(mine)
@@ -150,9 +160,9 @@ class Bucketed:
             held = held.float().clone()
         return make_part(name, parameter, held, self.mesh, self.stage > 0, decays, stages)
 
-    def begin(self, last: bool) -> None:
+    def begin(self, last: bool, complete: bool) -> None:
         if self.buckets:
-            self.buckets.begin(last)
+            self.buckets.begin(complete)
 
     def add(self, name: str, gradient: Tensor) -> None:
         """Add a gradient of this rank's samples that came after the block's backward."""

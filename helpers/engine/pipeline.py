@@ -86,7 +86,7 @@ class Pipeline:
         step = _Step(self, batches, tokens, scale, actions)
         self._walk(actions, batches, self._timing(step.run) if self.timed else step.run)
         if any(action.kind == WEIGHT for action in actions):
-            self.data.begin(last=True)
+            self.data.begin(last=True, complete=True)
             with record_function("reduce"):
                 self.data.end()
         return step.loss
@@ -189,9 +189,8 @@ class _Step:
         self.tokens, self.scale = tokens, scale
         self.loss = torch.zeros((), dtype=torch.float64, device=batches[0][0].device)
         self.held: dict[tuple[int, int], Held] = {}
-        halves = any(action.kind == WEIGHT for action in actions)
-        backwards = [action for action in actions if action.kind in (BACKWARD, INPUT)]
-        self.final = None if halves else backwards[-1]  # after which the sums are wanted
+        self.halves = any(action.kind == WEIGHT for action in actions)
+        self.final = [action for action in actions if action.kind in (BACKWARD, INPUT)][-1]
 
     def run(self, action: Action, message: Tensor | None) -> None:
         how = {FORWARD: self.forward, BACKWARD: self.backward, INPUT: self.input}
@@ -214,7 +213,8 @@ class _Step:
     def backward(self, action: Action, gradient: Tensor | None) -> None:
         _, stage, i = action
         held = self.held.pop((stage, i))
-        self.pipeline.data.begin(last=action == self.final)
+        last = action == self.final
+        self.pipeline.data.begin(last, complete=last and not self.halves)
         with record_function("backward"):
             torch.autograd.backward(held.end, gradient)
         if held.received is not None:  # before the sums over data ranks, for which nobody waits

@@ -189,7 +189,7 @@ def data_messages(job: Job, rank: int) -> list[Message]:
         ZeRO-1    reduce-scatter of the gradients, likewise; all-gather of the new parameters
         ZeRO-2    the reduce-scatter in every micro-batch
         ZeRO-3    all-gather (blocks twice) and reduce-scatter, unit by unit, in every micro-batch
-        HSDP      each of these over dp_shard, and all-reduce of a shard over dp_replicate
+        HSDP      each of these over dp_shard, and all-reduce of a shard over dp_replicate, once
 
     Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
     """
@@ -201,14 +201,14 @@ def data_messages(job: Job, rank: int) -> list[Message]:
     elif plan.zero_stage == 3:
         layers = job.layers_of(rank)
         units = layers + 1  # each block, and embedding with head, which stay for the backward
+        # what is kept in float32 is summed over replicas once, what is not at every turn
+        times, when = (1, "last") if _summed_bytes(job) == 4 else (m, "backward")
         blocks = layers * job.block_parameters * job.element_bytes
         found = [
             _units("all_gather", "dp_shard", parameters, units, m, s, "parameters", "forward"),
             _units("all_gather", "dp_shard", blocks, layers, m, s, "parameters", "backward"),
             _units("reduce_scatter", "dp_shard", gradients, units, m, s, "gradients", "backward"),
-            _units(
-                "all_reduce", "dp_replicate", gradients / s, units, m, r, "gradients", "backward"
-            ),
+            _units("all_reduce", "dp_replicate", gradients / s, units, times, r, "gradients", when),
         ]
     else:
         each_time = plan.zero_stage == 2 and not plan.halves

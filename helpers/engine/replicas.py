@@ -1,0 +1,88 @@
+"""HSDP's second sum: gradients that a group of shards has summed, over the groups.
+
+The links between the groups are the slow ones, so this sum runs once a step, of all micro-batches,
+and unit by unit beside the backward of the blocks before.
+
+Source: Zhang et al. 2022, MiCS, section 3.4 (2-hop gradient synchronisation).
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from helpers.engine.tensor import local
+
+
+class ReplicaSums:
+    """Sums what fully_shard's units have reduced over `group`, from inside their backward.
+
+    Args:
+        units: modules that fully_shard wrapped together over dp_shard alone, inner ones first.
+        group: of the ranks that hold the same shard.
+        each_time: sum in every micro-batch and wait for it: for gradients that are kept in another
+            dtype than the one they are summed in.
+    """
+
+    def __init__(
+        self, units: Iterable[Sequence[nn.Module]], group: dist.ProcessGroup, each_time: bool
+    ) -> None:
+        self.group, self.each_time = group, each_time
+        self.complete = True
+        self.started: dict[int, dist.Work] = {}
+        self.parameters: list[Tensor] = []
+        seen: set[int] = set()
+        for unit in units:
+            mine = [p for module in unit for p in module.parameters() if id(p) not in seen]
+            seen |= {id(p) for p in mine}
+            mine = [p for p in mine if p.requires_grad]
+            self.parameters += mine
+            unit[0].set_all_reduce_hook(partial(self._reduced, mine))
+
+    def _reduced(self, parameters: list[Tensor], summed: Tensor) -> None:
+        """A unit's gradients, flat, as they come out of the sum over the shards; fully_shard adds
+        views of them to the parameters' gradients, or makes them those."""
+        if self.each_time:
+            dist.all_reduce(summed, group=self.group)
+            return
+        if not self.complete:
+            return
+        earlier = _buffers(parameters)
+        if earlier:
+            all_there = all(p.grad is not None for p in parameters)
+            if len(earlier) > 1 or not all_there or earlier[0].numel() != summed.numel():
+                return  # not the same parameters as in this micro-batch: `finish` sums them
+            summed += earlier[0]
+            for parameter in parameters:
+                parameter.grad = None
+        self._start(summed)
+
+    def _start(self, gradients: Tensor) -> None:
+        work = dist.all_reduce(gradients, group=self.group, async_op=True)
+        self.started[gradients.untyped_storage().data_ptr()] = work
+
+    def finish(self) -> None:
+        """When a step's gradients are complete: sum what is not on its way, and wait for all."""
+        if self.each_time:
+            return
+        for gradients in _buffers(self.parameters):
+            if gradients.untyped_storage().data_ptr() not in self.started:
+                self._start(gradients)
+        for work in self.started.values():
+            work.wait()
+        self.started.clear()
+
+
+def _buffers(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The flat tensors that the parameters' gradients are views of, each once."""
+    found: dict[int, Tensor] = {}
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        storage = local(parameter.grad).untyped_storage()
+        if storage.data_ptr() not in found:
+            flat = torch.empty(0, dtype=parameter.grad.dtype, device=parameter.grad.device)
+            found[storage.data_ptr()] = flat.set_(storage)
+    return list(found.values())
