@@ -61,18 +61,23 @@ class ReplicaSums:
 
     def _start(self, gradients: Tensor) -> None:
         work = dist.all_reduce(gradients, group=self.group, async_op=True)
-        self.started[gradients.untyped_storage().data_ptr()] = work
+        self.started[_storage_of(gradients)] = work
 
     def finish(self) -> None:
         """When a step's gradients are complete: sum what is not on its way, and wait for all."""
         if self.each_time:
             return
         for gradients in _buffers(self.parameters):
-            if gradients.untyped_storage().data_ptr() not in self.started:
+            if _storage_of(gradients) not in self.started:
                 self._start(gradients)
         for work in self.started.values():
             work.wait()
         self.started.clear()
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """What all views of the same memory have alike, those without values too."""
+    return tensor.untyped_storage()._cdata
 
 
 def _buffers(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -81,8 +86,8 @@ def _buffers(parameters: Iterable[Tensor]) -> list[Tensor]:
     for parameter in parameters:
         if parameter.grad is None:
             continue
-        storage = local(parameter.grad).untyped_storage()
-        if storage.data_ptr() not in found:
-            flat = torch.empty(0, dtype=parameter.grad.dtype, device=parameter.grad.device)
-            found[storage.data_ptr()] = flat.set_(storage)
+        gradient = local(parameter.grad)
+        if _storage_of(gradient) not in found:
+            flat = torch.empty(0, dtype=gradient.dtype, device=gradient.device)
+            found[_storage_of(gradient)] = flat.set_(gradient.untyped_storage())
     return list(found.values())
