@@ -7,6 +7,7 @@ from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests import parity, tiny
+from tests.matrix import product
 from tests.ranks import mesh_of, pool
 
 POLICIES = {
@@ -30,8 +31,7 @@ def check_all(family: str, plans: list[ParallelPlan]) -> None:
         parity.check(family, plan, steps=2)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize(("family", "layout"), product(tiny.FAMILIES, LAYOUTS))
 def test_every_policy_equals_one_process(family: str, layout: str) -> None:
     plans = [ParallelPlan(**LAYOUTS[layout], **policy) for policy in POLICIES.values()]
     pool(plans[0].world_size).run(check_all, family, plans)

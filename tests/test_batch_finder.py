@@ -48,17 +48,17 @@ SMALL = {"model": "gpt2-tiny", "layers": 2, "seq_len": 256, "threads": 1}
 def test_a_real_limit_is_found_and_nothing_is_left(tmp_path: Path) -> None:
     found = find_batch(
         "tests/limited_train.py",
-        first=16,
+        first=128,
         most=1024,
-        step=16,
+        step=128,
         out=tmp_path,
         env={"MORE_BYTES": str(1_500_000_000)},
         **SMALL,
     )
     sizes = {one.batch_size: one.fits for one in found.tries}
-    assert sizes[16] and not all(sizes.values())
+    assert sizes[128] and not all(sizes.values())
     assert not sizes[min(size for size, fits in sizes.items() if not fits)]
-    assert found.batch_size + 16 in sizes and not sizes[found.batch_size + 16]
+    assert found.batch_size + 128 in sizes and not sizes[found.batch_size + 128]
     assert f"A batch of {found.batch_size} fits" in found.sentence
     assert len(found.table) == len(sizes)
 

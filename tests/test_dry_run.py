@@ -22,6 +22,7 @@ from helpers.planner.shape import model_shape
 from helpers.planner.traffic import rank_messages
 from helpers.planner.watch import Watch
 from tests import tiny
+from tests.matrix import product
 from tests.ranks import mesh_of, pool
 
 ROWS, SEQ_LEN = 8, 16
@@ -99,8 +100,7 @@ def published(name, layers=3):
     return config
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(("name", "layout"), product(PUBLISHED, LAYOUTS))
 def test_the_formulas_are_what_the_engine_does(name, layout):
     """States and activations within 3 %. Bytes that are sent, by axis and kind, within the padding
     of an odd vocabulary."""

@@ -5,6 +5,7 @@ import torch
 
 from helpers.engine.plan import ParallelPlan
 from tests import parity, tiny
+from tests.matrix import product
 from tests.ranks import pool
 
 LAYOUTS = {
@@ -26,15 +27,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", (*tiny.FAMILIES, *tiny.PUBLISHED))
+@pytest.mark.parametrize(("family", "layout"), product((*tiny.FAMILIES, *tiny.PUBLISHED), LAYOUTS))
 def test_a_layout_equals_one_process(family: str, layout: str) -> None:
     plan = LAYOUTS[layout]
     pool(plan.world_size).run(parity.check, family, plan)
 
 
-@pytest.mark.parametrize("layout", ("one", "tp2", "tp4"))
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize(("family", "layout"), product(tiny.FAMILIES, ("one", "tp2", "tp4")))
 def test_in_float32(family: str, layout: str) -> None:
     plan = LAYOUTS[layout]
     pool(plan.world_size).run(parity.check, family, plan, torch.float32)

@@ -5,6 +5,7 @@ import torch
 
 from helpers.engine.plan import ParallelPlan
 from tests import parity
+from tests.matrix import product
 from tests.ranks import pool
 
 FAMILIES = ("gptj", "gpt2", "neox", "falcon-new", "llama")
@@ -24,9 +25,7 @@ def layers_of(layout: dict, schedule: str) -> int:
     return 8 if layout["pp"] == 4 and schedule == "interleaved" else 4
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "schedule", "layout"), product(FAMILIES, SCHEDULES, LAYOUTS))
 def test_a_pipeline_equals_one_process(family: str, schedule: str, layout: str) -> None:
     plan = ParallelPlan(**LAYOUTS[layout], schedule=schedule, microbatches=4)
     layers = layers_of(LAYOUTS[layout], schedule)
@@ -61,8 +60,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("layout", MORE)
-@pytest.mark.parametrize("family", ("gpt2", "falcon-alibi"))
+@pytest.mark.parametrize(("family", "layout"), product(("gpt2", "falcon-alibi"), MORE))
 def test_what_else_a_pipeline_goes_with(family: str, layout: str) -> None:
     plan = ParallelPlan(**{"microbatches": 4} | MORE[layout])
     pool(plan.world_size).run(parity.check, family, plan, torch.float64, 3, 4)
