@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from helpers.engine.collectives import gather_single
+from helpers.engine.collectives import gather_single, scatter_single
 from helpers.engine.errors import UserError
 from helpers.engine.plan import pick_device
 from helpers.planner.cluster import Cluster, Link
@@ -36,6 +36,7 @@ from helpers.planner.traffic import Message, message_s
 ROOT = Path(__file__).resolve().parents[2]
 SPAN_S, SPANS = 0.25, 3  # a measurement repeats for so long, so many times
 SIZES = (2**10, 2**14, 2**18, 2**22, 2**24)  # bytes of a message
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "send")
 LIMIT_S = 300
 ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception): ")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -103,7 +104,7 @@ def measure() -> dict[str, Any]:
     if shared:  # while one waits, another has its core: rates of a rank that has one
         rates = {name: rate * world / together for name, rate in rates.items()}
     memory = _memory_bytes_per_s(device) * (world / together if shared else 1)
-    links = {kind: _link(kind, device) for kind in ("all_reduce", "all_gather", "send")}
+    links = {kind: _link(kind, device) for kind in KINDS}
     fields = {
         "name": torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name(),
         "nodes": 1,
@@ -186,6 +187,7 @@ def _sender(kind: str, size: int, device: torch.device) -> Callable[[], None]:
     ways = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: gather_single(whole, part),
+        "reduce_scatter": lambda: scatter_single(part, whole),
         "send": send,
     }
     return ways[kind]
