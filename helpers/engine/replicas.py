@@ -55,6 +55,8 @@ class ReplicaSums:
             if len(earlier) > 1 or not all_there or earlier[0].numel() != summed.numel():
                 return  # not the same parameters as in this micro-batch: `finish` sums them
             summed += earlier[0]
+            if summed.is_cuda:  # its memory must not be given away before this addition has run
+                earlier[0].record_stream(torch.cuda.current_stream())
             for parameter in parameters:
                 parameter.grad = None
         self._start(summed)
