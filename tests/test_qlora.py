@@ -27,6 +27,7 @@ from helpers.engine.trainer import Trainer
 from helpers.lab.launch import launch
 from helpers.planner.adapted import adapted_state
 from tests import parity, tiny, train_script
+from tests.matrix import product
 from tests.ranks import mesh_of, pool
 
 pytest.importorskip("peft")
@@ -124,8 +125,7 @@ def check(folder: Path, plan: ParallelPlan, how: Adapting, out: Path) -> None:
     parity.close("merged logits", merged, beside, 1e-4)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", ("gpt2", "falcon-new"))
+@pytest.mark.parametrize(("family", "layout"), product(("gpt2", "falcon-new"), LAYOUTS))
 def test_a_layout_trains_as_one_process(family: str, layout: str, bases, tmp_path: Path) -> None:
     check(bases(family), LAYOUTS[layout], HOW, tmp_path)
 
