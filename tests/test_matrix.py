@@ -13,7 +13,7 @@ def test_every_name_meets_the_first_of_each_other_list(sizes):
     lists = [[f"{axis}{place}" for place in range(size)] for axis, size in enumerate(sizes)]
     cases = product(*lists)
     part = [case.values for case in cases if not case.marks]
-    assert len(set(case.values for case in cases)) == len(cases)
+    assert len({case.values for case in cases}) == len(cases)
     for axis, names in enumerate(lists):
         for name in names:
             expected = [each[0] for each in lists]
