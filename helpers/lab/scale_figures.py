@@ -109,11 +109,10 @@ def plot_out_of_node(choices: Mapping[str, Choice]) -> Plot:
     rows = {}
     for name, choice in choices.items():
         sent = out_of_node_bytes(choice.job, choice.cluster.devices_per_node)
-        late = sum(count for when, count in sent.items() if when in ("last", "step"))
         rows[name] = {
             "forward": sent.get("forward", 0) / 1e9,
-            "backward": sent.get("backward", 0) / 1e9,
-            "at the end": late / 1e9,
+            "backward": (sent.get("backward", 0) + sent.get("last", 0)) / 1e9,
+            "after it": sent.get("step", 0) / 1e9,
         }
     table = pandas.DataFrame.from_dict(rows, orient="index").rename_axis("GB out of a node")
     fig, axes = new_figure(1.3 + 0.42 * len(rows), grid="x")
