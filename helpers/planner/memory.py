@@ -13,6 +13,7 @@ taken for three buckets, where the engine holds all of a step's until its end. `
 between 28 % less and 44 % more than the dry run's fullest moment for three layers.
 """
 
+import math
 from dataclasses import dataclass, fields
 
 from helpers.engine.activations import group_size
@@ -74,11 +75,16 @@ def rank_memory(job: Job, rank: int) -> Memory:
     )
 
 
-def fullest(job: Job) -> Memory:
+def fullest(job: Job, limit_bytes: float = math.inf) -> Memory:
     """The memory of the pipeline rank that holds most: the first, which has most micro-batches in
-    flight, the last, which has the logits, or one between."""
-    ranks = {0, job.plan.pp - 1, min(1, job.plan.pp - 1)}
-    return max((rank_memory(job, rank) for rank in ranks), key=lambda memory: memory.total)
+    flight, the last, which has the logits, or one between. Or of the first of these that is found
+    to be above `limit_bytes`."""
+    most = rank_memory(job, 0)
+    for rank in sorted({min(1, job.plan.pp - 1), job.plan.pp - 1} - {0}):
+        if most.total > limit_bytes:
+            break
+        most = max(most, rank_memory(job, rank), key=lambda memory: memory.total)
+    return most
 
 
 def states_bytes(job: Job, rank: int) -> tuple[float, float, float]:

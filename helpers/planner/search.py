@@ -137,26 +137,49 @@ def _savers(
     the layout's stages without a saver."""
     stages = {job.plan.activation: alone}
     least_s = {job.plan.activation: 0.0}
-    for sharded in sharded_plans(job.plan, cluster):
-        if sum(states_bytes(replace(job, plan=sharded), 0)) > cluster.memory_bytes:
+    sharded = [replace(job, plan=plan) for plan in sharded_plans(job.plan, cluster)]
+    too_large = _too_large(sharded[-1], cluster)
+    for whole in sharded:
+        if sum(states_bytes(whole, 0)) > cluster.memory_bytes:
             ruled_out["does not fit"] += 1
             yield None
             continue  # no saver of activations helps
-        for activation, offload in ACTIVATIONS:
+        for saver in ACTIVATIONS:
+            activation = saver[0]
             if activation not in stages:
-                saver = replace(job, plan=replace(job.plan, activation=activation))
-                stages[activation] = stage_times(saver, cluster)
-                least_s[activation] = free_data_s(saver, cluster, stages[activation])
+                saving = _with_saver(job, activation, False)
+                stages[activation] = stage_times(saving, cluster)
+                least_s[activation] = free_data_s(saving, cluster, stages[activation])
             if least_s[activation] >= limit_s:
                 break
-            candidate = replace(job, plan=replace(sharded, activation=activation, offload=offload))
-            memory = fullest(candidate)
+            if whole.plan.zero_stage == 3 and whole.plan.dp_shard > 1 and saver in too_large:
+                ruled_out["does not fit"] += 1
+                yield None
+                continue
+            candidate = _with_saver(whole, *saver)
+            memory = fullest(candidate, cluster.memory_bytes)
             if memory.total <= cluster.memory_bytes:
                 time = step_time(candidate, cluster, exact=False, alone=stages[activation])
                 yield Choice(candidate, cluster, memory, time)
                 break
             ruled_out["does not fit"] += 1
             yield None
+
+
+def _too_large(most: Job, cluster: Cluster) -> set[tuple[str, bool]]:
+    """Savers with which not even the most sharded plan fits: nor does another of its stage."""
+    found = set()
+    for saver in ACTIVATIONS:
+        if fullest(_with_saver(most, *saver), cluster.memory_bytes).total <= cluster.memory_bytes:
+            break  # those that follow save more
+        found.add(saver)
+    return found
+
+
+def _with_saver(job: Job, activation: str, offload: bool) -> Job:
+    if (activation, offload) == (job.plan.activation, job.plan.offload):
+        return job
+    return replace(job, plan=replace(job.plan, activation=activation, offload=offload))
 
 
 def _exact(choice: Choice) -> Choice:
