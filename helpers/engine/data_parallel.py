@@ -40,9 +40,8 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     policy = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=reduce_dtype(plan) if low else None, cast_forward_inputs=False
     )
-    # blocks that are recomputed together are gathered together
-    blocks = units(model, plan.activation)
-    for unit in (*blocks, [model]):
+    *blocks, rest = _wrapped(model, plan)
+    for unit in (*blocks, rest):
         fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
@@ -51,6 +50,11 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     if mesh.device_type == "cpu":  # without streams, a gather goes on by itself only if asked to
         for unit in blocks:
             unit[0]._set_unshard_async_op(True)
+
+
+def _wrapped(model: nn.Module, plan: ParallelPlan) -> list[list[nn.Module]]:
+    """What is gathered together: blocks that are recomputed together, and all that is left."""
+    return [*units(model, plan.activation), [model]]
 
 
 def reduce_dtype(plan: ParallelPlan) -> torch.dtype:
@@ -68,8 +72,8 @@ class FullyShard:
         self.dtype = reduce_dtype(plan) if plan.precision in LOW else held
         self.sums = None
         if plan.dp_replicate > 1:
-            every = (*units(model, plan.activation), [model])
-            self.sums = ReplicaSums(every, mesh.get_group("dp_replicate"), self.dtype != held)
+            every, replicas = _wrapped(model, plan), mesh.get_group("dp_replicate")
+            self.sums = ReplicaSums(every, replicas, each_time=self.dtype != held)
         self.parts = [
             make_part(name, p, local(p.detach()), mesh, False, *_facts(model, name, p))
             for name, p in self.trainable.items()
@@ -84,8 +88,8 @@ class FullyShard:
             self.sums.complete = complete
 
     def end(self) -> None:
-        if self.sums and self.sums.complete:
-            self.sums.finish()
+        if self.sums:
+            self.sums.end()
         self.gradient_bytes = sum(
             local(p.grad).numel() * p.grad.element_size()
             for p in self.trainable.values()

@@ -53,7 +53,7 @@ class ReplicaSums:
         if earlier:
             all_there = all(p.grad is not None for p in parameters)
             if len(earlier) > 1 or not all_there or earlier[0].numel() != summed.numel():
-                return  # not the same parameters as in this micro-batch: `finish` sums them
+                return  # not the same parameters as in this micro-batch: `end` sums them
             summed += earlier[0]
             if summed.is_cuda:  # its memory must not be given away before this addition has run
                 earlier[0].record_stream(torch.cuda.current_stream())
@@ -65,9 +65,10 @@ class ReplicaSums:
         work = dist.all_reduce(gradients, group=self.group, async_op=True)
         self.started[_storage_of(gradients)] = work
 
-    def finish(self) -> None:
-        """When a step's gradients are complete: sum what is not on its way, and wait for all."""
-        if self.each_time:
+    def end(self) -> None:
+        """After a backward: once the step's gradients are complete, sum what is not on its way, and
+        wait for all."""
+        if self.each_time or not self.complete:
             return
         for gradients in _buffers(self.parameters):
             if _storage_of(gradients) not in self.started:

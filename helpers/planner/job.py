@@ -65,12 +65,12 @@ class Job:
         """The pipeline rank of each stage."""
         return self.plan.schedule_of(1).rank_of
 
-    def stages_of(self, rank: int) -> list[int]:
+    def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a pipeline rank."""
         return self._owned[rank]
 
     @cached_property
-    def _owned(self) -> tuple[list[int], ...]:
+    def _owned(self) -> tuple[tuple[int, ...], ...]:
         return _stages_by_rank(self.rank_of, self.plan.pp)
 
     def layers_of(self, rank: int) -> int:
@@ -150,11 +150,11 @@ def splits(shape: Shape, tp: int) -> bool:
 
 # a search makes thousands of jobs that differ in other things than their stages
 @lru_cache(maxsize=4096)
-def _stages_by_rank(rank_of: tuple[int, ...], pp: int) -> tuple[list[int], ...]:
-    owned: tuple[list[int], ...] = tuple([] for _ in range(pp))
+def _stages_by_rank(rank_of: tuple[int, ...], pp: int) -> tuple[tuple[int, ...], ...]:
+    owned: list[list[int]] = [[] for _ in range(pp)]
     for stage, owner in enumerate(rank_of):
         owned[owner].append(stage)
-    return owned
+    return tuple(map(tuple, owned))
 
 
 @lru_cache(maxsize=4096)
