@@ -32,6 +32,7 @@ from train_args import FIRST, ROOT, refuse
 from helpers.engine import data
 from helpers.engine.configs import check_length, load_config
 from helpers.engine.errors import UserError, need
+from helpers.engine.leaving import run_and_leave
 from helpers.engine.optimizer import gradient_norm
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan, distributed
@@ -175,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

@@ -13,7 +13,6 @@ import copy
 import itertools
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from train_args import FIRST, ROOT, refuse
 from helpers.engine import data
 from helpers.engine.configs import check_length, load_config
 from helpers.engine.errors import UserError
+from helpers.engine.leaving import run_and_leave
 from helpers.engine.plan import ParallelPlan, distributed, pick_device
 from helpers.engine.trainer import Trainer, over_ranks
 from helpers.engine.weights import load_model
@@ -180,6 +180,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads outlive their groups and could abort the interpreter's shutdown
+    run_and_leave(main)

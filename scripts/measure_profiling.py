@@ -18,6 +18,7 @@ import torch
 from torch.profiler import record_function
 
 from helpers.engine.configs import load_config
+from helpers.engine.leaving import run_and_leave
 from helpers.engine.plan import ParallelPlan, distributed
 from helpers.engine.profiler import profiled
 from helpers.engine.trainer import Trainer
@@ -79,4 +80,4 @@ def take(trainer: Trainer, batches: Iterator[torch.Tensor]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

@@ -28,6 +28,7 @@ from train_args import FIRST, ROOT, refuse
 from helpers.engine import data, timelines
 from helpers.engine.configs import check_length, load_config
 from helpers.engine.errors import UserError
+from helpers.engine.leaving import run_and_leave
 from helpers.engine.plan import ParallelPlan, distributed, pick_device
 from helpers.engine.qlora import Adapting, load_adapted
 from helpers.engine.trainer import Trainer, over_ranks
@@ -213,4 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

@@ -11,8 +11,6 @@ import time
 STARTED = time.perf_counter()  # before the imports: they are a part of the bill
 
 import dataclasses
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +30,7 @@ from helpers.engine.adapters import (
 from helpers.engine.agree import together
 from helpers.engine.errors import UserError
 from helpers.engine.findings import write_findings
+from helpers.engine.leaving import run_and_leave
 from helpers.engine.plan import distributed, pick_device
 from helpers.engine.profiler import profiled
 from helpers.engine.qlora import load_adapted
@@ -264,13 +263,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-        code = 0
-    except SystemExit as leaving:
-        code = leaving.code or 0
-    # gloo's threads outlive their groups, and one of them that wants Python while it shuts down
-    # aborts the process: a run that is done, or refused, would count as crashed. So no shutdown.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    run_and_leave(main)

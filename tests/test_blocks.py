@@ -11,7 +11,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner import traffic
 from helpers.planner.blocks import MEGATRON, Widths, program_of
 from helpers.planner.job import Job
-from helpers.planner.memory import block_bytes
+from helpers.planner.memory_parts import block_bytes
 from helpers.planner.shape import model_shape
 from tests.count_blocks import ROWS, SEQ_LEN, TOKENS, count_block
 

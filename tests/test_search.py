@@ -1,7 +1,8 @@
 """The search for a plan: valid, fitting, best of all, explained, and clear about what cannot be."""
 
 import shlex
-import time
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -31,17 +32,15 @@ P4D, P4DE = make_cluster("p4d.24xlarge"), make_cluster("p4de.24xlarge", nodes=12
 
 
 @pytest.fixture(scope="module")
-def at_scale():
-    """GPT-3 over 1,024 GPUs, and the seconds that the search took."""
-    started = time.perf_counter()
-    found = search_plans(GPT3, P4DE, batch=1536, seq_len=2048, tokens=300e9)
-    return found, time.perf_counter() - started
+def gpt3_found():
+    """GPT-3 over 1,024 GPUs."""
+    return search_plans(GPT3, P4DE, batch=1536, seq_len=2048, tokens=300e9)
 
 
-def test_175b_over_1024_gpus(at_scale):
+def test_175b_over_1024_gpus(gpt3_found):
     """As the published runs of this size: tp within a node, a pipeline or shards over nodes, 40 to
     60 % of the peak."""
-    found, _ = at_scale
+    found = gpt3_found
     best = found.best
     assert best.plan.world_size == 1024
     assert best.memory.total <= best.cluster.memory_bytes
@@ -50,17 +49,18 @@ def test_175b_over_1024_gpus(at_scale):
     assert found.choices == tuple(sorted(found.choices, key=lambda c: c.time.total_s))
 
 
-@pytest.mark.slow
-def test_the_search_takes_2_seconds(at_scale):
-    """Retried, since the machine may be busy with something else."""
-    _, took_s = at_scale
-    for _ in range(3):
-        if took_s <= 2:
-            break
-        started = time.process_time()
-        search_plans(GPT3, P4DE, batch=1536, seq_len=2048)
-        took_s = min(took_s, time.process_time() - started)
-    assert took_s <= 2
+def test_it_takes_less_than_2_seconds():
+    """Of its process, in a fresh one, where nothing is remembered; it takes 0.8 to 1.3 here."""
+    search = """
+import time
+from tests.test_search import GPT3, P4DE, search_plans
+began = time.process_time()
+search_plans(GPT3, P4DE, batch=1536, seq_len=2048, tokens=300e9)
+print(time.process_time() - began)
+"""
+    root = Path(__file__).parents[1]
+    said = subprocess.run([sys.executable, "-c", search], cwd=root, check=True, capture_output=True)
+    assert float(said.stdout) < 2
 
 
 def test_nothing_that_was_not_kept_is_better():
@@ -80,8 +80,8 @@ def test_nothing_that_was_not_kept_is_better():
                         assert step_time(job, P4D, exact=False).total_s >= best_s * 0.97, plan
 
 
-def test_every_choice_is_a_plan_that_the_engine_takes(at_scale):
-    found, _ = at_scale
+def test_every_choice_is_a_plan_that_the_engine_takes(gpt3_found):
+    found = gpt3_found
     for choice in found.choices:
         choice.plan.validate(world_size=choice.cluster.devices)
         rebuilt = make_job(GPT3, ParallelPlan(**choice.plan.to_dict()), 1536, 2048)
@@ -157,8 +157,8 @@ def test_every_family_has_plans():
 # --- in words ---------------------------------------------------------------------------------
 
 
-def test_the_answer_in_words(at_scale):
-    found, _ = at_scale
+def test_the_answer_in_words(gpt3_found):
+    found = gpt3_found
     text = explain(found, what_if=False)
     best = found.best
     assert best.plan.describe() in text

@@ -11,6 +11,7 @@ section 5 (selective); Ren et al. 2021, ZeRO-Offload, section 4 (host memory, ov
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,7 @@ def apply_activations(model: nn.Module, family: Family, activation: str, offload
     """Wrap the blocks' forwards; names and modules stay."""
     blocks = list(model.get_submodule(family.blocks))
     if group_size(activation) > 1:
-        for unit in units(model, activation):
+        for unit in itertools.chain(*units(model, activation)):
             Group(unit)
     elif activation != "none":
         contexts = {"context_fn": _selective} if activation == "selective" else {}
@@ -55,14 +56,11 @@ def apply_activations(model: nn.Module, family: Family, activation: str, offload
             block.forward = offloader.wrap(block, block.forward)
 
 
-def units(model: nn.Module, activation: str) -> list[list[nn.Module]]:
-    """The blocks of each stage in the groups that are recomputed together."""
+def units(model: nn.Module, activation: str) -> list[list[list[nn.Module]]]:
+    """Of each stage, its blocks in the groups that are recomputed together."""
     size = group_size(activation)
-    found = []
-    for stage in model.stages:
-        blocks = list(stage.blocks.values())
-        found += [blocks[first : first + size] for first in range(0, len(blocks), size)]
-    return found
+    stages = [list(stage.blocks.values()) for stage in model.stages]
+    return [[s[first : first + size] for first in range(0, len(s), size)] for s in stages]
 
 
 def group_size(activation: str) -> int:

@@ -4,13 +4,15 @@
     [bucket 0][bucket 1] ..   when a bucket's are all there, its sum starts in the background
 
 Stage 0 (DDP) all-reduces a bucket: every rank gets every sum. Stages 1 and 2 (ZeRO) reduce-scatter
-it: a rank gets the sums of its chunk of each parameter alone. Stage 2 does so in every micro-batch
-and frees the gradients at once; stages 0 and 1 wait for the last one, so they send less often.
+it: a rank gets the sums of its chunk of each parameter alone. What it sent is freed when they are
+there, with no more than AHEAD buckets on their way. Stage 2 does so in every micro-batch; stages 0
+and 1 wait for the last one, so they send less often.
 
 Sources: Li et al. 2020, PyTorch Distributed, section 3.2 (buckets, overlap); Rajbhandari et al.
 2020, ZeRO, section 5.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,6 +26,7 @@ from helpers.engine.parts import chunk_rows
 from helpers.engine.tensor import local
 
 BUCKET_BYTES = 25 * 2**20  # torch DDP's default
+AHEAD = 2  # one is being summed, the next stands ready for the link
 
 Hook = Callable[[object, "Bucket"], "torch.futures.Future[Tensor]"]
 
@@ -82,6 +85,7 @@ class Buckets:
         self.held: dict[str, Tensor] = {}  # of earlier micro-batches, in `dtype`, not yet sent
         self.complete = True
         self.next_index = 0
+        self.under_way: deque[Bucket] = deque()
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
 
@@ -95,19 +99,19 @@ class Buckets:
     def end(self) -> None:
         """After a micro-batch's backward: wait for what is under way, take in what came back."""
         if not self._sends:
-            self._hold()
             return
         for bucket in self.buckets:
             bucket.waiting.clear()  # a parameter without a gradient adds zeros
         self._launch_ready()
-        for bucket in self.buckets:
-            if bucket.work is not None:
-                self._collect(bucket)
+        while self.under_way:
+            self._collect(self.under_way.popleft())
 
     def add(self, name: str, gradient: Tensor) -> None:
         """Add to a parameter's gradient what its backward did not give; `end` sends it."""
-        gradient = gradient.to(self.dtype)
-        self.held[name] = self.held[name].add_(gradient) if name in self.held else gradient
+        if name in self.held:
+            self.held[name].add_(gradient)  # not copied into the dtype of sums first
+        else:
+            self.held[name] = gradient.to(self.dtype)
 
     def take(self) -> dict[str, Tensor]:
         """The sums by name, whole or this rank's chunk; forgets them."""
@@ -120,22 +124,14 @@ class Buckets:
         everything = [*waiting, *self.sums.values(), *self.held.values()]
         return sum(t.numel() * t.element_size() for t in everything)
 
-    def _hold(self) -> None:
-        """Low-precision gradients would lose small terms if they were added up as they are."""
-        for bucket in self.buckets:
-            for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
-                if parameter.grad is not None and parameter.grad.dtype != self.dtype:
-                    self.held[name] = self._gradient(name, parameter)
-                    parameter.grad = None
-
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
         """All micro-batches' gradient of a parameter that was not sent yet, in `dtype`."""
         held = self.held.pop(name, None)
         if parameter.grad is None:
             zeros = torch.zeros_like(local(parameter.detach()), dtype=self.dtype)
             return zeros if held is None else held
-        gradient = local(parameter.grad).to(self.dtype)
-        return gradient if held is None else held.add_(gradient)
+        gradient = local(parameter.grad)
+        return gradient.to(self.dtype) if held is None else held.add_(gradient)
 
     @property
     def _sends(self) -> bool:
@@ -146,6 +142,10 @@ class Buckets:
             if self._sends:
                 self.home[name].waiting.discard(name)
                 self._launch_ready()
+            elif parameter.grad is not None and parameter.grad.dtype != self.dtype:
+                # low-precision gradients would lose small terms if they were added up as they are
+                self.held[name] = self._gradient(name, parameter)
+                parameter.grad = None
 
         return ready
 
@@ -157,7 +157,11 @@ class Buckets:
                 return
             if self.complete or self._has_gradient(bucket):
                 self._launch(bucket)
+                self.under_way.append(bucket)
             self.next_index += 1
+            # the sum of stage 0 takes the place of what was sent: there is nothing to free
+            if self.stage and len(self.under_way) > AHEAD:
+                self._collect(self.under_way.popleft())
 
     def _has_gradient(self, bucket: Bucket) -> bool:
         """Not in the backward of another stage of this rank."""
@@ -169,7 +173,8 @@ class Buckets:
         for parameter in bucket.parameters:
             parameter.grad = None
         if self.stage == 0:
-            bucket.flat = torch.cat([g.flatten() for g in gradients])
+            flat = [g.flatten() for g in gradients]
+            bucket.flat = torch.cat(flat) if len(flat) > 1 else flat[0]
             if self.hook is not None:
                 bucket.work = self.hook(self.everyone, bucket)
                 return
@@ -192,7 +197,7 @@ class Buckets:
             pieces, shapes = self._my_chunks(bucket)
         for name, piece, shape in zip(bucket.names, pieces, shapes, strict=True):
             total = piece.view(shape)
-            self.sums[name] = total + self.sums[name] if name in self.sums else total
+            self.sums[name] = self.sums[name].add_(total) if name in self.sums else total
         bucket.flat = bucket.result = bucket.work = None
 
     def _my_chunks(self, bucket: Bucket) -> tuple[list[Tensor], list[torch.Size]]:
@@ -235,6 +240,8 @@ def rank_major(tensors: list[Tensor], n: int) -> Tensor:
     """Tensors as one message: rank 0's chunks of all of them, then rank 1's, ..., each padded to
     the largest chunk, so that equal pieces of the message hold what belongs to each rank."""
     sizes = [padded_chunk(tensor, n) for tensor in tensors]
+    if len(tensors) == 1 and tensors[0].numel() == n * sizes[0]:
+        return tensors[0].flatten()  # lies so already: a large matrix is a message of its own
     message = tensors[0].new_zeros(n, sum(sizes))
     for tensor, piece in zip(tensors, message.split(sizes, dim=1), strict=True):
         if tensor.numel() == piece.numel():

@@ -32,7 +32,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     """ZeRO-3: shard every block, and what is left, over dp_shard. The sum over dp_replicate is
     replicas.py's.
 
-    Blocks are gathered one ahead of their use, beside the block before, and freed after it.
+    Blocks are gathered one ahead of their use, beside the stage's block before, and freed after it.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -45,8 +45,9 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
         fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
-    for unit, following in itertools.pairwise(blocks):
-        unit[0].set_modules_to_forward_prefetch([following[0]])
+    for stage in units(model, plan.activation):
+        for unit, following in itertools.pairwise(stage):
+            unit[0].set_modules_to_forward_prefetch([following[0]])
     if mesh.device_type == "cpu":  # without streams, a gather goes on by itself only if asked to
         for unit in blocks:
             unit[0]._set_unshard_async_op(True)
@@ -54,7 +55,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
 
 def _wrapped(model: nn.Module, plan: ParallelPlan) -> list[list[nn.Module]]:
     """What is gathered together: blocks that are recomputed together, and all that is left."""
-    return [*units(model, plan.activation), [model]]
+    return [*itertools.chain(*units(model, plan.activation)), [model]]
 
 
 def reduce_dtype(plan: ParallelPlan) -> torch.dtype:
@@ -130,7 +131,7 @@ class Bucketed:
     ) -> None:
         self.mesh = mesh
         self.gradient_bytes = 0
-        self.stage = plan.zero_stage if plan.dp_shard > 1 else 0
+        self.stage = plan.zero
         self.shard = mesh.get_group("dp_shard")
         low = LOW.get(plan.precision)
         before = _trainable(model)
@@ -211,7 +212,7 @@ def data_parallel(
     model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, hook: Callable[..., Any] | None = None
 ) -> FullyShard | Bucketed:
     """The plan's row of the table."""
-    if plan.dp_shard > 1 and plan.zero_stage == 3:
+    if plan.zero == 3:
         return FullyShard(model, plan, mesh)
     return Bucketed(model, plan, mesh, hook)
 

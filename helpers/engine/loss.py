@@ -70,12 +70,18 @@ class _TokenLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_total):
-        # scaled in float32: a loss scale of 2^16 does not fit into fp16
         grads = (
-            g if g is None else (g.to(grad_total.dtype) * grad_total).to(ctx.dtype)
-            for g in ctx.saved_tensors
+            None if g is None else _scaled(g, grad_total).to(ctx.dtype) for g in ctx.saved_tensors
         )
         return *grads, None, None, None, None
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """In place if it can be, for the head's is as large as the head; a loss scale of 2^16 does not
+    fit into fp16."""
+    if gradient.dtype == factor.dtype:
+        return gradient.mul_(factor)
+    return gradient.to(factor.dtype) * factor
 
 
 def _chunk_loss(hidden, weight, bias, labels, start, group, wide) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ def parallelize(
         apply_later(model)
     if fill is not None:
         fill(model)
-    if plan.dp_shard > 1 and plan.zero_stage == 3:
+    if plan.zero == 3:
         apply_fully_shard(model, plan, mesh)  # last: it takes over the parameters as it finds them
     for stage in model.stages:
         stage.listen()  # after fully_shard, which must see what was received

@@ -160,6 +160,11 @@ class ParallelPlan:
             return self.microbatches or 1
         return max(1, min(rows, PER_RANK * self.pp))
 
+    @cached_property
+    def zero(self) -> int:
+        """The stage of ZeRO at work, 0 where every data rank holds the whole state."""
+        return self.zero_stage if self.dp_shard > 1 else 0
+
     @property
     def dp(self) -> int:
         """Ranks that see different samples."""
@@ -227,7 +232,8 @@ def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Itera
     """Join the process group, yield the plan's mesh, and leave cleanly.
 
     Under torchrun the group is torchrun's. Without it, a group of this one process is made, so that
-    a plan of one process runs the same code.
+    a plan of one process runs the same code. A script that torchrun starts does well to end by
+    helpers.engine.leaving.run_and_leave, as a model outlives this block and holds its groups.
 
     Raises:
         UserError: the number of started processes is not the plan's.

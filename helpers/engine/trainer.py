@@ -140,7 +140,7 @@ class Trainer:
         if name is None or links.rank not in (first, last):
             return
         peer = last if links.rank == first else first
-        gradients[name] = gradients[name] + links.swap(gradients[name], peer)
+        gradients[name].add_(links.swap(gradients[name], peer))
 
     def update(self, gradients: dict[str, Tensor]) -> None:
         """One optimizer step with these gradients of the parts."""

@@ -48,8 +48,7 @@ def compare_rungs(report: Mapping[str, Any], shape: Shape) -> "pd.DataFrame":
         plan = ParallelPlan.from_dict(found["plan"])
         if plan.precision != "fp32":
             raise UserError(f"{name!r} is not in float32: leave it out of this comparison")
-        stage = plan.zero_stage if plan.dp_shard > 1 else 0
-        said = state_bytes(parameters(shape), dp_shard=plan.dp_shard, zero_stage=stage)
+        said = state_bytes(parameters(shape), dp_shard=plan.dp_shard, zero_stage=plan.zero)
         held = max(sum(state.values()) for state in found["state_bytes"])
         rows[name] = {
             "state, predicted MB": said.total / MB,

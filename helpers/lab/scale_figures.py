@@ -21,7 +21,7 @@ from helpers.lab.figures import (
     new_figure,
 )
 from helpers.planner.job import make_job
-from helpers.planner.memory import activation_bytes
+from helpers.planner.memory_parts import activation_bytes
 from helpers.planner.scaling import efficiencies, out_of_node_bytes
 from helpers.planner.search import Choice
 from helpers.planner.shape import Shape

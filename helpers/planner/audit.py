@@ -15,7 +15,8 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner.audit_runs import FIGURE_1, KORTHIKANTI, RUNS, Run
 from helpers.planner.cluster import REACHED
 from helpers.planner.job import Job, make_job
-from helpers.planner.memory import activation_bytes, fullest, states_bytes
+from helpers.planner.memory import fullest
+from helpers.planner.memory_parts import activation_bytes, states_bytes
 from helpers.planner.step_time import step_time
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/planner.md"

@@ -29,6 +29,7 @@ from torch import nn
 
 from helpers.engine.collectives import gather_single, scatter_single
 from helpers.engine.errors import UserError
+from helpers.engine.leaving import run_and_leave
 from helpers.engine.plan import pick_device
 from helpers.planner.cluster import Cluster, Link
 from helpers.planner.traffic import Message, message_s
@@ -281,6 +282,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads outlive their groups and could abort the interpreter's shutdown
+    run_and_leave(main)

@@ -24,10 +24,10 @@ def shown_data_s(
     Source: arXiv 2304.11277 (PyTorch FSDP), section 3.3.
     """
     stages = len(job.stages_of(rank)) * job.microbatches
-    shown = []
+    messages, shown = data_messages(job, rank), []
     for when, computing_s in (("forward", forward_s), ("backward", backward_s)):
         all_s = first_s = 0.0
-        for message in data_messages(job, rank):
+        for message in messages:
             if message.when == when:
                 one_s = seconds(job, cluster, message)
                 all_s += one_s * message.count / stages
@@ -35,6 +35,16 @@ def shown_data_s(
         beside_s = max(0.0, all_s - first_s - computing_s) if cluster.overlaps else all_s
         shown.append(min(all_s, first_s + beside_s))
     return tuple(shown)
+
+
+def least_data_s(job: Job, cluster: Cluster) -> float:
+    """Seconds of the messages beside every micro-batch, on the first pipeline rank: however much
+    computing hides them, no step is shorter."""
+    return sum(
+        message.count * seconds(job, cluster, message)
+        for message in data_messages(job, 0)
+        if message.when in ("forward", "backward")
+    )
 
 
 def late_data_s(job: Job, cluster: Cluster, rank: int, backward_s: float) -> float:

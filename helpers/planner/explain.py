@@ -92,7 +92,7 @@ def _why_savers(choice: Choice) -> Iterator[str]:
     if plan.dp_shard > 1:
         whole = replace(plan, dp_replicate=plan.dp, dp_shard=1)
         without.append((f"Without sharding the state over {plan.dp_shard} ranks", whole))
-    if plan.dp_shard > 1 and plan.zero_stage > 1:
+    if plan.zero > 1:
         less = replace(plan, zero_stage=plan.zero_stage - 1)
         without.append((f"With ZeRO-{plan.zero_stage - 1}", less))
     if plan.offload:

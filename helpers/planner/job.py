@@ -92,14 +92,24 @@ class Job:
 
     def end_parameters(self, rank: int) -> int:
         """Parameters of embedding, last norm and head on a pipeline rank."""
-        shape, tp = self.shape, self.plan.tp
+        shape, rows = self.shape, self.vocab_rows
         first, last = self.rank_of[0] == rank, self.rank_of[-1] == rank
-        rows = -(-shape.vocab // tp)
         table = rows * shape.hidden
-        begin = table + shape.positions * shape.hidden
+        begin = self.begin_parameters(rank)
         end = table + shape.final_norm + (rows if shape.head_bias else 0)
         both = table if first and last and shape.tied else 0  # one matrix for both ends
-        return (begin if first else 0) + (end if last else 0) - both
+        return begin + (end if last else 0) - both
+
+    def begin_parameters(self, rank: int) -> int:
+        """Parameters of the embeddings on a pipeline rank."""
+        if self.rank_of[0] != rank:
+            return 0
+        return (self.vocab_rows + self.shape.positions) * self.shape.hidden
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of embedding and head on the first tensor rank, which holds the most."""
+        return -(-self.shape.vocab // self.plan.tp)
 
     def held(self, rank: int) -> int:
         """Parameters that a pipeline rank works with, whole over dp_shard."""

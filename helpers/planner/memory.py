@@ -1,31 +1,51 @@
-"""Bytes that a rank holds while it trains: states, activations, logits, buffers.
+"""Bytes that a rank holds at the fullest moment of a training step.
 
     memory = rank_memory(job, rank=0)        # of a pipeline rank
-    memory.activations, memory.total
+    memory.activations, memory.allocated, memory.total
     fullest(job).total                        # of the rank that holds most
 
-Every function is one part; what the allocator adds is in `total`. Against the dry run of five
-families at their published widths, states are within 0.1 % and activations with the end of the
-model within 3 %, but for the last rank of zero-bubble schedules, of which up to 25 % too much is
-said here: after a stage's gradient is sent only its layers' inputs wait. The parts are added up as
-if all were fullest at once, which they are not, and gradients on their way to a ZeRO-1 or 2 sum are
-taken for three buckets, where the engine holds all of a step's until its end. `allocated` so is
-between 28 % less and 44 % more than the dry run's fullest moment for three layers.
+Activations are there when a backward begins and gradients when it ends, so what a step needs is not
+the sum of its parts but the largest of a few moments. memory_parts.py has the parts.
+
+Against the dry run of five families at their published widths, with four layers, the fullest moment
+is within 3 %: tests/test_dry_run.py.
 """
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from helpers.engine.activations import group_size
-from helpers.engine.loss import CHUNK_BYTES
-from helpers.planner.blocks import INPUT, Widths
+from helpers.planner.flight import in_flight, in_halves, put_off
 from helpers.planner.job import Job
+from helpers.planner.memory_parts import (
+    activation_bytes,
+    block_bytes,
+    block_gradient_bytes,
+    end_bytes,
+    gathered_bytes,
+    head_gradient_bytes,
+    left_over_bytes,
+    letters_bytes,
+    loss_gradients_bytes,
+    loss_work_bytes,
+    reduced_bytes,
+    root_bytes,
+    sent_bytes,
+    states_bytes,
+    swapped_bytes,
+    table_work_bytes,
+    waiting_bytes,
+    waiting_head_bytes,
+    working_bytes,
+)
 
-BUCKET_BYTES = 25 * 2**20  # of the engine's gradient buckets
 CONTEXT_BYTES = 0.8 * 2**30  # a CUDA context, NCCL's buffers and cuBLAS's workspaces
 # of what is allocated, for freed pieces too small to use: 5 to 10 % where it was measured
 FRAGMENTS = 0.06
-GRADIENTS = Widths(inside=2, ffn=2)  # alive beside each other in a block's backward
+# gradients, activations, logits and transients
+Moment = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -33,8 +53,8 @@ class Memory:
     """Bytes of one rank at its fullest moment, by category.
 
     logits: the end of the model: the last norm, the head and the loss.
-    transients: parameters that are gathered for a while, gradient buckets, messages between stages,
-        and what one block's backward works with.
+    transients: parameters that are gathered for a while, gradients on their way, messages between
+        stages, and what one block's backward works with.
     """
 
     parameters: float
@@ -51,7 +71,7 @@ class Memory:
     @property
     def allocated(self) -> float:
         """What torch.cuda.max_memory_allocated counts."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return self.states + self.activations + self.logits + self.transients
 
     @property
     def total(self) -> float:
@@ -59,192 +79,178 @@ class Memory:
         return self.allocated * (1 + FRAGMENTS) + CONTEXT_BYTES
 
 
-def rank_memory(job: Job, rank: int) -> Memory:
-    """Bytes of pipeline rank `rank`; its first tensor and data rank, which hold the most."""
-    parameters, gradients, optimizer = states_bytes(job, rank)
-    return Memory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=activation_bytes(job, rank),
-        logits=logits_bytes(job, rank),
-        transients=gathered_bytes(job, rank)
-        + bucket_bytes(job)
-        + letters_bytes(job, rank)
-        + working_bytes(job),
-    )
-
-
 def fullest(job: Job, limit_bytes: float = math.inf) -> Memory:
     """The memory of the pipeline rank that holds most: the first, which has most micro-batches in
-    flight, the last, which has the logits, or one between. Or of the first of these that is found
-    to be above `limit_bytes`."""
-    most = rank_memory(job, 0)
+    flight, the last, which has the logits, or one between. Or of the first moment that is found to
+    be above `limit_bytes`."""
+    most = rank_memory(job, 0, limit_bytes)
     for rank in sorted({min(1, job.plan.pp - 1), job.plan.pp - 1} - {0}):
         if most.total > limit_bytes:
             break
-        most = max(most, rank_memory(job, rank), key=lambda memory: memory.total)
+        other = rank_memory(job, rank, limit_bytes)
+        most = max(most, other, key=lambda memory: memory.allocated)
     return most
 
 
-def states_bytes(job: Job, rank: int) -> tuple[float, float, float]:
-    """Parameters, gradients and optimizer state of the engine, as data_parallel.py lays them out.
+def rank_memory(job: Job, rank: int, limit_bytes: float = math.inf) -> Memory:
+    """Of pipeline rank `rank` at its fullest moment, or the first that is found to be above
+    `limit_bytes`; its first tensor and data rank, which hold the most."""
+    alive = _alive(job, rank)
+    room = (limit_bytes - CONTEXT_BYTES) / (1 + FRAGMENTS) - alive.parameters - alive.optimizer
+    fullest_bytes, found = -1.0, (0.0, 0.0, 0.0, 0.0)
+    for moment in _moments(job, rank, alive):
+        moment_bytes = sum(moment)
+        if moment_bytes > fullest_bytes:
+            fullest_bytes, found = moment_bytes, moment
+            if moment_bytes > room:
+                break
+    gradients, *rest = found
+    return Memory(alive.parameters, gradients, alive.optimizer, *rest)
 
-                          parameters       gradients     optimizer
-        fp32              4                4             8
-        bf16, fp16        2                g             12    g: 4, or 2 with that reduce_dtype
-        the same, ZeRO-3  -                g             12    its float32 shards are the masters
 
-    ZeRO-1 and 2 divide optimizer and summed gradients by dp_shard, ZeRO-3 all three. With ZeRO-1
-    gradients of all but the last micro-batch wait whole for their sum.
+class _Alive(NamedTuple):
+    """What several moments have alike, in bytes.
 
-    Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
+    parameters, gradients, optimizer: the rank's states; before: gradients that are there already
+        when most activations are.
+    kept: activations when most micro-batches are in flight; unit: of the blocks whose backward is
+        one; others: of all micro-batches but one.
+    always: parameters that stay gathered, and messages between stages.
+    left_over, at_first: what a backward leaves behind, and what is left when most activations are.
+    other_ends: the end of the model of other micro-batches.
     """
-    plan, held = job.plan, job.held(rank)
-    low = plan.precision != "fp32"
-    stage = plan.zero_stage if plan.dp_shard > 1 else 0
-    shard = -(-held // plan.dp_shard)
-    gradient = 2 if low and plan.reduce_dtype != "fp32" else 4
-    of_parameters, of_optimizer = (2, 12) if low else (4, 8)
-    waiting = stage in (1, 2) and job.microbatches > 1 and (stage == 1 or plan.halves)
-    if stage == 3:
-        return 4 * shard, 4 * shard, 8 * shard
-    return (
-        of_parameters * held,
-        gradient * (held if stage == 0 or waiting else shard),
-        of_optimizer * (shard if stage else held),
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    before: float
+    kept: float
+    unit: float
+    others: float
+    always: float
+    left_over: float
+    at_first: float
+    other_ends: float
+
+
+def _alive(job: Job, rank: int) -> _Alive:
+    plan, kept, flying = job.plan, activation_bytes(job, rank), sum(in_flight(job, rank))
+    parameters, gradients, optimizer = states_bytes(job, rank)
+    left_over, has_head = left_over_bytes(job, rank), job.rank_of[-1] == rank
+    # is the backward of some micro-batch over when most are in flight?
+    earlier = flying < job.microbatches * len(job.stages_of(rank))
+    return _Alive(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        before=gradients if earlier else 0.0,
+        kept=kept,
+        unit=group_size(plan.activation) * block_bytes(job),
+        others=kept if plan.offload and flying > 1 else kept * (flying - 1) / flying,
+        always=letters_bytes(job, rank) + root_bytes(job, rank),
+        left_over=left_over,
+        at_first=left_over if earlier else 0.0,
+        other_ends=end_bytes(job) * (flying - 1) if has_head and plan.schedule == "gpipe" else 0.0,
     )
 
 
-def block_bytes(job: Job) -> float:
-    """What one block keeps of one micro-batch for its backward, under the plan's policy.
-
-    Source: arXiv 2205.05198, equations 1 to 4, with each family's own tensors in place of the
-    paper's (see blocks.py).
-    """
-    policy = job.plan.activation
-    if policy in job.program.kept:
-        return _bytes(job, job.program.kept[policy]) + _sums_bytes(job)
-    return _bytes(job, INPUT) / group_size(policy)
-
-
-def _sums_bytes(job: Job) -> float:
-    """Attention in one kernel keeps the logarithm of a sum for each head and token, in float32."""
-    one_kernel = job.program.attention == "one kernel"
-    return 4 * job.tokens * job.shape.heads / job.plan.tp if one_kernel else 0.0
+def _moments(job: Job, rank: int, alive: _Alive) -> Iterator[Moment]:
+    """Each moment of a step that can be the fullest."""
+    if job.rank_of[-1] == rank:
+        yield from _at_the_loss(job, alive)
+    yield from _in_blocks(job, rank, alive)
+    if in_halves(job, rank):
+        yield _at_the_latest(job, rank, alive)
+    if gathered_bytes(job) and job.microbatches > 1:
+        yield _at_the_next(job, rank, alive)
+    yield from _at_the_end(job, rank, alive)
 
 
-def activation_bytes(job: Job, rank: int) -> float:
-    """Kept for the backward passes of all micro-batches in flight; none of it with offloading but
-    what is on its way: three blocks' of one micro-batch.
-
-    Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
-    """
-    layers = job.layers_of(rank)
-    if job.plan.offload:
-        return min(3, layers) * block_bytes(job)
-    chunks = len(job.stages_of(rank))
-    return in_flight(job, rank) * layers / chunks * block_bytes(job)
+def _at_the_loss(job: Job, alive: _Alive) -> Iterator[Moment]:
+    """All activations are there. And the loss of the second micro-batch, when the first's gradients
+    are."""
+    of_end = alive.other_ends + end_bytes(job) + loss_work_bytes(job)
+    yield alive.before, alive.kept, of_end, alive.always + alive.at_first
+    if alive.others:
+        of_end = alive.other_ends + loss_gradients_bytes(job)
+        yield alive.gradients, alive.others, of_end, alive.always + alive.left_over
 
 
-def in_flight(job: Job, rank: int) -> int:
-    """Most pairs of stage and micro-batch on a pipeline rank whose backward is still to come.
+def _in_blocks(job: Job, rank: int, alive: _Alive) -> Iterator[Moment]:
+    """Begin and end of the backward of the last, the last but one, the second and the first block,
+    while activations turn into gradients. And of the second micro-batch's last, when the first's
+    gradients are there."""
+    gathered, reduced = gathered_bytes(job), reduced_bytes(job)
+    sent, working = sent_bytes(job, rank), working_bytes(job, rank)
+    group, stages = group_size(job.plan.activation), len(job.stages_of(rank))
+    last_of_many = job.plan.schedule == "interleaved" and rank == job.plan.pp - 1
+    of_another = stages > 1 and not last_of_many
+    units = -(-job.layers_of(rank) // stages // group)
+    first_head, later_head = 0.0, 0.0
+    if job.rank_of[-1] == rank:
+        first_head, later_head = head_gradient_bytes(job), waiting_head_bytes(job)
 
-    Source: the table of schedules.py, which its simulator checks.
-    """
-    plan, m, p = job.plan, job.microbatches, job.plan.pp
-    if p == 1:
-        return 1
-    if plan.schedule == "naive":
-        return 1
-    if plan.schedule == "gpipe":
-        return m
-    if plan.schedule == "1f1b":
-        return min(m, p - rank)
-    if plan.schedule == "zero-bubble":
-        return min(m, p)
-    if plan.schedule == "zero-bubble-v":
-        return min(2 * m, 2 * p)
-    v = plan.stages // p
-    round_size = -(-m // max(1, m // p))
-    return min(v * m, (v - 1) * round_size + 2 * (p - 1 - rank) + 1)
+    def of_block(
+        summed: float, kept: float, of_head: float, whole: float, ahead: int
+    ) -> Iterator[Moment]:
+        # a block is gathered into a buffer, of which its parameters are then copied
+        begin = max(2 * gathered, (1 + ahead) * gathered + working)
+        yield summed, kept, of_head, alive.always + whole + begin
+        if gathered and not in_halves(job, rank):
+            # what was sent before is freed when the block's own gradients are sent
+            end = max(whole + gathered + block_gradient_bytes(job), reduced)
+            end += alive.always + ahead * gathered
+            yield summed, max(0.0, kept - alive.unit), of_head, end
+
+    # between first and last, activations go as evenly as gradients come
+    places = {0, min(1, units - 1)} if sent else {0}
+    if not (alive.before or in_halves(job, rank)):
+        places |= {max(0, units - 2), units - 1} if sent else {units - 1}
+    for done in places:
+        summed = alive.before or _above(job, rank, done * group, later_head) * alive.gradients
+        kept = min(alive.kept, alive.others + (units - done) * alive.unit)
+        # fully_shard gathers the block before, at a stage's first one another stage's
+        ahead = int(units - done > 1 or of_another)
+        of_ends = alive.other_ends + (later_head if done else first_head)
+        yield from of_block(summed, kept, of_ends, sent if done else alive.at_first, ahead)
+    if alive.others and not alive.before:
+        of_ends = later_head + max(0.0, alive.other_ends - end_bytes(job))
+        whole, ahead = alive.left_over, int(units > 1)
+        yield from of_block(alive.gradients, alive.others, of_ends, whole, ahead)
 
 
-def logits_bytes(job: Job, rank: int) -> float:
-    """The end of the model: what it keeps, and the most that the loss works with. Forward, a chunk
-    of tokens at a time, that is a chunk's float32 exponentials, the hidden states of the labelled
-    tokens and the product that is added to the head's gradient; backward the gradients, scaled in
-    float32 and brought to the arithmetic's dtype.
+def _at_the_latest(job: Job, rank: int, alive: _Alive) -> Moment:
+    """Most gradients of weights wait. What a block's backward works with and what it kept becomes,
+    in part, what waits."""
+    waiting = group_size(job.plan.activation) * waiting_bytes(job)
+    gathered, working = gathered_bytes(job), working_bytes(job, rank)
+    beside = gathered + max(gathered, working - waiting)
+    late = activation_bytes(job, rank, put_off(job, rank))
+    return alive.before, late, 0.0, alive.always + beside
 
-    Source: loss.py; arXiv 2411.09009 (Cut Your Losses), section 4.
-    """
-    if job.rank_of[-1] != rank:
+
+def _at_the_next(job: Job, rank: int, alive: _Alive) -> Moment:
+    """ZeRO-3 gathers the first block of the next micro-batch, while the buffer from which what is
+    in no block was copied is still there."""
+    whole = alive.always + root_bytes(job, rank) + 2 * gathered_bytes(job) + alive.left_over
+    of_ends = max(0.0, alive.other_ends - end_bytes(job))
+    return alive.gradients, alive.others, of_ends, whole
+
+
+def _above(job: Job, rank: int, done: int, waiting_head: float) -> float:
+    """The share of a rank's gradients that are there when the last `done` blocks' backward is over:
+    theirs, and those of the norm and head above if these do not wait."""
+    if not done:
         return 0.0
-    rows, element = -(-job.shape.vocab // job.plan.tp), job.element_bytes
-    matrix, of_hidden = rows * job.shape.hidden, job.tokens * job.shape.hidden * element
-    chunk = min(CHUNK_BYTES, 4 * job.tokens * rows)
-    forward = element * matrix + of_hidden + chunk
-    backward = (4 + (element if element < 4 else 0)) * matrix + of_hidden
-    return end_bytes(job) + max(forward, backward)
+    head = 0 if waiting_head else job.end_parameters(rank) - job.begin_parameters(rank)
+    return (done * job.block_parameters + head) / job.held(rank)
 
 
-def end_bytes(job: Job) -> float:
-    """Kept at the end of the model for one micro-batch's backward: what the last norm keeps, and
-    the gradients of hidden states and head, which the loss computes in its forward."""
-    rows, split = -(-job.shape.vocab // job.plan.tp), _split(job)
-    of_hidden = job.tokens * job.shape.hidden * job.element_bytes
-    return (job.program.last_norm / split + 1) * of_hidden + 4 * rows * job.shape.hidden
-
-
-def letters_bytes(job: Job, rank: int) -> float:
-    """Hidden states and their gradients on their way between pipeline ranks: what was sent last,
-    and receives that are posted ahead, two of them where gradients come back.
-
-    Source: pipeline.py and links.py.
-    """
-    if job.plan.pp == 1:
-        return 0.0
-    letters = 1 if job.rank_of[-1] == rank else 3
-    return letters * job.tokens * job.shape.hidden * job.element_bytes / _split(job)
-
-
-def _split(job: Job) -> int:
-    """Ranks over which hidden states between layers are split."""
-    return job.plan.tp if job.plan.sequence_parallel else 1
-
-
-def gathered_bytes(job: Job, rank: int) -> float:
-    """Parameters and gradients that ZeRO-3 has whole for a while: two blocks' (one is used, one on
-    its way) with one block's gradients in the arithmetic's and the sum's dtype; and embedding and
-    head, which stay from forward to backward."""
-    plan = job.plan
-    if plan.zero_stage != 3 or plan.dp_shard == 1:
-        return 0.0
-    unit = job.block_parameters * group_size(plan.activation)
-    element = job.element_bytes
-    summed = 4 if plan.reduce_dtype == "fp32" else 2
-    return unit * (2 * element + element + summed) + job.end_parameters(rank) * element
-
-
-def bucket_bytes(job: Job) -> float:
-    """Gradient buckets on their way, for DDP, ZeRO-1 and 2: one is filled, one sent, one back."""
-    plan = job.plan
-    by_fully_shard = plan.zero_stage == 3 and plan.dp_shard > 1
-    return 3 * BUCKET_BYTES if plan.dp > 1 and not by_fully_shard else 0
-
-
-def working_bytes(job: Job) -> float:
-    """What one block's backward works with: what is recomputed before it, and gradients, of which
-    the widest two stand beside each other."""
-    again = 0.0
-    if job.plan.activation != "none":
-        whole = _bytes(job, job.program.kept["none"]) * group_size(job.plan.activation)
-        again = max(0.0, whole - block_bytes(job))
-    return again + _bytes(job, GRADIENTS)
-
-
-def _bytes(job: Job, widths: Widths) -> float:
-    """Bytes of such tensors of one block and one micro-batch on one rank."""
-    plan = job.plan
-    elements = widths.on(job.shape, plan.tp, plan.sequence_parallel, job.seq_len)
-    return job.tokens * elements * job.element_bytes
+def _at_the_end(job: Job, rank: int, alive: _Alive) -> Iterator[Moment]:
+    """All gradients are there, and the embedding's is made; a matrix that is embedding and head has
+    one on two ranks, which they swap."""
+    if job.rank_of[0] == rank:
+        work = letters_bytes(job, rank) + table_work_bytes(job, rank)
+        yield alive.gradients, alive.others, 0.0, work
+    if rank in (job.rank_of[0], job.rank_of[-1]):
+        yield alive.gradients, 0.0, 0.0, swapped_bytes(job)

@@ -189,7 +189,7 @@ def head_s(job: Job, cluster: Cluster) -> tuple[float, float, float]:
     """Forward, backward and messages of the output layer and the loss: three products over the
     vocabulary, which the engine does all in its forward, and the logits read and written."""
     plan, tokens, hidden = job.plan, job.tokens, job.shape.hidden
-    rows = -(-job.shape.vocab // plan.tp)
+    rows = job.vocab_rows
     first_s, *other_s = (
         product_s(cluster, plan.precision, *sizes, job.element_bytes)
         for sizes in ((tokens, hidden, rows), (tokens, rows, hidden), (rows, tokens, hidden))

@@ -20,9 +20,11 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.planner.choice import Choice, launch_command
 from helpers.planner.cluster import Cluster
+from helpers.planner.data_time import least_data_s
 from helpers.planner.job import Job
 from helpers.planner.layouts import ACTIVATIONS, sharded_plans, unsharded_plans
-from helpers.planner.memory import fullest, states_bytes
+from helpers.planner.memory import fullest
+from helpers.planner.memory_parts import states_bytes
 from helpers.planner.question import Question, check, job_under, nothing_fits, too_late
 from helpers.planner.shape import Shape, model_shape
 from helpers.planner.step_time import StageTime, free_data_s, stage_times, step_time
@@ -137,13 +139,15 @@ def _savers(
     the layout's stages without a saver."""
     stages = {job.plan.activation: alone}
     least_s = {job.plan.activation: 0.0}
-    sharded = [replace(job, plan=plan) for plan in sharded_plans(job.plan, cluster)]
-    too_large = _too_large(sharded[-1], cluster)
-    for whole in sharded:
+    too_large: set[tuple[str, bool]] = set()  # for ZeRO-3, of which the most sharded comes first
+    for plan in reversed(list(sharded_plans(job.plan, cluster))):
+        whole = replace(job, plan=plan)
         if sum(states_bytes(whole, 0)) > cluster.memory_bytes:
             ruled_out["does not fit"] += 1
             yield None
             continue  # no saver of activations helps
+        if least_data_s(whole, cluster) >= limit_s:
+            continue
         for saver in ACTIVATIONS:
             activation = saver[0]
             if activation not in stages:
@@ -152,28 +156,18 @@ def _savers(
                 least_s[activation] = free_data_s(saving, cluster, stages[activation])
             if least_s[activation] >= limit_s:
                 break
-            if whole.plan.zero_stage == 3 and whole.plan.dp_shard > 1 and saver in too_large:
-                ruled_out["does not fit"] += 1
-                yield None
-                continue
-            candidate = _with_saver(whole, *saver)
-            memory = fullest(candidate, cluster.memory_bytes)
-            if memory.total <= cluster.memory_bytes:
-                time = step_time(candidate, cluster, exact=False, alone=stages[activation])
-                yield Choice(candidate, cluster, memory, time)
-                break
+            if plan.zero != 3 or saver not in too_large:
+                candidate = _with_saver(whole, *saver)
+                memory = fullest(candidate, cluster.memory_bytes)
+                if memory.total <= cluster.memory_bytes:
+                    time = step_time(candidate, cluster, exact=False, alone=stages[activation])
+                    limit_s = min(limit_s, time.total_s)
+                    yield Choice(candidate, cluster, memory, time)
+                    break
+            if plan.zero == 3:
+                too_large.add(saver)
             ruled_out["does not fit"] += 1
             yield None
-
-
-def _too_large(most: Job, cluster: Cluster) -> set[tuple[str, bool]]:
-    """Savers with which not even the most sharded plan fits: nor does another of its stage."""
-    found = set()
-    for saver in ACTIVATIONS:
-        if fullest(_with_saver(most, *saver), cluster.memory_bytes).total <= cluster.memory_bytes:
-            break  # those that follow save more
-        found.add(saver)
-    return found
 
 
 def _with_saver(job: Job, activation: str, offload: bool) -> Job:

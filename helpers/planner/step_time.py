@@ -116,18 +116,18 @@ def _with_data(job: Job, cluster: Cluster, alone: list[StageTime]) -> list[Stage
     """The stages with what shows of the data axes' messages."""
     if job.plan.dp == 1:
         return alone
-    seen: dict[StageTime, StageTime] = {}
+    seen: dict[int, StageTime] = {}  # stages that are alike are one object
     for stage, time in enumerate(alone):
-        if time not in seen:
+        if id(time) not in seen:
             backward_s = time.input_s + time.weight_s
             shown = shown_data_s(job, cluster, job.rank_of[stage], time.forward_s, backward_s)
-            seen[time] = replace(
+            seen[id(time)] = replace(
                 time,
                 forward_s=time.forward_s + shown[0],
                 input_s=time.input_s + shown[1],
                 data_s=sum(shown),
             )
-    return [seen[time] for time in alone]
+    return [seen[id(time)] for time in alone]
 
 
 def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> StageTime:

@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from helpers.engine.buckets import BUCKET_BYTES
 from helpers.engine.loss import CHUNK_BYTES
 from helpers.planner.cluster import Cluster, Link
 from helpers.planner.job import Job
-
-BUCKET_BYTES = 25 * 2**20
 
 # kind: the share of the payload that a rank sends, with n ranks
 SENT = {
@@ -177,7 +176,7 @@ def pipeline_messages(job: Job, rank: int) -> list[Message]:
     ]
     ends = (owner[0], owner[-1])
     if job.shape.tied and ends[0] != ends[1] and rank in ends:
-        table = -(-job.shape.vocab // plan.tp) * job.shape.hidden * 4
+        table = job.vocab_rows * job.shape.hidden * 4
         found.append(Message("pp", "send", table, 1, plan.pp, "tied matrix", "step"))
     return found
 
