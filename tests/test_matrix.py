@@ -23,4 +23,4 @@ def test_every_name_meets_the_first_of_each_other_list(sizes):
 
 def test_a_part_of_the_others_runs_in_every_row():
     for row in range(1, 10):
-        assert sum(in_part((row, column)) for column in range(1, 15)) >= 4
+        assert sum(in_part((row, column)) for column in range(1, 15)) >= 2

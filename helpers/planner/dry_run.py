@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.configs import check_length
 from helpers.engine.data_parallel import data_group
@@ -117,7 +116,7 @@ def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_l
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         parallelize(model, plan, mesh)
-        with FakeTensorMode(allow_non_fake_inputs=True), Assumed(), unmasked():
+        with SizesOnly(allow_non_fake_inputs=True), unmasked():
             model.to_empty(device="cpu")
             tie(model)
             draw(model, 0, weights=False)
@@ -145,10 +144,11 @@ def watched(trainer: Trainer, ids: Tensor, labels: Tensor) -> DryRun:
     return DryRun(trainer.state_bytes(), at_peak, largest, watch.flops, messages)
 
 
-class Assumed(TorchDispatchMode):
-    """What fake tensors cannot know: a number read from one is 1, and a mask keeps everything."""
+class SizesOnly(FakeTensorMode):
+    """Fake tensors, and what they cannot know: a number read from one is 1, and a mask keeps
+    everything."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def dispatch(self, func, types, args=(), kwargs=None):
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.index.Tensor and _is_mask(args[1]):
@@ -158,7 +158,7 @@ class Assumed(TorchDispatchMode):
             return args[0].clone()
         if func in (aten.index_put_.default, aten._index_put_impl_.default) and _is_mask(args[1]):
             return args[0]
-        return func(*args, **(kwargs or {}))
+        return super().dispatch(func, types, args, kwargs)
 
 
 def _is_mask(indices: list[Tensor | None]) -> bool:

@@ -94,8 +94,14 @@ class Watch(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize
         super().__exit__(*error)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it costs every operation
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
+        if func.namespace == "prim":  # a question about a tensor, such as its device
+            return out
         if func.namespace == "profiler":
             self._range(func, args)
         elif func.namespace == "c10d":
