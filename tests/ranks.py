@@ -20,12 +20,18 @@ from typing import Any
 TIMEOUT_S = 240
 
 
+def forks() -> Any:
+    """Where processes are forked from one that has imported what all of them need."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers", "tests.preload"])
+    return context
+
+
 class Pool:
     """`world` processes that wait for work."""
 
     def __init__(self, world: int) -> None:
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "transformers", "tests.preload"])
+        context = forks()
         self.world = world
         self.answers = context.Queue()
         self.inboxes = [context.Queue() for _ in range(world)]

@@ -147,7 +147,7 @@ def test_peft_loads_them_beside_transformers_own_four_bits(base: Path, tmp_path:
         base, dtype=torch.float32, quantization_config=four_bits
     )
     theirs = peft.PeftModel.from_pretrained(plain, tmp_path)
-    # nothing is dropped out; in inference bitsandbytes rounds to bf16 where a processor has it
+    # nothing is dropped out; in inference bitsandbytes rounds otherwise on some processors
     assert torch.equal(logits(theirs, training=True), logits(model, training=True))
 
 

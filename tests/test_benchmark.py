@@ -40,9 +40,10 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
     ("name", "family", "peers"),
     [
         ("tp", "gptj", "engine-tp,dtensor"),
-        ("tp", "neox", "engine-sp,tp-plan"),
-        ("fsdp", "neox", "engine-zero3,fully-shard,ddp"),
-        ("qlora", "falcon", "engine-one"),
+        pytest.param("tp", "neox", "engine-sp,tp-plan", marks=pytest.mark.exhaustive),
+        ("fsdp", "neox", "engine-zero3,fully-shard"),
+        pytest.param("fsdp", "neox", "ddp", marks=pytest.mark.exhaustive),
+        pytest.param("qlora", "falcon", "engine-one", marks=pytest.mark.exhaustive),
     ],
 )
 def test_peers_take_the_same_steps(tmp_path, name, family, peers):

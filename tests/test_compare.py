@@ -413,12 +413,12 @@ def test_a_plot_of_cost_needs_a_price(sides):
 
 @pytest.mark.slow
 def test_real_runs_in_turn(tmp_path):
-    """Two real sides that differ in their layout alone: one process and two."""
+    """Two real sides that differ in one thing, which changes no sum."""
     pytest.importorskip("transformers")
     tiny = {"model": "gpt2-tiny", "layers": 2, "hidden": 32, "heads": 2, "seq_len": 32}
     sides = launch_in_turn(
         "scripts/train.py",
-        {"one process": {"nproc": 1}, "tp=2": {"nproc": 2, "tp": 2}},
+        {"keeping": {}, "recomputing": {"activation": "full"}},
         repeats=2,
         out=tmp_path,
         show=False,
@@ -432,10 +432,10 @@ def test_real_runs_in_turn(tmp_path):
         for run in runs
     )
     order = [name for _, name in ended]
-    assert order == ["one-process-0", "tp-2-0", "tp-2-1", "one-process-1"]
+    assert order == ["keeping-0", "recomputing-0", "recomputing-1", "keeping-1"]
     found = compare_runs(sides)
     assert abs(found.speed["loss"].diff().iloc[1]) < 1e-4
     assert found.work["samples"].tolist() == [48, 48]
-    assert found.sentence.endswith("they differ in tp 1 against 2.")
+    assert found.sentence.endswith("they differ in activation none against full.")
     with pytest.raises(UserError, match="seed 0 against 1"):
-        compare_runs({"first": sides["one process"][:1], "second": sides["one process"][1:]})
+        compare_runs({"first": sides["keeping"][:1], "second": sides["keeping"][1:]})

@@ -14,7 +14,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
-from tests import parity, tiny, train_script
+from tests import parity, scripts, tiny
 from tests.ranks import mesh_of, pool
 
 LAYOUTS = {
@@ -91,21 +91,21 @@ def test_what_cannot_be_compiled(fields: dict, words: str) -> None:
 @pytest.mark.slow
 def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, train_script.SCRIPT, "--compile", "--out", tmp_path / "run"],
+        [sys.executable, scripts.SCRIPT, "--compile", "--out", tmp_path / "run"],
         capture_output=True,
         text=True,
         env={**os.environ, "CXX": "/no/such/compiler", "PATH": "/nowhere"},
         timeout=120,
     )
     assert done.returncode == 2, done.stderr
-    assert train_script.the_line(done.stderr).startswith("compile needs a C++ compiler")
+    assert scripts.the_line(done.stderr).startswith("compile needs a C++ compiler")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_a_run_says_what_was_compiled(tmp_path: Path) -> None:
     sizes = {"model": "gpt2-tiny", "layers": 2, "seq_len": 32, "batch_size": 8, "steps": 6}
-    done = train_script.process(**sizes, compile=True, out=tmp_path / "run")
+    done = scripts.process(**sizes, compile=True, out=tmp_path / "run")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     phases = summary["phases_s"]

@@ -22,6 +22,7 @@ from helpers.lab.questions import EXERCISES
 from helpers.lab.record import save_record
 from helpers.lab.source import read_source, show_source
 from helpers.planner.cost import model_shape
+from tests import scripts
 from tests.test_compare import write_run
 
 pytest.importorskip("pandas")
@@ -175,17 +176,16 @@ def test_the_snippet_to_take_home_trains_on_two_ranks(number, tmp_path):
     assert len([line for line in snippet.splitlines() if line]) <= 6
     (tmp_path / "snippet.py").write_text(BATCHES + snippet)
     run = launch(tmp_path / "snippet.py", nproc=2, out=tmp_path / "run", env=CPU, show=False)
-    losses = [[float(line) for line in run.log(rank).split()] for rank in (0, 1)]
-    assert losses[0] == losses[1] and losses[0][2] < losses[0][0]
+    # bitsandbytes has a line of its own to say, of kernels for some processors
+    printed = [re.findall(r"^\d+\.\d+$", run.log(rank), re.MULTILINE) for rank in (0, 1)]
+    first, _, last = map(float, printed[0])
+    assert printed[0] == printed[1] and last < first
 
 
-@pytest.mark.slow
 def test_the_parity_check_refuses_a_degree_in_one_line(tmp_path):
-    with pytest.raises(RunFailed) as caught:
-        launch("scripts/check_parity.py", nproc=3, tp=3, out=tmp_path, env=CPU, show=False)
-    assert caught.value.exit_code == 2
-    assert caught.value.message.startswith("tp=3 does not divide GPT-J's 4 attention heads")
-    assert "\n" not in caught.value.message
+    options = {"script": "check_parity", "starts": "compare", "ranks": 3, "out": tmp_path}
+    words = "tp=3 does not divide GPT-J's 4 attention heads"
+    assert scripts.refusal("--tp", 3, **options).startswith(words)
 
 
 @pytest.mark.slow
@@ -222,7 +222,6 @@ def test_schedules_are_measured_on_the_same_batches(tmp_path):
     assert [b / a for a, b in zip(one, every)] == pytest.approx([4, 4], rel=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -231,17 +230,8 @@ def test_schedules_are_measured_on_the_same_batches(tmp_path):
     ],
 )
 def test_a_case_that_cannot_be_measured_is_one_line(case, words, tmp_path):
-    with pytest.raises(RunFailed) as caught:
-        launch(
-            "scripts/measure_schedules.py",
-            nproc=2,
-            cases=[case],
-            out=tmp_path,
-            env=CPU,
-            show=False,
-        )
-    assert caught.value.exit_code == 2 and caught.value.message.startswith(words)
-    assert "\n" not in caught.value.message
+    options = {"script": "measure_schedules", "starts": "measure", "ranks": 2, "out": tmp_path}
+    assert scripts.refusal("--cases", case, **options).startswith(words)
 
 
 @pytest.mark.slow
@@ -288,19 +278,13 @@ def test_the_rungs_are_measured_on_the_same_batches(tmp_path):
         assert ratio.between(0.98, 1.02).all(), ratio
 
 
-@pytest.mark.slow
-def test_the_ladder_refuses_in_one_line(tmp_path):
-    for nproc, flags, words in (
-        (2, {}, "HSDP needs an even number of at least 4 ranks, not 2"),
-        (4, {"rungs": ["ZeRO-4"]}, "no rung is called 'ZeRO-4'; there are: DDP"),
-    ):
-        with pytest.raises(RunFailed) as caught:
-            launch(
-                "scripts/measure_ladder.py",
-                nproc=nproc,
-                **flags,
-                out=tmp_path / str(nproc),
-                env=CPU,
-                show=False,
-            )
-        assert caught.value.exit_code == 2 and caught.value.message.startswith(words)
+@pytest.mark.parametrize(
+    ("ranks", "flags", "words"),
+    [
+        (2, (), "HSDP needs an even number of at least 4 ranks, not 2"),
+        (4, ("--rungs", "ZeRO-4"), "no rung is called 'ZeRO-4'; there are: DDP"),
+    ],
+)
+def test_the_ladder_refuses_in_one_line(ranks, flags, words, tmp_path):
+    options = {"script": "measure_ladder", "starts": "measure", "ranks": ranks, "out": tmp_path}
+    assert scripts.refusal(*flags, **options).startswith(words)

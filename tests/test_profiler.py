@@ -21,7 +21,7 @@ from helpers.engine.trace_memory import HELD, memory_of_step
 from helpers.engine.traces import Trace, read_traces
 from helpers.engine.weights import load_config
 from helpers.lab.runs import load_run
-from tests import faults, trace_format, train_script
+from tests import faults, scripts, trace_format
 from tests.ranks import pool
 
 TRIES = 5  # of a run: other programs can keep a core from one of its ranks, or from a short step
@@ -259,7 +259,7 @@ def test_the_pictures_say_their_numbers(fault, traced):
 @pytest.mark.slow
 def test_the_script_profiles_a_run(tmp_path):
     sizes = {"batch_size": 2, "seq_len": 16, "steps": 4, "layers": 2}
-    done = train_script.process(**sizes, profile="2:3", out=tmp_path / "run")
+    done = scripts.process(**sizes, profile="2:3", out=tmp_path / "run")
     assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "run")
     assert [step.name for step in run.traces[0].steps] == ["step 2", "step 3"]
@@ -273,4 +273,4 @@ def test_the_script_profiles_a_run(tmp_path):
     [("3:9", "the run takes 4"), ("4:3", "FIRST:LAST"), ("0:2", "FIRST:LAST"), ("3", "FIRST")],
 )
 def test_the_script_refuses_steps_that_it_does_not_take(value, says, tmp_path):
-    assert says in train_script.refusal("--steps=4", f"--profile={value}", out=tmp_path / "run")
+    assert says in scripts.refusal("--steps=4", f"--profile={value}", out=tmp_path / "run")

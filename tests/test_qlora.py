@@ -26,7 +26,7 @@ from helpers.engine.tensor import local
 from helpers.engine.trainer import Trainer
 from helpers.lab.launch import launch
 from helpers.planner.adapted import adapted_state
-from tests import parity, tiny, train_script
+from tests import parity, scripts, tiny
 from tests.matrix import product
 from tests.ranks import mesh_of, pool
 
@@ -217,12 +217,12 @@ def test_plans_that_adapters_do_not_allow(plan: dict[str, Any], words: str) -> N
     ],
 )
 def test_mistakes_are_refused(arguments: list, words: str, tmp_path: Path) -> None:
-    assert words in train_script.refusal(*arguments, out=tmp_path / "out")
+    assert words in scripts.refusal(*arguments, out=tmp_path / "out")
 
 
 def run(out: Path, **flags: object) -> list[dict[str, Any]]:
     """The lines of metrics of a run on the bundled instructions."""
-    done = train_script.process(
+    done = scripts.process(
         model="falcon-tiny", task="instruct", layers=2, seq_len=256, batch_size=4,
         lr_schedule="constant", lr=3e-3, out=out, **flags,
     )  # fmt: skip
@@ -230,13 +230,12 @@ def run(out: Path, **flags: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_stages_count_together_what_is_trained(tmp_path: Path) -> None:
+def test_stages_and_shards_count_together_what_is_trained(tmp_path: Path) -> None:
     flags = {"model": "falcon-tiny", "task": "instruct", "seq_len": 256, "batch_size": 4}
-    flags |= {"steps": 1, "lora_rank": 4, "show": False}
-    whole = adapted_state(weights.load_config("falcon-tiny"), 4)
-    for axis in ("pp", "dp_shard"):
-        run = launch("scripts/train.py", nproc=2, **{axis: 2}, **flags, out=tmp_path / axis)
-        assert 4 * run.summary["trainable_parameters"] == whole.gradients
+    flags |= {"layers": 2, "steps": 1, "lora_rank": 4, "show": False}
+    whole = adapted_state(weights.load_config("falcon-tiny", num_hidden_layers=2), 4)
+    run = launch("scripts/train.py", nproc=4, pp=2, dp_shard=2, **flags, out=tmp_path / "run")
+    assert 4 * run.summary["trainable_parameters"] == whole.gradients
 
 
 def test_a_run_saves_resumes_and_goes_on(tmp_path: Path) -> None:

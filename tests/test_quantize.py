@@ -121,7 +121,8 @@ def test_logits_are_those_of_transformers_own_four_bits(family: str, tmp_path: P
     ids = tiny.batch(0)[0]
     with torch.no_grad():
         ours = load_quantized(tmp_path)(input_ids=ids).logits
-        assert torch.equal(ours, expected(input_ids=ids).logits)
+        # nothing is dropped out; in inference bitsandbytes rounds otherwise on some processors
+        assert torch.equal(ours, expected.train()(input_ids=ids).logits)
 
 
 def four_bits() -> transformers.BitsAndBytesConfig:

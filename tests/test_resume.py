@@ -18,7 +18,7 @@ from helpers.engine.checkpoint import Checkpoints
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.failures import RunFailed
 from helpers.lab.launch import launch
-from tests import tiny, train_script
+from tests import scripts, tiny
 from tests.ranks import pool
 from tests.test_checkpoint import save_steps, trainer_of
 
@@ -128,12 +128,16 @@ def test_another_plan_goes_on_alike(whole, killed, tmp_path, ranks: int) -> None
     if ranks == 2:
         launch("scripts/train.py", nproc=2, tp=2, show=False, **RUN, **flags)
     else:
-        done = train_script.process(**RUN, **flags)
+        done = scripts.process(**RUN, **flags)
         assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "run") == pytest.approx(whole[10:], rel=1e-5)
 
 
-@pytest.mark.parametrize("background", (False, True), ids=("at-once", "background"))
+@pytest.mark.parametrize(
+    "background",
+    (pytest.param(False, marks=pytest.mark.exhaustive), True),
+    ids=("at-once", "background"),
+)
 def test_a_kill_in_the_middle_of_a_save_loses_nothing(whole, tmp_path, background: bool) -> None:
     out = tmp_path / "run"
 
@@ -163,7 +167,7 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(whole, tmp_path, backgroun
         assert losses(out) == whole
     else:
         flags.pop("background")
-        ended = train_script.process(**RUN, **flags, out=out)
+        ended = scripts.process(**RUN, **flags, out=out)
         assert ended.returncode == 0, ended.stderr
         assert losses(out)[:done] == whole[:done]
         assert losses(out)[done:] == pytest.approx(whole[done:], rel=1e-5)
@@ -176,12 +180,12 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_works(whole, killed,
     newest = shutil.copytree(before, before.with_name("step-00000015"))
     [victim, *_] = sorted(newest.glob("*.distcp"))
     flip(victim)
-    refused = train_script.process(**RUN, out=out, resume=True)
+    refused = scripts.process(**RUN, out=out, resume=True)
     assert (refused.returncode, refused.stdout) == (2, "")
-    line = train_script.the_line(refused.stderr)
+    line = scripts.the_line(refused.stderr)
     assert line == f"{victim} is damaged: its checksum differs; the one before it is {before}"
     assert len(losses(out)) == len(losses(killed))
-    done = train_script.process(**RUN, out=out, resume=before, checkpoint_every=12, keep=1)
+    done = scripts.process(**RUN, out=out, resume=before, checkpoint_every=12, keep=1)
     assert done.returncode == 0, done.stderr
     assert losses(out) == pytest.approx(whole, rel=1e-5)
     assert names(out) == ["step-00000012"]  # the damaged one was of a future that is not this run's
@@ -198,7 +202,7 @@ def test_what_a_resumed_run_must_share(killed, tmp_path) -> None:
         flags = RUN | {"resume": True} | changes
         words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
         words = [word.removesuffix("=True") for word in words]
-        return train_script.refusal(*words, out=out)
+        return scripts.refusal(*words, out=out)
 
     assert refusal(batch_size=8) == "the checkpoint was made with batch_size 16, this run has 8"
     assert "hidden 128, this run has 64" in refusal(hidden=64)
@@ -216,7 +220,7 @@ def test_a_manifest_is_checked_too(killed, tmp_path) -> None:
     out = shutil.copytree(killed, tmp_path / "run")
     manifest = out / "checkpoints" / "step-00000010" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"step": 10', '"step": 11'))
-    line = train_script.refusal(*("--model", "neox-tiny", "--resume"), out=out)
+    line = scripts.refusal(*("--model", "neox-tiny", "--resume"), out=out)
     assert line.startswith(f"{manifest} is damaged") and line.endswith("there is none before it")
 
 
@@ -236,9 +240,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_fills_up_costs_one_line(small_disk: Path) -> None:
     out = small_disk / "run"
-    done = train_script.process(**RUN, out=out, checkpoint_every=3)
+    done = scripts.process(**RUN, out=out, checkpoint_every=3)
     assert done.returncode == 1
-    line = train_script.the_line(done.stderr)
+    line = scripts.the_line(done.stderr)
     assert line.startswith("the checkpoint of step 6 could not be written: its disk is full")
     assert line.endswith(f"the newest whole one is {out / 'checkpoints' / 'step-00000003'}")
     assert names(out) == ["step-00000003"]

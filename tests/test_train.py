@@ -10,7 +10,7 @@ import transformers
 
 from helpers.lab.launch import launch
 from helpers.planner import cost
-from tests import train_script
+from tests import scripts
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ REVIEWS = [("good fun and well made", 1), ("a dull, long film", 0)] * 8
 
 def train(out: Path, **flags: object) -> dict:
     """Run the script in one process; its summary."""
-    done = train_script.process(out=out, **SMALL | flags)
+    done = scripts.process(out=out, **SMALL | flags)
     assert done.returncode == 0, done.stderr
     return json.loads((out / "summary.json").read_text())
 
@@ -129,7 +129,7 @@ def test_a_run_starts_from_the_weights_of_a_folder(tmp_path: Path) -> None:
     options = {"model": tmp_path / "model", "tokenizer": ROOT / "data/tokenizer"}
     flags = SMALL | dict.fromkeys(("layers", "hidden", "heads")) | options
     flags = {name: value for name, value in flags.items() if value is not None}
-    done = train_script.process(out=tmp_path / "run", **flags | {"steps": 1, "save": True})
+    done = scripts.process(out=tmp_path / "run", **flags | {"steps": 1, "save": True})
     assert done.returncode == 0, done.stderr
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     from helpers.engine import data

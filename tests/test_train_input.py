@@ -10,7 +10,7 @@ import transformers
 
 from helpers.lab.failures import RunFailed
 from helpers.lab.launch import launch
-from tests import tiny, train_script
+from tests import scripts, tiny
 
 TSV = "sentence\tlabel\nit is good\t1\nit is bad\t0\n"
 LINUX = sys.platform.startswith("linux")
@@ -22,7 +22,7 @@ def refusal(tmp_path):
 
     def call(*arguments: object, **options: object) -> str:
         before = sorted(tmp_path.rglob("*"))
-        line = train_script.refusal(*arguments, **{"out": tmp_path / "out", **options})
+        line = scripts.refusal(*arguments, **{"out": tmp_path / "out", **options})
         assert sorted(tmp_path.rglob("*")) == before
         return line
 
@@ -191,9 +191,9 @@ def test_an_out_that_holds_a_run(refusal, tmp_path, name) -> None:
 @pytest.mark.slow
 def test_a_process_that_is_refused(tmp_path) -> None:
     (tmp_path / "a.tsv").write_bytes(TSV.encode("utf-16"))
-    done = train_script.process(data=tmp_path / "a.tsv", out=tmp_path / "out")
+    done = scripts.process(data=tmp_path / "a.tsv", out=tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "is not UTF-8" in train_script.the_line(done.stderr)
+    assert "is not UTF-8" in scripts.the_line(done.stderr)
     assert not (tmp_path / "out").exists()
 
 
@@ -205,9 +205,9 @@ def test_weights_that_turn_out_broken_while_loading(tmp_path) -> None:
     model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
     [*_, last] = sorted((tmp_path / "model").glob("model-*.safetensors"))
     last.write_bytes(last.read_bytes()[:-100])
-    done = train_script.process(model=tmp_path / "model", seq_len=64, out=tmp_path / "out")
+    done = scripts.process(model=tmp_path / "model", seq_len=64, out=tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{last.name} in model is broken" in train_script.the_line(done.stderr)
+    assert f"{last.name} in model is broken" in scripts.the_line(done.stderr)
     assert not (tmp_path / "out").exists()
 
 
