@@ -1,23 +1,32 @@
-"""The scripts for tests: refused in this process; train.py run in one of its own, too."""
+"""The scripts for tests: refused in this process, or run in forked ones."""
 
 import contextlib
 import importlib.util
 import io
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from functools import cache
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 from unittest.mock import patch
+
+import torch
 
 from helpers.engine.leaving import run_and_leave
 from tests.ranks import forks
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "train.py"
-TIMEOUT_S = 300
+TIMEOUT_S, GRACE_S = 300, 10
+STREAMS = ("stdout", "stderr")
 
 
 @cache
@@ -73,28 +82,84 @@ def the_line(stderr: str) -> str:
     return line.removeprefix("error: ")
 
 
-def process(**flags: object) -> subprocess.CompletedProcess:
-    """Run the script to its end in a process of one rank. `lr=0.1` becomes `--lr=0.1`, True a
-    switch. The process is forked from one that has the script's imports already."""
-    words = [
-        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
-        for name, value in flags.items()
-    ]
+class Place(NamedTuple):
+    """What torchrun would tell a rank."""
+
+    rank: int
+    ranks: int
+    port: int
+
+    @property
+    def variables(self) -> dict[str, str]:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        rank = str(self.rank)
+        return meeting | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(self.ranks)}
+
+
+def process(ranks: int = 1, script: str = "train", **flags: object) -> subprocess.CompletedProcess:
+    """Run a script to its end on `ranks` processes, forked from one that has its imports already.
+    `lr=0.1` becomes `--lr=0.1`, True a switch, a list `--flag a b`.
+
+    Returns:
+        0 or the first code that is not, and what the ranks said, one after the other.
+    """
+    words = list(_words(flags))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # free again when the ranks meet there
     with tempfile.TemporaryDirectory() as folder:
-        streams = [Path(folder) / name for name in ("stdout", "stderr")]
-        child = forks().Process(target=_main, args=(words, streams))
+        places = [Place(rank, ranks, port) for rank in range(ranks)]
+        children = [
+            forks().Process(target=_main, args=(script, words, place, folder)) for place in places
+        ]
+        code = _exit_code(children)
+        stdout, stderr = (
+            "".join(_stream(folder, name, place).read_text() for place in places)
+            for name in STREAMS
+        )
+    assert code is not None, f"{script} runs longer than {TIMEOUT_S} s: {stderr}"
+    return subprocess.CompletedProcess(words, code, stdout, stderr)
+
+
+def _words(flags: dict[str, object]) -> Iterator[str]:
+    for name, value in flags.items():
+        word = f"--{name.replace('_', '-')}"
+        if isinstance(value, list):
+            yield from (word, *map(str, value))
+        else:
+            yield word if value is True else f"{word}={value}"
+
+
+def _exit_code(children: list[BaseProcess]) -> int | None:
+    """Start them and see them end: 0, the code of one that failed, whose peers are then given a
+    little time, or None where they run too long. None is left."""
+    for child in children:
         child.start()
-        child.join(TIMEOUT_S)
-        if child.exitcode is None:
-            child.kill()
-        stdout, stderr = (stream.read_text() for stream in streams)
-    assert child.exitcode is not None, f"the script runs longer than {TIMEOUT_S} s: {stderr}"
-    return subprocess.CompletedProcess(words, child.exitcode, stdout, stderr)
+    code, running, deadline = None, children, time.monotonic() + TIMEOUT_S
+    while running and (left_s := deadline - time.monotonic()) > 0:
+        wait([child.sentinel for child in running], left_s)
+        running = [child for child in children if child.exitcode is None]
+        failed = [child.exitcode for child in children if child.exitcode]
+        if failed and code is None:
+            code, deadline = failed[0], time.monotonic() + GRACE_S
+    for child in running:
+        child.kill()
+    return code if running else code or 0
 
 
-def _main(words: list[str], streams: list[Path]) -> None:
-    for descriptor, stream in enumerate(streams, start=1):
-        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), descriptor)
+def _stream(folder: str, name: str, place: Place) -> Path:
+    return Path(folder) / f"{name}-{place.rank}"
+
+
+def _main(script: str, words: list[str], place: Place, folder: str) -> None:
+    for descriptor, name in enumerate(STREAMS, start=1):
+        file = os.open(_stream(folder, name, place), os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, descriptor)
     os.chdir("/")
-    sys.argv = [str(SCRIPT), *words]
-    run_and_leave(module().main)
+    if place.ranks > 1:
+        os.environ |= place.variables
+        torch.set_num_threads(1)
+    for name, known in list(sys.modules.items()):  # a script reads its rank when it is imported
+        if (getattr(known, "__file__", None) or "").startswith(str(SCRIPT.parent)):
+            del sys.modules[name]
+    sys.argv = [f"{script}.py", *words]
+    run_and_leave(module.__wrapped__(script, place.ranks).main)

@@ -1,5 +1,6 @@
 """The dry run against real ranks, watched in the same way, and the formulas against the dry run."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -14,11 +15,13 @@ from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.engine.weights import load_config
+from helpers.planner.cluster import make_cluster
 from helpers.planner.cost import forward_flops
 from helpers.planner.dry_run import dry_run, pretended, watched
 from helpers.planner.job import make_job
 from helpers.planner.memory import rank_memory
 from helpers.planner.memory_parts import activation_bytes, end_bytes, letters_bytes, states_bytes
+from helpers.planner.search import search_plans
 from helpers.planner.shape import model_shape
 from helpers.planner.traffic import rank_messages
 from helpers.planner.watch import Watch
@@ -223,6 +226,22 @@ def test_any_rank_of_a_thousand():
     gathered = run.summary["messages"]["dp_shard"]["all_gather"]
     assert gathered["ranks"] == 128
     assert gathered["bytes"] == seen(run)["dp_shard", "all_gather"]
+
+
+@pytest.mark.exhaustive
+def test_the_plan_found_for_175b_over_1024_gpus_runs_in_a_minute():
+    """Its fullest rank, with all of its layers and micro-batches, and what the formula says of it.
+    The minute is of the process."""
+    config, batch, seq_len = published("gpt3-175b", 96), 1536, 2048
+    cluster = make_cluster("p4de.24xlarge", nodes=128)
+    plan = search_plans(config, cluster, batch, seq_len).best.plan
+    job = make_job(config, plan, batch, seq_len)
+    allocated = [rank_memory(job, rank).allocated for rank in range(plan.pp)]
+    fullest_rank = allocated.index(max(allocated))
+    began_s = time.process_time()
+    dry = dry_run(config, plan, fullest_rank * plan.tp, batch=batch, seq_len=seq_len)
+    assert time.process_time() - began_s < 60
+    assert max(allocated) == pytest.approx(dry.peak_bytes, rel=0.03)
 
 
 def test_flops_are_those_of_the_formula():

@@ -188,11 +188,18 @@ def test_the_parity_check_refuses_a_degree_in_one_line(tmp_path):
     assert scripts.refusal("--tp", 3, **options).startswith(words)
 
 
+def measured(out: Path, **what: object) -> dict:
+    """What a script found, which writes one file of numbers beside timelines."""
+    done = scripts.process(out=out, **what)
+    assert done.returncode == 0, done.stderr
+    name = what["script"].split("_")[1]
+    return json.loads((out / f"{name}.json").read_text())
+
+
 @pytest.mark.slow
 def test_the_parity_check_compares_every_stage_and_counts_messages(tmp_path):
     layout = {"pp": 2, "schedule": "gpipe", "microbatches": 2, "batch_size": 4, "seq_len": 16}
-    run = launch("scripts/check_parity.py", nproc=2, **layout, out=tmp_path, env=CPU, show=False)
-    report = json.loads((run.path / "parity.json").read_text())
+    report = measured(tmp_path, ranks=2, script="check_parity", **layout)
     compared = report["differences"]["float64"]
     assert "transformer.wte.weight" in compared and "lm_head.weight" in compared
     assert max(compared.values()) < 1e-12
@@ -203,20 +210,11 @@ def test_the_parity_check_compares_every_stage_and_counts_messages(tmp_path):
 def test_schedules_are_measured_on_the_same_batches(tmp_path):
     size = {"layers": 4, "hidden": 32, "heads": 2, "batch_size": 8, "seq_len": 16, "steps": 3}
     cases = ["naive:4", "gpipe:4", "zero-bubble:4", "1f1b:2"]
-    run = launch(
-        "scripts/measure_schedules.py",
-        nproc=2,
-        cases=cases,
-        **size,
-        out=tmp_path,
-        env=CPU,
-        show=False,
-    )
-    report = json.loads((run.path / "schedules.json").read_text())
+    report = measured(tmp_path, ranks=2, script="measure_schedules", cases=cases, **size)
     assert list(report) == cases
     for case in cases:
         assert report[case]["losses"] == pytest.approx(report["naive:4"]["losses"], rel=1e-4)
-        steps = read_timelines(run.path / f"{case.replace(':', '-')}.json")
+        steps = read_timelines(tmp_path / f"{case.replace(':', '-')}.json")
         assert len(steps) == len(report[case]["step_s"]) == 3
     one, every = (report[case]["kept_bytes"] for case in ("naive:4", "gpipe:4"))
     assert [b / a for a, b in zip(one, every)] == pytest.approx([4, 4], rel=0.02)
@@ -260,10 +258,7 @@ def test_the_pipeline_by_hand_is_right_and_its_mistakes_are_not(tmp_path):
 @pytest.mark.slow
 def test_the_rungs_are_measured_on_the_same_batches(tmp_path):
     size = {"layers": 2, "hidden": 32, "heads": 2, "batch_size": 8, "seq_len": 16, "steps": 2}
-    run = launch(
-        "scripts/measure_ladder.py", nproc=4, **size, out=tmp_path / "run", env=CPU, show=False
-    )
-    report = json.loads((run.path / "ladder.json").read_text())
+    report = measured(tmp_path, ranks=4, script="measure_ladder", **size)
     ddp = report["DDP"]
     for name, found in report.items():
         limit = 1e-2 if "bf16" in name else 1e-5

@@ -16,7 +16,7 @@ from helpers.engine.timelines import read_timelines
 from helpers.engine.trainer import Trainer
 from helpers.lab.failures import RunFailed
 from helpers.lab.launch import launch
-from tests import parity, tiny
+from tests import parity, scripts, tiny
 from tests.ranks import mesh_of, pool
 
 
@@ -126,16 +126,8 @@ def test_a_stage_that_dies_ends_the_run_with_its_traceback(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_run_writes_its_timelines(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    launch(
-        "scripts/train.py",
-        nproc=2,
-        out=out,
-        show=False,
-        pp=2,
-        microbatches=4,
-        timeline=True,
-        **SMALL,
-    )
+    done = scripts.process(ranks=2, out=out, pp=2, microbatches=4, timeline=True, **SMALL)
+    assert done.returncode == 0, done.stderr
     timelines = read_timelines(out / "timeline.json")
     assert len(timelines) == SMALL["steps"]
     schedule = ParallelPlan(pp=2).schedule_of(4)

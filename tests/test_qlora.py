@@ -24,7 +24,6 @@ from helpers.engine.qlora import Adapting, load_adapted
 from helpers.engine.quantize import load_quantized
 from helpers.engine.tensor import local
 from helpers.engine.trainer import Trainer
-from helpers.lab.launch import launch
 from helpers.planner.adapted import adapted_state
 from tests import parity, scripts, tiny
 from tests.matrix import product
@@ -232,10 +231,12 @@ def run(out: Path, **flags: object) -> list[dict[str, Any]]:
 
 def test_stages_and_shards_count_together_what_is_trained(tmp_path: Path) -> None:
     flags = {"model": "falcon-tiny", "task": "instruct", "seq_len": 256, "batch_size": 4}
-    flags |= {"layers": 2, "steps": 1, "lora_rank": 4, "show": False}
+    flags |= {"layers": 2, "steps": 1, "lora_rank": 4}
     whole = adapted_state(weights.load_config("falcon-tiny", num_hidden_layers=2), 4)
-    run = launch("scripts/train.py", nproc=4, pp=2, dp_shard=2, **flags, out=tmp_path / "run")
-    assert 4 * run.summary["trainable_parameters"] == whole.gradients
+    done = scripts.process(ranks=4, pp=2, dp_shard=2, **flags, out=tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert 4 * summary["trainable_parameters"] == whole.gradients
 
 
 def test_a_run_saves_resumes_and_goes_on(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ ZERO3 = {"dp_shard": 2}
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of a run that nothing disturbs."""
     out = tmp_path_factory.mktemp("whole")
-    launch("scripts/train.py", nproc=2, out=out, show=False, **RUN, **ZERO3)
+    done = scripts.process(ranks=2, out=out, **RUN, **ZERO3)
+    assert done.returncode == 0, done.stderr
     return losses(out)
 
 
@@ -125,11 +126,8 @@ def test_the_same_plan_goes_on_to_the_last_digit(whole, killed, tmp_path) -> Non
 @pytest.mark.parametrize("ranks", (2, 1))
 def test_another_plan_goes_on_alike(whole, killed, tmp_path, ranks: int) -> None:
     flags = {"resume": killed / "checkpoints" / "step-00000010", "out": tmp_path / "run"}
-    if ranks == 2:
-        launch("scripts/train.py", nproc=2, tp=2, show=False, **RUN, **flags)
-    else:
-        done = scripts.process(**RUN, **flags)
-        assert done.returncode == 0, done.stderr
+    done = scripts.process(ranks, tp=ranks, **RUN, **flags)
+    assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "run") == pytest.approx(whole[10:], rel=1e-5)
 
 
