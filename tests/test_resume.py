@@ -117,8 +117,8 @@ def is_rank(process: psutil.Process, rank: int, mark: dict[str, str]) -> bool:
 def test_the_same_plan_goes_on_to_the_last_digit(whole, killed, tmp_path) -> None:
     out = shutil.copytree(killed, tmp_path / "run")
     flags = RUN | ZERO3 | {"resume": True, "checkpoint_every": 10}
-    run = launch("scripts/train.py", nproc=2, out=out, show=False, **flags)
-    assert run.summary["status"] == "done"
+    done = scripts.process(ranks=2, out=out, **flags)
+    assert done.returncode == 0, done.stderr
     assert losses(out) == whole
     assert names(out) == ["step-00000010", "step-00000020"]
 
@@ -159,12 +159,12 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(whole, tmp_path, backgroun
     assert len(whole_ones) == 2 and newest < draft.name
     done = int(newest.removeprefix("step-"))
     assert 1 < done < STEPS
-    flags = {"resume": True, "checkpoint_every": STEPS, "background": background}
+    flags = {"resume": True, "checkpoint_every": STEPS}
     if background:
-        launch("scripts/train.py", nproc=2, out=out, show=False, **RUN, **ZERO3, **flags)
+        ended = scripts.process(ranks=2, **RUN, **ZERO3, **flags, background=True, out=out)
+        assert ended.returncode == 0, ended.stderr
         assert losses(out) == whole
     else:
-        flags.pop("background")
         ended = scripts.process(**RUN, **flags, out=out)
         assert ended.returncode == 0, ended.stderr
         assert losses(out)[:done] == whole[:done]

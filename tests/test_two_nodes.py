@@ -14,7 +14,7 @@ from helpers.lab import network, nodes, two_nodes
 from helpers.lab.failures import RunFailed, explain
 from helpers.lab.launch import launch
 from helpers.lab.network import DEVICE, Link, joined
-from tests import test_launch
+from tests import scripts, test_launch
 from tests.test_launch import FAULT, marked, wait_for
 from tests.test_resume import losses
 
@@ -94,7 +94,7 @@ def test_nothing_is_left_when_what_keeps_the_nodes_is_killed(tmp_path, mark):
 def test_a_killed_agent_is_started_again_and_the_losses_are_the_same(tmp_path, mark):
     """That of node 0, which has rank 0 and what the ranks meet at."""
     whole, out = tmp_path / "whole", tmp_path / "run"
-    launch("scripts/train.py", nproc=2, out=whole, show=False, **RUN)
+    assert scripts.process(ranks=2, out=whole, **RUN).returncode == 0
     killed: list[str] = []
 
     def kill() -> None:
