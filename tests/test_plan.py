@@ -104,6 +104,11 @@ def test_a_degree_that_does_not_divide_says_what_would(preset: str, tp: int, sai
         check_tensor_degree(load_config(preset), tp)
 
 
+def test_a_single_head_can_be_split_over_one_rank_only() -> None:
+    with pytest.raises(UserError, match="1 attention heads; tp can be only 1 here"):
+        check_tensor_degree(load_config("gptj-tiny", num_attention_heads=1), 2)
+
+
 @given(rows=st.integers(0, 40), n=st.integers(1, 9))
 def test_chunks_are_torchs_and_cover_all_rows(rows: int, n: int) -> None:
     whole = torch.arange(rows)

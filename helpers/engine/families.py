@@ -209,8 +209,8 @@ def check_tensor_degree(config: Any, tp: int) -> None:
     name = family_of(config).name
     heads, groups, width = config.num_attention_heads, kv_heads(config), mlp_width(config)
     fits = [n for n in range(2, heads + 1) if heads % n == 0 and _groups_fit(groups, n)]
+    kinds = ", ".join(map(str, fits)) if len(fits) > 1 else f"only {(fits or [1])[0]}"
     if heads % tp:
-        kinds = ", ".join(map(str, fits)) if len(fits) > 1 or heads < 32 else f"only {heads}"
         raise UserError(
             f"tp={tp} does not divide {name}'s {heads} attention heads; tp can be {kinds} here, "
             "and data and pipeline parallelism work with any number of heads"
@@ -218,7 +218,7 @@ def check_tensor_degree(config: Any, tp: int) -> None:
     if not _groups_fit(groups, tp):
         raise UserError(
             f"tp={tp} and {name}'s {groups} key-value heads do not divide each other; "
-            f"tp can be {', '.join(map(str, fits))} here"
+            f"tp can be {kinds} here"
         )
     if width % tp:
         raise UserError(f"tp={tp} does not divide {name}'s MLP width {width}")
