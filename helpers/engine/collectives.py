@@ -23,9 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-# torch 2.13 renamed these two; the old names still work there but warn
+from helpers.engine.exchange import scatter_single
+
+# torch 2.13 renamed it; the old name still works there but warns
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:

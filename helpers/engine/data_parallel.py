@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine.activations import units
 from helpers.engine.buckets import Buckets, gather_chunks, scatter_rows
+from helpers.engine.exchange import Scatter
 from helpers.engine.parts import LOW, Part, chunk_rows, lower_, make_part
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.replicas import ReplicaSums
@@ -48,9 +49,11 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     for stage in units(model, plan.activation):
         for unit, following in itertools.pairwise(stage):
             unit[0].set_modules_to_forward_prefetch([following[0]])
-    if mesh.device_type == "cpu":  # without streams, a gather goes on by itself only if asked to
-        for unit in blocks:
+    if mesh.device_type == "cpu":
+        for unit in blocks:  # without streams, a gather goes on by itself only if asked to
             unit[0]._set_unshard_async_op(True)
+        for unit in (*blocks, rest):
+            unit[0].set_custom_reduce_scatter(Scatter())
 
 
 def _wrapped(model: nn.Module, plan: ParallelPlan) -> list[list[nn.Module]]:

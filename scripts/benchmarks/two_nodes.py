@@ -1,13 +1,13 @@
 """FSDP over both of two nodes against HSDP, which shards inside a node and replicates across.
 
 What crosses the link is counted from the interfaces at its ends and held against the planner's
-formula. Collectives go round a ring on which the ranks of a node are neighbours, so in each group
-that spans both nodes one rank's sending crosses the link each way. gloo's reduce-scatter is a whole
-all-reduce of which each rank keeps its part, so it is counted as that; NCCL's sends half of it.
+formula. Gathers and all-reduces go round a ring on which the ranks of a node are neighbours, so in
+each group that spans both nodes one rank's sending crosses the link each way. A reduce-scatter's
+pieces go straight to those that keep them (exchange.py), half of them over the link; a ring as
+NCCL's would send three quarters of that with two ranks on each node.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -18,7 +18,7 @@ from benchmarks.work import Work, config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.network import Link, joined
 from helpers.planner.job import make_job
-from helpers.planner.traffic import Message, rank_messages, sent_bytes
+from helpers.planner.traffic import Message, rank_messages
 
 NODES = 2
 
@@ -46,14 +46,16 @@ def predicted_bytes(row: Row, work: Work) -> float:
         return 0.0
     plan = ParallelPlan(**row.peer.options)
     job = make_job(config(work), plan, work.batch, work.seq)
-    sent = sent_bytes(as_by_gloo(message) for message in rank_messages(job, rank=0))
-    if plan.dp_replicate == 1:
-        return NODES * sent["dp_shard"]
-    return NODES * plan.dp_shard * sent["dp_replicate"]  # a group for each shard
+    axis, groups = ("dp_shard", 1) if plan.dp_replicate == 1 else ("dp_replicate", plan.dp_shard)
+    across = (m for m in rank_messages(job, rank=0) if m.axis == axis)
+    return groups * sum(map(crossing_bytes, across))
 
 
-def as_by_gloo(message: Message) -> Message:
-    return replace(message, kind="all_reduce") if message.kind == "reduce_scatter" else message
+def crossing_bytes(message: Message) -> float:
+    """What a group on both nodes sends over the link for these messages, both ways."""
+    if message.kind == "reduce_scatter":  # half of the ranks that a rank sends to are over there
+        return message.count * message.payload_bytes * message.ranks / 2
+    return NODES * message.sent_bytes
 
 
 def table(rows: Sequence[Row], work: Work) -> str:

@@ -1,0 +1,94 @@
+"""The reduce-scatter of sends and receives against torch's own, gloo's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.engine.exchange import Exchange, _by_backend, scatter_single
+from tests.ranks import pool
+
+
+def equals_torch(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    group = dist.group.WORLD
+    torch.manual_seed(group.rank())
+    parts = torch.randint(-9, 10, shape).to(dtype)  # whose sums are exact in any order
+    kept = parts.clone()
+    rows = (shape[0] // group.size(), *shape[1:])
+    ours, theirs = (torch.full(rows, torch.nan, dtype=dtype) for _ in range(2))
+    scatter_single(ours, parts, group)
+    assert torch.equal(parts, kept)
+    _by_backend(theirs, parts, group=group)
+    return torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("shape", ((4, 3), (16,), (8, 2, 5)), ids=str)
+@pytest.mark.parametrize("ranks", (1, 2, 4))
+def test_sums_as_torch_does(ranks, shape, dtype):
+    assert all(pool(ranks).run(equals_torch, shape, dtype))
+
+
+def several_at_once() -> list[float]:
+    """Sums that are waited for in another order than they were started in."""
+    group = dist.group.WORLD
+    n, rank = group.size(), group.rank()
+    found = [torch.empty(1) for _ in range(3)]
+    under_way = [
+        scatter_single(mine, torch.full((n,), 10.0**i * (rank + 1)), group, async_op=True)
+        for i, mine in enumerate(found)
+    ]
+    for work in reversed(under_way):
+        assert isinstance(work, Exchange)
+        work.wait()
+    return [mine.item() for mine in found]
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_several_on_their_way(ranks):
+    whole = sum(range(1, ranks + 1))
+    assert pool(ranks).run(several_at_once) == [[whole, 10 * whole, 100 * whole]] * ranks
+
+
+def in_halves() -> list[float]:
+    """Groups of two ranks each: peers are named by their place in the group."""
+    halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    group = halves[dist.get_rank() % 2]
+    mine = torch.empty(1)
+    scatter_single(mine, torch.tensor([1.0, 2.0]) + dist.get_rank(), group)
+    return mine.tolist()
+
+
+def test_within_a_part_of_the_ranks():
+    assert pool(4).run(in_halves) == [[4.0], [6.0], [6.0], [8.0]]
+
+
+def loopback_bytes() -> int:
+    """Sent by this machine to itself so far."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    [line] = [line for line in lines if line.strip().startswith("lo:")]
+    return int(line.split(":")[1].split()[8])
+
+
+def sent_bytes(scatter, elements: int) -> int:
+    parts = torch.ones(elements)
+    mine = torch.empty(elements // dist.get_world_size())
+    dist.barrier()
+    before = loopback_bytes()
+    scatter(mine, parts, group=dist.group.WORLD)
+    dist.barrier()
+    return loopback_bytes() - before
+
+
+@pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="only Linux counts here")
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_sends_half_of_what_gloo_does(ranks):
+    """All ranks together send n - 1 times the tensor; gloo's own sends twice that."""
+    elements = 8 * 2**20
+    expected = 4 * elements * (ranks - 1)
+    ours, gloo = (
+        max(pool(ranks).run(sent_bytes, f, elements)) for f in (scatter_single, _by_backend)
+    )
+    assert expected <= ours < 1.3 * expected
+    assert gloo > 1.6 * expected
