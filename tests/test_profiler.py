@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import time
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -136,6 +137,16 @@ def test_every_range_of_a_step_is_there(traced):
         for step in trace.steps:
             names = {s.name for s in trace.named if step.start_s <= s.start_s < step.end_s}
             assert names == {*RANGES, "my own"}
+
+
+@pytest.mark.slow
+def test_a_reduce_scatter_of_sends_and_receives_is_communication(traced):
+    """One for each block, and one for what is left; its pieces are not counted again."""
+    units = load_config("gptj-tiny").n_layer + 1
+    for trace in traced("sharded")[1]:
+        seen = Counter(one.name for one in trace.communication)
+        assert seen["gloo:reduce_scatter"] == units * len(trace.steps)
+        assert seen.keys() <= {"gloo:reduce_scatter", "gloo:all_gather", "gloo:all_reduce"}
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.profiler import FACTS, STEP
 
 COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
-MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # of a pipeline, posted early
+MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # posted early
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's work
 MARKED = "user_annotation"  # the category of record_function
 ROUNDING_NS = 10  # that torch may leave a slice longer than the one it is in
@@ -108,7 +108,8 @@ class Trace:
     @cached_property
     def communication(self) -> list[Slice]:
         """Collectives under way, and waiting for the other ranks to join in. gloo's are on threads
-        of their own, NCCL's on the GPU."""
+        of their own, NCCL's on the GPU. Of those made of sends and receives (exchange.py) it is the
+        wait for them."""
         return [
             s
             for s in self.slices
