@@ -34,7 +34,12 @@ from helpers.engine.weights import load_model
 
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
 WARMUP = 2  # rounds; in the second the messages are counted
-KINDS = {"allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather"}
+KINDS = {
+    "allreduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "send": "piece",
+}
 
 
 def rungs(ranks: int) -> dict[str, dict[str, Any]]:
@@ -92,6 +97,9 @@ class Rung:
         with Messages() as messages:
             self.step(batch)
         self.sent = messages.bytes
+        if pieces := self.sent.pop("piece", 0):  # of reduce-scatters over gloo, see exchange.py
+            ranks = self.plan.dp_shard
+            self.sent["reduce_scatter"] = pieces * ranks // (ranks - 1)
 
     def report(self) -> dict[str, Any]:
         return {
