@@ -1,4 +1,4 @@
-"""The reduce-scatter of sends and receives against torch's own, gloo's."""
+"""The reduce-scatter of sends and receives against sums of one process, and against gloo's own."""
 
 from pathlib import Path
 
@@ -10,24 +10,30 @@ from helpers.engine.exchange import Exchange, _by_backend, scatter_single
 from tests.ranks import pool
 
 
-def equals_torch(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+def parts_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Small whole numbers, whose sums are exact in any order."""
+    numbers = torch.Generator().manual_seed(rank)
+    return torch.randint(-9, 10, shape, generator=numbers).to(dtype)
+
+
+def scattered(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     group = dist.group.WORLD
-    torch.manual_seed(group.rank())
-    parts = torch.randint(-9, 10, shape).to(dtype)  # whose sums are exact in any order
-    kept = parts.clone()
-    rows = (shape[0] // group.size(), *shape[1:])
-    ours, theirs = (torch.full(rows, torch.nan, dtype=dtype) for _ in range(2))
+    n, rank = group.size(), group.rank()
+    every = [parts_of(other, shape, dtype) for other in range(n)]
+    expected = sum(every).chunk(n)[rank]
+    parts = every[rank].clone()
+    ours, gloo = (torch.full_like(expected, torch.nan) for _ in range(2))
     scatter_single(ours, parts, group)
-    assert torch.equal(parts, kept)
-    _by_backend(theirs, parts, group=group)
-    return torch.equal(ours, theirs)
+    _by_backend(gloo, parts, group=group)
+    assert torch.equal(ours, expected) and torch.equal(gloo, expected)
+    assert torch.equal(parts, every[rank])
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("shape", ((4, 3), (16,), (8, 2, 5)), ids=str)
 @pytest.mark.parametrize("ranks", (1, 2, 4))
-def test_sums_as_torch_does(ranks, shape, dtype):
-    assert all(pool(ranks).run(equals_torch, shape, dtype))
+def test_each_rank_gets_its_piece_of_the_sum(ranks, shape, dtype):
+    pool(ranks).run(scattered, shape, dtype)
 
 
 def several_at_once() -> list[float]:
