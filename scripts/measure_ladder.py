@@ -27,6 +27,7 @@ from train_args import FIRST, ROOT, refuse
 from helpers.engine import data
 from helpers.engine.configs import check_length, load_config
 from helpers.engine.errors import UserError
+from helpers.engine.exchange import TAGS
 from helpers.engine.leaving import run_and_leave
 from helpers.engine.plan import ParallelPlan, distributed, pick_device
 from helpers.engine.trainer import Trainer, over_ranks
@@ -38,8 +39,8 @@ KINDS = {
     "allreduce": "all_reduce",
     "reduce_scatter": "reduce_scatter",
     "allgather": "all_gather",
-    "send": "piece",
 }
+PIECES = {tag: kind for kind, tag in TAGS.items()}
 
 
 def rungs(ranks: int) -> dict[str, dict[str, Any]]:
@@ -63,9 +64,12 @@ class Messages(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.bytes: Counter[str] = Counter()
+        self.pieces: Counter[str] = Counter()  # of collectives that are made of sends
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func)
+        if name.startswith("c10d.send"):
+            self.pieces[PIECES[args[3]]] += size_bytes(args[0])
         for word, kind in KINDS.items():
             if name.startswith("c10d.") and word in name:
                 self.bytes[kind] += max(map(size_bytes, args[:2]))
@@ -96,10 +100,9 @@ class Rung:
     def step_counting(self, batch: data.Batch) -> None:
         with Messages() as messages:
             self.step(batch)
-        self.sent = messages.bytes
-        if pieces := self.sent.pop("piece", 0):  # of reduce-scatters over gloo, see exchange.py
-            ranks = self.plan.dp_shard
-            self.sent["reduce_scatter"] = pieces * ranks // (ranks - 1)
+        self.sent, ranks = messages.bytes, self.plan.dp_shard
+        for kind, pieces in messages.pieces.items():  # over gloo, see exchange.py
+            self.sent[kind] += pieces * ranks // (ranks - 1)
 
     def report(self) -> dict[str, Any]:
         return {

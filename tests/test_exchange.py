@@ -1,12 +1,21 @@
-"""The reduce-scatter of sends and receives against sums of one process, and against gloo's own."""
+"""Gathers and reduce-scatters of sends and receives: against one process and gloo's own."""
 
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.engine.exchange import Exchange, _by_backend, scatter_single
+from helpers.engine.exchange import (
+    Exchange,
+    _gather_by_backend,
+    _scatter_by_backend,
+    gather_single,
+    scatter_single,
+)
+from helpers.planner.watch import Watch
 from tests.ranks import pool
 
 
@@ -24,7 +33,7 @@ def scattered(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     parts = every[rank].clone()
     ours, gloo = (torch.full_like(expected, torch.nan) for _ in range(2))
     scatter_single(ours, parts, group)
-    _by_backend(gloo, parts, group=group)
+    _scatter_by_backend(gloo, parts, group=group)
     assert torch.equal(ours, expected) and torch.equal(gloo, expected)
     assert torch.equal(parts, every[rank])
 
@@ -36,8 +45,40 @@ def test_each_rank_gets_its_piece_of_the_sum(ranks, shape, dtype):
     pool(ranks).run(scattered, shape, dtype)
 
 
+def gathered(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    n, rank = dist.get_world_size(), dist.get_rank()
+    every = [parts_of(other, shape, dtype) for other in range(n)]
+    expected = torch.cat(every)
+    ours, in_place, gloo = (torch.zeros_like(expected) for _ in range(3))
+    gather_single(ours, every[rank])
+    in_place.chunk(n)[rank].copy_(every[rank])
+    gather_single(in_place, in_place.chunk(n)[rank])
+    _gather_by_backend(gloo, every[rank])
+    for found in (ours, in_place, gloo):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16, torch.uint8), ids=str)
+@pytest.mark.parametrize("shape", ((4, 3), (1,), (2, 2, 5), (0, 3)), ids=str)
+@pytest.mark.parametrize("ranks", (1, 2, 4))
+def test_each_rank_gets_all_pieces(ranks, shape, dtype):
+    pool(ranks).run(gathered, shape, dtype)
+
+
+def messages_of_a_gather(each_node: str) -> list[str]:
+    with patch.dict(os.environ, LOCAL_WORLD_SIZE=each_node), Watch() as watch:
+        gather_single(torch.empty(4), torch.ones(1))
+    return sorted({sent.kind for sent in watch.sent})
+
+
+def test_between_nodes_the_backend_gathers():
+    pieces, ring = ["receive", "send"], ["all_gather"]
+    assert pool(4).run(messages_of_a_gather, "4") == [pieces] * 4
+    assert pool(4).run(messages_of_a_gather, "2") == [ring] * 4
+
+
 def several_at_once() -> list[float]:
-    """Sums that are waited for in another order than they were started in."""
+    """Sums that are waited for in another order than they were started in, and a gather between."""
     group = dist.group.WORLD
     n, rank = group.size(), group.rank()
     found = [torch.empty(1) for _ in range(3)]
@@ -45,9 +86,13 @@ def several_at_once() -> list[float]:
         scatter_single(mine, torch.full((n,), 10.0**i * (rank + 1)), group, async_op=True)
         for i, mine in enumerate(found)
     ]
+    whole = torch.empty(n)
+    under_way.insert(1, gather_single(whole, torch.tensor([1.0 + rank]), group, async_op=True))
     for work in reversed(under_way):
         assert isinstance(work, Exchange)
         work.wait()
+        work.wait()  # adds nothing
+    assert whole.tolist() == [1.0 + other for other in range(n)]
     return [mine.item() for mine in found]
 
 
@@ -77,24 +122,27 @@ def loopback_bytes() -> int:
     return int(line.split(":")[1].split()[8])
 
 
-def sent_bytes(scatter, elements: int) -> int:
-    parts = torch.ones(elements)
-    mine = torch.empty(elements // dist.get_world_size())
+def sent_bytes(collective, elements: int) -> int:
+    whole = torch.ones(elements)
+    mine = torch.ones(elements // dist.get_world_size())
+    gathers = collective in (gather_single, _gather_by_backend)
     dist.barrier()
     before = loopback_bytes()
-    scatter(mine, parts, group=dist.group.WORLD)
+    collective(*((whole, mine) if gathers else (mine, whole)), group=dist.group.WORLD)
     dist.barrier()
     return loopback_bytes() - before
 
 
 @pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="only Linux counts here")
 @pytest.mark.parametrize("ranks", (2, 4))
-def test_sends_half_of_what_gloo_does(ranks):
-    """All ranks together send n - 1 times the tensor; gloo's own sends twice that."""
+def test_nothing_is_sent_twice(ranks):
+    """All ranks together send n - 1 times the tensor; in gloo's own reduce-scatter twice that."""
     elements = 8 * 2**20
     expected = 4 * elements * (ranks - 1)
-    ours, gloo = (
-        max(pool(ranks).run(sent_bytes, f, elements)) for f in (scatter_single, _by_backend)
+    scatters, gathers, gloo = (
+        max(pool(ranks).run(sent_bytes, f, elements))
+        for f in (scatter_single, gather_single, _scatter_by_backend)
     )
-    assert expected <= ours < 1.3 * expected
+    assert expected <= scatters < 1.3 * expected
+    assert expected <= gathers < 1.3 * expected
     assert gloo > 1.6 * expected

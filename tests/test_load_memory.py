@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from helpers.engine.freed_memory import keep_freed_memory
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.weights import load_model, save_model
 from tests import parity, tiny
@@ -67,6 +68,7 @@ def memory_bytes(key: str) -> int:
 def load(folder: Path, small: Path, plan: ParallelPlan, out: Path | None) -> int:
     """Runs on each rank. The peak of a load beyond the interpreter with all that a load imports,
     which loading a small model of the same kind has brought in."""
+    keep_freed_memory()  # as in every process of a plan
     load_model(small, plan, mesh_of(plan))
     gc.collect()
     before = memory_bytes("VmRSS")

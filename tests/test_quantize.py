@@ -174,7 +174,10 @@ MEASURE = """
 import gc, json, re, sys
 from pathlib import Path
 import torch
+from helpers.engine.freed_memory import keep_freed_memory
 from helpers.engine.quantize import load_quantized
+
+keep_freed_memory()  # as in every process of a plan
 
 def memory_bytes(key):
     return int(re.search(rf"{key}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024

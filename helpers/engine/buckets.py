@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from helpers.engine.collectives import gather_single
-from helpers.engine.exchange import scatter_single
+from helpers.engine.exchange import gather_single, scatter_single
 from helpers.engine.parts import chunk_rows
 from helpers.engine.tensor import local
 

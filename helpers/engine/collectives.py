@@ -23,10 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from helpers.engine.exchange import scatter_single
-
-# torch 2.13 renamed it; the old name still works there but warns
-gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from helpers.engine.exchange import gather_single, scatter_single
 
 
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine.activations import units
 from helpers.engine.buckets import Buckets, gather_chunks, scatter_rows
-from helpers.engine.exchange import Scatter
+from helpers.engine.exchange import Gather, Scatter
 from helpers.engine.parts import LOW, Part, chunk_rows, lower_, make_part
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.replicas import ReplicaSums
@@ -53,6 +53,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
         for unit in blocks:  # without streams, a gather goes on by itself only if asked to
             unit[0]._set_unshard_async_op(True)
         for unit in (*blocks, rest):
+            unit[0].set_custom_all_gather(Gather())
             unit[0].set_custom_reduce_scatter(Scatter())
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from helpers.engine.errors import UserError
+from helpers.engine.freed_memory import keep_freed_memory
 from helpers.engine.partition import check_partition, check_stages
 from helpers.engine.placement import NAMES, axis_order, rank_grid
 from helpers.engine.schedules import SCHEDULES, Schedule, make_schedule
@@ -235,6 +236,8 @@ def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Itera
     a plan of one process runs the same code. A script that torchrun starts does well to end by
     helpers.engine.leaving.run_and_leave, as a model outlives this block and holds its groups.
 
+    On a CPU the process keeps from now on what memory it frees: see freed_memory.py.
+
     Raises:
         UserError: the number of started processes is not the plan's.
     """
@@ -242,6 +245,8 @@ def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Itera
     plan.validate(world_size=int(os.environ.get("WORLD_SIZE", 1)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend)

@@ -27,9 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from helpers.engine.collectives import gather_single
 from helpers.engine.errors import UserError
-from helpers.engine.exchange import scatter_single
+from helpers.engine.exchange import gather_single, scatter_single
 from helpers.engine.leaving import run_and_leave
 from helpers.engine.plan import pick_device
 from helpers.planner.cluster import Cluster, Link
@@ -189,7 +188,7 @@ def _sender(kind: str, size: int, device: torch.device) -> Callable[[], None]:
     ways = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: gather_single(whole, part),
-        "reduce_scatter": lambda: scatter_single(part, whole, dist.group.WORLD),
+        "reduce_scatter": lambda: scatter_single(part, whole),
         "send": send,
     }
     return ways[kind]

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.work import BETAS, CLIP, EPS, LR, WEIGHT_DECAY, Work
 from helpers.engine.compiled import compile_s
+from helpers.engine.freed_memory import keep_freed_memory
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.engine.weights import load_model
@@ -33,6 +34,7 @@ class Peer:
     def __init__(self, work: Work, rank: int, ranks: int, **options: Any) -> None:
         plan = ParallelPlan(**options)
         plan.validate(world_size=dist.get_world_size())
+        keep_freed_memory()  # as `distributed` does
         mesh = plan.mesh("cpu")
         self.trainer = trainer_of(self.load(work, plan, mesh), plan, mesh)
         self.trainer.pipeline.timed = plan.pp > 1

@@ -7,12 +7,20 @@ from torch import Tensor, nn
 
 from benchmarks.work import CLIP, Work, adamw, plain_model
 from helpers.engine.compiled import compile_s
+from helpers.engine.freed_memory import keep_freed_memory
 
 
 class Peer:
-    """One process with all cores: what every other peer is a share of."""
+    """One process with all cores: what every other peer is a share of.
 
-    def __init__(self, work: Work, rank: int, ranks: int, **options: Any) -> None:
+    `keep`: keep freed memory, as this engine does.
+    """
+
+    def __init__(
+        self, work: Work, rank: int, ranks: int, keep: bool = False, **options: Any
+    ) -> None:
+        if keep:
+            keep_freed_memory()
         self.rank, self.ranks = rank, ranks
         self.gradient_bytes = 0
         self.model = self.lay_out(plain_model(work), work, **options)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from benchmarks.engine_peer import trainer_of
 from benchmarks.work import Work
+from helpers.engine.freed_memory import keep_freed_memory
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.weights import load_model
 
@@ -19,6 +20,7 @@ class Peer:
     """
 
     def __init__(self, work: Work, rank: int, ranks: int, plans: list[dict[str, Any]]) -> None:
+        keep_freed_memory()  # as `distributed` does
         meshes: dict[tuple[int, ...], Any] = {}
         trainers = []
         for plan in (ParallelPlan(**fields) for fields in plans):

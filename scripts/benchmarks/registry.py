@@ -33,6 +33,7 @@ def engine(name: str, title: str, **plan: Any) -> Peer:
 
 
 ONE = Peer("one", "one process, transformers", "plain_peer", ranks=1)
+ONE_KEPT = Peer("one-kept", "the same, freed memory kept", "plain_peer", 1, {"keep": True})
 ENGINE_ONE = engine("engine-one", "one process, this engine")
 
 TENSOR = (
@@ -45,6 +46,7 @@ TENSOR = (
 )
 DATA = (
     ONE,
+    ONE_KEPT,
     ENGINE_ONE,
     engine("engine-ddp", "**this engine, DDP**", dp_replicate=2),
     Peer("ddp", "torch DistributedDataParallel", "ddp_peer"),
@@ -59,6 +61,12 @@ DATA = (
     Peer("deepspeed2", "DeepSpeed ZeRO-2", "deepspeed_peer", options={"stage": 2}),
     engine("engine-zero3", "**this engine, ZeRO-3**", dp_shard=2, zero_stage=3),
     Peer("fully-shard", "torch fully_shard", "fully_shard_peer"),
+    Peer(
+        "fully-shard-kept",
+        "the same, freed memory kept",
+        "fully_shard_peer",
+        options={"keep": True},
+    ),
     Peer("accelerate", "accelerate FSDP2", "accelerate_peer"),
     Peer("deepspeed3", "DeepSpeed ZeRO-3", "deepspeed_peer", options={"stage": 3}),
 )

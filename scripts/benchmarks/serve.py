@@ -64,6 +64,7 @@ class Group:
         self.processes, self.pipes = [], []
         facts = {"WORLD_SIZE": str(peer.ranks), "OMP_NUM_THREADS": str(self.threads)}
         facts |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        facts["LOCAL_WORLD_SIZE"] = str(peer.ranks // max(1, len(networks)))
         if networks:
             facts["GLOO_SOCKET_IFNAME"] = DEVICE
         for rank in range(peer.ranks):
