@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.configs import load_config
@@ -73,8 +73,13 @@ def published(name: str) -> Costs:
         return model_costs(transformers.AutoModelForCausalLM.from_config(config), seq_len=512)
 
 
+def of_time(embedding: float, *layers: float, head: float) -> Costs:
+    return Costs(Cost(embedding, 0), tuple(Cost(time, 1) for time in layers), Cost(head, 0))
+
+
 @settings(deadline=None)
 @given(problems())
+@example((of_time(17, 13, 1, 18, 15, 10, head=5), 4, 0))  # 17 + 13 is 15 + 10 + 5
 def test_no_other_partition_is_better(problem):
     """Smallest largest stage, and among those the smallest sum of squares."""
     costs, stages, weight = problem
@@ -248,6 +253,8 @@ def test_what_cannot_be_balanced_is_said():
         balance(even(4), 2, memory_weight=1.5)
     with pytest.raises(UserError, match="less than nothing"):
         balance(even(4, head=-1), 2)
+    with pytest.raises(UserError, match="without end"):
+        balance(even(4, head=float("inf")), 2)
 
 
 def test_a_profile_sees_a_costly_head() -> None:

@@ -17,8 +17,9 @@ stage of its own, and two layers are then the most that any stage holds.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
-from math import inf
+from math import inf, lcm
 from typing import NamedTuple
 
 from torch import nn
@@ -27,7 +28,6 @@ from helpers.engine.errors import UserError
 from helpers.engine.families import family_of
 
 SPEED, MEMORY = 0.2, 0.8  # values of memory_weight
-FINE = 10**12  # parts of a model's cost
 
 
 class Cost(NamedTuple):
@@ -45,18 +45,21 @@ class Costs:
     layers: tuple[Cost, ...]
     head: Cost
 
-    def shares(self, memory_weight: float) -> list[float]:
-        """The weighted cost of embedding, each layer and head as a share of the whole model's."""
+    def shares(self, memory_weight: float) -> list[Fraction]:
+        """The weighted cost of embedding, each layer and head as a share of the whole model's.
+
+        Exact: stages of equal cost compare equal, in whatever order they were added up.
+        """
         if not 0 <= memory_weight <= 1:
             raise UserError(f"memory_weight goes from 0 (time) to 1 (memory), not {memory_weight}")
         items = [self.embedding, *self.layers, self.head]
-        if not all(item.time >= 0 and item.memory >= 0 for item in items):
-            raise UserError("a part of the model cannot cost less than nothing")
-        time = sum(item.time for item in items) or 1
-        memory = sum(item.memory for item in items) or 1
+        if not all(0 <= item.time < inf and 0 <= item.memory < inf for item in items):
+            raise UserError("a part of the model cannot cost less than nothing, or without end")
+        times, memories = ([Fraction(cost) for cost in kind] for kind in zip(*items))
+        time, memory, weight = sum(times) or 1, sum(memories) or 1, Fraction(memory_weight)
         return [
-            (1 - memory_weight) * item.time / time + memory_weight * item.memory / memory
-            for item in items
+            (1 - weight) * t / time + weight * m / memory
+            for t, m in zip(times, memories, strict=True)
         ]
 
 
@@ -100,8 +103,9 @@ def balance(costs: Costs, stages: int, memory_weight: float = SPEED) -> tuple[in
         UserError: there are more stages than layers, or a memory_weight outside 0 to 1.
     """
     check_stages(len(costs.layers), stages)
-    # whole numbers: stages of equal cost compare equal, in whatever order they were added up
-    shares = [round(share * FINE) for share in costs.shares(memory_weight)]
+    exact = costs.shares(memory_weight)
+    unit = lcm(*(share.denominator for share in exact))
+    shares = [int(share * unit) for share in exact]  # whole numbers are quicker than fractions
     largest, _ = _best(shares, stages, max)
     _, ends = _best(shares, stages, lambda squares, cost: squares + cost**2, largest)
     counts = [end - start for start, end in zip((0, *ends), ends)]

@@ -55,7 +55,7 @@ def draw_partition(
     pandas = need("pandas", "notebooks")
     names = [EMBEDDING, *range(len(costs.layers)), HEAD]
     shares = costs.shares(memory_weight)
-    units = {name: share / shares[1] for name, share in zip(names, shares)}
+    units = {name: float(share / shares[1]) for name, share in zip(names, shares)}
     for title, stages in partitions.items():
         if sorted(map(str, (part for stage in stages for part in stage))) != sorted(
             map(str, names)

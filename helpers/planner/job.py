@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from helpers.engine.errors import UserError
-from helpers.engine.partition import FINE, SPEED, check_partition, check_stages
+from helpers.engine.partition import SPEED, check_partition, check_stages
 from helpers.engine.placement import axis_order
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.blocks import Program, program_of
@@ -18,6 +18,7 @@ from helpers.planner.cost import tensor_parallel_share
 from helpers.planner.shape import Shape, model_shape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+FINE = 10**12  # parts of a model's cost: layers are balanced in whole numbers
 BALANCED_AT = 1024  # tokens of the sequence at which the engine balances layers over stages
 
 
