@@ -6,8 +6,8 @@ and asks for them again in the next step: the system hands them out page by page
 
     keep_freed_memory()     # once, before the first step
 
-The process then holds what it once needed until it ends. Whoever wants it back sets glibc's own
-MALLOC_MMAP_THRESHOLD_ or MALLOC_TRIM_THRESHOLD_, and is obeyed.
+The process then holds what it once needed, with gaps between, until it ends. Whoever wants it back
+sets glibc's own MALLOC_MMAP_THRESHOLD_ or MALLOC_TRIM_THRESHOLD_, and is obeyed.
 
 Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD. PyTorch's performance tuning guide
 preloads other mallocs to the same end.
