@@ -125,10 +125,10 @@ def loopback_bytes() -> int:
 def sent_bytes(collective, elements: int) -> int:
     whole = torch.ones(elements)
     mine = torch.ones(elements // dist.get_world_size())
-    gathers = collective in (gather_single, _gather_by_backend)
     dist.barrier()
     before = loopback_bytes()
-    collective(*((whole, mine) if gathers else (mine, whole)), group=dist.group.WORLD)
+    tensors = (whole, mine) if collective is gather_single else (mine, whole)
+    collective(*tensors, group=dist.group.WORLD)
     dist.barrier()
     return loopback_bytes() - before
 

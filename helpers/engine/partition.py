@@ -62,6 +62,12 @@ class Costs:
             for t, m in zip(times, memories, strict=True)
         ]
 
+    def whole_shares(self, memory_weight: float) -> list[int]:
+        """The shares in a unit of which each is a whole number: as exact as fractions, quicker."""
+        shares = self.shares(memory_weight)
+        unit = lcm(*(share.denominator for share in shares))
+        return [int(share * unit) for share in shares]
+
 
 def model_costs(model: nn.Module, seq_len: int) -> Costs:
     """Modelled costs of a transformers model's parts; it may be on the meta device.
@@ -103,9 +109,7 @@ def balance(costs: Costs, stages: int, memory_weight: float = SPEED) -> tuple[in
         UserError: there are more stages than layers, or a memory_weight outside 0 to 1.
     """
     check_stages(len(costs.layers), stages)
-    exact = costs.shares(memory_weight)
-    unit = lcm(*(share.denominator for share in exact))
-    shares = [int(share * unit) for share in exact]  # whole numbers are quicker than fractions
+    shares = costs.whole_shares(memory_weight)
     largest, _ = _best(shares, stages, max)
     _, ends = _best(shares, stages, lambda squares, cost: squares + cost**2, largest)
     counts = [end - start for start, end in zip((0, *ends), ends)]

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from helpers.engine.errors import UserError
-from helpers.engine.partition import SPEED, check_partition, check_stages
+from helpers.engine.partition import SPEED, Cost, Costs, check_partition, check_stages
 from helpers.engine.placement import axis_order
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.blocks import Program, program_of
@@ -18,7 +18,6 @@ from helpers.planner.cost import tensor_parallel_share
 from helpers.planner.shape import Shape, model_shape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-FINE = 10**12  # parts of a model's cost: layers are balanced in whole numbers
 BALANCED_AT = 1024  # tokens of the sequence at which the engine balances layers over stages
 
 
@@ -218,11 +217,10 @@ def _balance_costs(shape: Shape) -> tuple[int, int, int]:
         shape.block_parameters,
         table + shape.final_norm + (shape.vocab if shape.head_bias else 0),
     )
-    of_all = [t[0] + t[1] * shape.layers + t[2] for t in (time, memory)]
-    return tuple(
-        round(((1 - SPEED) * t / of_all[0] + SPEED * m / of_all[1]) * FINE)
-        for t, m in zip(time, memory)
-    )
+    embedding, layer, head = map(Cost, time, memory)
+    costs = Costs(embedding, (layer,) * shape.layers, head)
+    embedding, layer, *_, head = costs.whole_shares(SPEED)
+    return embedding, layer, head
 
 
 @lru_cache(maxsize=4096)
