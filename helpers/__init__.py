@@ -4,20 +4,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from helpers.engine.adapters.qlora import Adapting, load_adapted
+    from helpers.engine.files.weights import load_model, save_model
     from helpers.engine.parallelize import parallelize
-    from helpers.engine.plan import ParallelPlan, distributed
-    from helpers.engine.qlora import Adapting, load_adapted
+    from helpers.engine.plan import ParallelPlan
+    from helpers.engine.ranks import distributed
     from helpers.engine.trainer import Trainer
-    from helpers.engine.weights import load_model, save_model
     from helpers.lab.doctor import doctor
-    from helpers.lab.exercises import check
-    from helpers.lab.figures import show_figure, show_table
-    from helpers.lab.launch import launch
-    from helpers.lab.profiles import preflight
-    from helpers.lab.runs import load_run
-    from helpers.planner.dry_run import dry_run
-    from helpers.planner.estimate import estimate
-    from helpers.planner.search import search_plans
+    from helpers.lab.exercises.check import check
+    from helpers.lab.figures.training_plots import show_figure, show_table
+    from helpers.lab.launch.launch import launch
+    from helpers.lab.notebook.preflight import preflight
+    from helpers.lab.runs.run import load_run
+    from helpers.planner.dry_run.dry_run import dry_run
+    from helpers.planner.search.estimate import estimate
+    from helpers.planner.search.search import search_plans
 
 _HOMES = {
     "ParallelPlan": "engine.plan",

@@ -31,21 +31,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import (
-    compare,
-    compiling,
-    memory,
-    naive_split,
-    predicted,
-    registry,
-    regret,
-    two_nodes,
-    work,
-)
+from benchmarks import compare, registry, work
+from benchmarks.studies import compiling, memory, naive_split, predicted, regret, two_nodes
 
 from helpers.engine.errors import UserError
-from helpers.lab.network import Link
-from helpers.planner.calibrate import calibrate
+from helpers.lab.launch.network_namespaces import Link
+from helpers.planner.measure.calibrate import calibrate
 
 SIZES = {"layers": 8, "hidden": 512, "heads": 8}
 OTHER_SIZES = {

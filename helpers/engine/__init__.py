@@ -1,0 +1,60 @@
+"""The parallelism engine on transformers' own models. It imports nothing else of `helpers`.
+
+Read plan.py first (degrees and switches as one frozen value), then parallelize.py, the one page
+that shows the order in which a model is laid out, then trainer.py, one step over a global batch.
+A room for each idea, from the ground up: models, pipeline, tensor, memory, data_parallel,
+precision, files, adapters; ranks.py is how processes join and leave.
+
+    from . import ParallelPlan, Trainer, distributed, load_model
+
+The names below are the engine's face: copy the folder under any name, and import them from there.
+"""
+
+from importlib import import_module
+from typing import Any
+
+HOMES = {
+    "ParallelPlan": "plan",
+    "distributed": "ranks",
+    "run_and_leave": "ranks",
+    "parallelize": "parallelize",
+    "Trainer": "trainer",
+    "UserError": "errors",
+    "load_config": "models.configurations",
+    "load_model": "files.weights",
+    "save_model": "files.weights",
+    "Checkpoints": "files.checkpoints",
+    "Adapting": "adapters.qlora",
+    "load_adapted": "adapters.qlora",
+    "load_quantized": "adapters.nf4",
+    "add_adapters": "adapters.lora",
+    "trainable_parameters": "adapters.lora",
+    "make_schedule": "pipeline.schedules",
+    "predicted_bubble": "pipeline.schedules",
+    "Times": "pipeline.simulator",
+    "simulate": "pipeline.simulator",
+    "measured_times": "pipeline.simulator",
+    "check_schedule": "pipeline.simulator",
+    "balance": "pipeline.partition",
+    "model_costs": "pipeline.partition",
+    "stage_costs": "pipeline.partition",
+    "SPEED": "pipeline.partition",
+    "MEMORY": "pipeline.partition",
+    "auto_partition": "pipeline.stages",
+}
+__all__ = list(HOMES)
+
+
+def lazy(package: str, homes: dict[str, str], name: str) -> Any:
+    """A name of a package's face, imported from its home when it is first asked for."""
+    if name not in homes:
+        raise AttributeError(f"{package} has no {name!r}; it has: {', '.join(homes)}")
+    return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+
+def __getattr__(name: str) -> Any:
+    return lazy(__name__, HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

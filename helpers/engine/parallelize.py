@@ -6,17 +6,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from helpers.engine.activations import apply_activations
-from helpers.engine.apply_tensor import apply_tensor
-from helpers.engine.causal import apply_loss
-from helpers.engine.compiled import apply_compile
-from helpers.engine.data_parallel import apply_fully_shard
-from helpers.engine.errors import UserError
-from helpers.engine.families import family_of
-from helpers.engine.plan import ParallelPlan
-from helpers.engine.region import Region
-from helpers.engine.stages import cut
-from helpers.engine.tensor import apply_later
+from .data_parallel.layouts import apply_fully_shard
+from .errors import UserError
+from .memory.recomputing import apply_activations
+from .models.causal_loss import apply_loss
+from .models.families import family_of
+from .pipeline.stages import cut
+from .plan import ParallelPlan
+from .precision.compiling import apply_compile
+from .tensor.boundary import Boundary
+from .tensor.split import apply_tensor
 
 
 def parallelize(
@@ -41,14 +40,13 @@ def parallelize(
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
     plan.validate(model.config, world_size=mesh.size())
     family = family_of(model.config)
-    cut(model, family, plan, mesh.get_local_rank("pp"))
-    apply_tensor(model, family, Region(mesh["tp"], plan.sequence_parallel))
+    cut(model, family, plan.schedule_of(1), plan.stage_layers, mesh.get_local_rank("pp"))
+    boundary = Boundary(mesh["tp"], plan.sequence_parallel)
+    apply_tensor(model, family, boundary, postpone_weights=plan.splits_backward)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
     apply_activations(model, family, plan.activation, plan.offload)
     apply_loss(model, family)
-    if plan.halves:
-        apply_later(model)
     if fill is not None:
         fill(model)
     if plan.zero == 3:

@@ -4,28 +4,43 @@
 
 A plan is a frozen value. It can be checked before anything starts, printed, compared and stored;
 nothing else in the engine reads flags or the environment to learn the layout.
+
+Ranks are numbered node by node, so whatever varies fastest stays within a node. A placement is a
+permutation of four letters, the last of which varies fastest:
+
+    D  data: dp_replicate outside, dp_shard inside
+    P  pipeline: pp
+    C  context: cp
+    T  tensor: tp
+
+    cluster = DPCT    tensor-parallel ranks are neighbours: for what is sent in every layer
+    spread  = TCPD    data-parallel ranks are neighbours, tensor-parallel ones far apart
+
+Source of the placements: `placement_strategy` of the SageMaker model parallel library, whose
+cluster is DPT and whose spread is TPD. It had no context axis; a letter may be left out where its
+axes have degree 1.
 """
 
 import math
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from helpers.engine.errors import UserError
-from helpers.engine.freed_memory import keep_freed_memory
-from helpers.engine.partition import check_partition, check_stages
-from helpers.engine.placement import NAMES, axis_order, rank_grid
-from helpers.engine.schedules import SCHEDULES, Schedule, make_schedule
+from .errors import UserError
+from .pipeline.partition import check_partition, check_stages
+from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
 
 AXES = ("dp_replicate", "dp_shard", "pp", "tp")
+LETTERS = {"D": ("dp_replicate", "dp_shard"), "P": ("pp",), "C": ("cp",), "T": ("tp",)}
+PLACEMENTS = {"cluster": "DPCT", "spread": "TCPD"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PARTITION = re.compile(r"auto|\d+(,\d+)*")
 _schedule = lru_cache(maxsize=1024)(make_schedule)  # asked for again and again, and immutable
 PER_RANK = 4  # micro-batches a pipeline rank: a bubble of at most a fifth
@@ -62,7 +77,7 @@ class ParallelPlan:
         virtual_stages: stages a pipeline rank has, for the schedule `interleaved`.
         partition: layers of each stage as `7,7,7,7`, or `auto`.
         placement: which axes lie over neighbouring ranks: `cluster`, `spread` or a permutation of
-            DPCT, see placement.py.
+            DPCT, see above.
     """
 
     dp_replicate: int = 1
@@ -88,8 +103,8 @@ class ParallelPlan:
             if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
                 raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
         _one_of("zero_stage", self.zero_stage, (1, 2, 3))
-        _one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
-        _one_of("reduce_dtype", self.reduce_dtype, ("fp32", "bf16", "fp16"))
+        _one_of("precision", self.precision, tuple(DTYPES))
+        _one_of("reduce_dtype", self.reduce_dtype, tuple(DTYPES))
         if not ACTIVATION.fullmatch(self.activation):
             raise UserError(
                 f"activation must be none, full, group_N or selective, not {self.activation!r}"
@@ -109,11 +124,11 @@ class ParallelPlan:
                 "activation=selective chooses among operations, which compiling joins: with "
                 "compile take none, full or group_N"
             )
-        if self.placement not in NAMES:  # which have room for every axis
+        if self.placement not in PLACEMENTS:  # which have room for every axis
             axis_order(self.degrees, self.placement)
         _one_of("schedule", self.schedule, SCHEDULES)
         self.schedule_of(1)
-        if self.compile and self.halves:
+        if self.compile and self.splits_backward:
             raise UserError(
                 f"schedule={self.schedule} puts weight gradients off, which a compiled block does "
                 "not: with compile take gpipe, 1f1b or interleaved"
@@ -144,8 +159,8 @@ class ParallelPlan:
         return tuple(map(int, self.partition.split(",")))
 
     @property
-    def halves(self) -> bool:
-        """Does backward run in halves, with the weights' gradients later?"""
+    def splits_backward(self) -> bool:
+        """Does backward run in two parts, with the weights' gradients later?"""
         return self.pp > 1 and self.schedule.startswith("zero-bubble")
 
     def schedule_of(self, microbatches: int) -> Schedule:
@@ -167,6 +182,16 @@ class ParallelPlan:
         return self.zero_stage if self.dp_shard > 1 else 0
 
     @property
+    def low_dtype(self) -> torch.dtype | None:
+        """The dtype of arithmetic where it is below float32, whose masters are then kept."""
+        return None if self.precision == "fp32" else DTYPES[self.precision]
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """The dtype in which gradients are summed."""
+        return DTYPES[self.reduce_dtype]
+
+    @property
     def dp(self) -> int:
         """Ranks that see different samples."""
         return self.dp_replicate * self.dp_shard
@@ -184,7 +209,7 @@ class ParallelPlan:
                 f"start it with torchrun --nproc-per-node {self.world_size}"
             )
         if config is not None and self.tp > 1:
-            from helpers.engine.families import check_tensor_degree
+            from .models.families import check_tensor_degree
 
             check_tensor_degree(config, self.tp)
         if config is not None and self.pp > 1:
@@ -221,38 +246,47 @@ class ParallelPlan:
         return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
 
 
-def pick_device() -> torch.device:
-    """This process's device: its own GPU where there is one, else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device("cpu")
+def rank_grid(degrees: Mapping[str, int], placement: str = "cluster") -> Tensor:
+    """The global rank at each place of the layout.
 
+    Args:
+        degrees: ranks of each axis, as {"dp_shard": 2, "pp": 2, "tp": 2}.
+        placement: `cluster`, `spread`, or a permutation of the letters.
 
-@contextmanager
-def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Iterator[DeviceMesh]:
-    """Join the process group, yield the plan's mesh, and leave cleanly.
-
-    Under torchrun the group is torchrun's. Without it, a group of this one process is made, so that
-    a plan of one process runs the same code. A script that torchrun starts does well to end by
-    helpers.engine.leaving.run_and_leave, as a model outlives this block and holds its groups.
-
-    On a CPU the process keeps from now on what memory it frees: see freed_memory.py.
+    Returns:
+        An integer tensor with a dim for each entry of `degrees`, in their order: what
+        DeviceMesh takes, with the keys as its dim names.
 
     Raises:
-        UserError: the number of started processes is not the plan's.
+        UserError: an axis or a placement that does not exist.
     """
-    device = device or pick_device()
-    plan.validate(world_size=int(os.environ.get("WORLD_SIZE", 1)))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        keep_freed_memory()
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield plan.mesh(device.type)
-    finally:
-        dist.destroy_process_group()
+    order = axis_order(degrees, placement)
+    ranks = torch.arange(math.prod(degrees.values())).view([degrees[axis] for axis in order])
+    return ranks.permute([order.index(axis) for axis in degrees])
+
+
+def axis_order(degrees: Mapping[str, int], placement: str = "cluster") -> list[str]:
+    """The axes of `degrees`, slowest first.
+
+    Raises:
+        UserError: as rank_grid.
+    """
+    known = list(chain.from_iterable(LETTERS.values()))
+    for axis, degree in degrees.items():
+        if axis not in known:
+            raise UserError(f"no axis is called {axis!r}; there is {', '.join(known)}")
+        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+            raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
+    letters = PLACEMENTS.get(placement, placement)
+    if len(set(letters)) < len(letters) or not set(letters) <= set(LETTERS):
+        raise UserError(
+            f"placement must be cluster, spread or a permutation of DPCT, not {placement!r}"
+        )
+    for letter, axes in LETTERS.items():
+        if letter not in letters and any(degrees.get(axis, 1) > 1 for axis in axes):
+            wide = next(axis for axis in axes if degrees.get(axis, 1) > 1)
+            raise UserError(
+                f"the placement {placement} leaves out {letter}, but {wide} is {degrees[wide]}"
+            )
+    left_out = [letter for letter in LETTERS if letter not in letters]
+    return [a for letter in [*left_out, *letters] for a in LETTERS[letter] if a in degrees]

@@ -1,7 +1,5 @@
 """One training step over a global batch, and what it measured."""
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,15 +12,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from helpers.engine.data_parallel import data_group, data_parallel
-from helpers.engine.optimizer import adamw, gradient_norm, lr_factor, scale_
-from helpers.engine.packing import PADDING
-from helpers.engine.pipeline import MicroBatch, Pipeline
-from helpers.engine.plan import ParallelPlan
-from helpers.engine.precision import LossScaler
-from helpers.engine.products import products
-from helpers.engine.quantize import magnitude_bytes
-from helpers.engine.tensor import local
+from .data_parallel.layouts import data_group, data_parallel
+from .memory.states import state_bytes
+from .models.document_mask import PADDING
+from .pipeline.runner import MicroBatch, Pipeline
+from .plan import ParallelPlan
+from .precision.bf16_products import products
+from .precision.loss_scaling import LossScaler
+from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,15 @@ class Trainer:
         self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps, optimizer)
         self.scaler = LossScaler.for_precision(plan.precision)
         self.group = data_group(mesh, plan)
-        self.pipeline = Pipeline(model, plan, mesh, self.data)
+        floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+        self.pipeline = Pipeline(
+            model,
+            mesh,
+            self.data,
+            plan.schedule_of,
+            dtype=plan.low_dtype or next(floats),
+            sequence_parts=plan.tp if plan.sequence_parallel else 1,
+        )
         self.device = self.parts[0].tensor.device
         self.steps_done = 0
         # dropout differs between samples and between stages, not between the ranks of tp
@@ -135,12 +140,12 @@ class Trainer:
 
     def _sum_over_ends(self, gradients: dict[str, Tensor]) -> None:
         """The matrix that embedding and head share has a gradient from each end of the pipeline."""
-        name, links = self.model.tied_over_ranks, self.pipeline.links
+        name, messages = self.model.tied_over_ranks, self.pipeline.messages
         first, last = self.pipeline.owners[0], self.pipeline.owners[-1]
-        if name is None or links.rank not in (first, last):
+        if name is None or messages.rank not in (first, last):
             return
-        peer = last if links.rank == first else first
-        gradients[name].add_(links.swap(gradients[name], peer))
+        peer = last if messages.rank == first else first
+        gradients[name].add_(messages.swap(gradients[name], peer))
 
     def update(self, gradients: dict[str, Tensor]) -> None:
         """One optimizer step with these gradients of the parts."""
@@ -212,22 +217,9 @@ class Trainer:
         return lr_factor(self.steps_done, self.lr_schedule, self.warmup_steps, self.total_steps)
 
     def state_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's parameters, gradients and optimizer, counted from live tensors.
-
-        Gradients are freed after a step, so theirs is the most that was alive at the end of a
-        micro-batch; float32 masters of low-precision parameters belong to the optimizer, and the
-        magnitudes of 4-bit codes to the parameters.
-        """
-        model = {local(p).untyped_storage()._cdata for p in self.model.parameters()}
+        """Bytes of this rank's parameters, gradients and optimizer: see memory/states.py."""
         tensors = [part.tensor for part in self.parts]
-        masters = [t for t in tensors if t.untyped_storage()._cdata not in model]
-        moments = [t for s in self.optimizer.state.values() for t in s.values() if t.dim()]
-        return {
-            "parameters": sum(_bytes(local(p)) for p in self.model.parameters())
-            + magnitude_bytes(self.model),
-            "gradients": self.data.gradient_bytes,
-            "optimizer": sum(map(_bytes, moments + masters)),
-        }
+        return state_bytes(self.model, tensors, self.optimizer, self.data.gradient_bytes)
 
 
 def _part(batch: MicroBatch, n: int, index: int) -> MicroBatch:
@@ -238,22 +230,3 @@ def _part(batch: MicroBatch, n: int, index: int) -> MicroBatch:
         return part
     first = MicroBatch(*(None if x is None else x[:1] for x in batch))
     return first._replace(labels=torch.full_like(first.labels, -100))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory so far: allocated on a GPU, resident for a process on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
-
-
-def over_ranks(value: Any) -> list[Any]:
-    """One value from each rank, by rank, on every rank."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

@@ -23,12 +23,17 @@ except ModuleNotFoundError:  # the one package without which nothing below can b
     raise
 
 from helpers.engine.errors import UserError
-from helpers.lab.failures import RunFailed
-from helpers.lab.launch import launch
-from helpers.lab.machine import Machine, find_machine
+from helpers.lab.launch.launch import launch
+from helpers.lab.machine.hardware import Machine, find_machine
+from helpers.lab.machine.installed_versions import (
+    python_version,
+    read_requirements,
+    wanted_python,
+    within,
+)
+from helpers.lab.notebook.preflight import PROFILES, runnable
 from helpers.lab.paths import ROOT, shown
-from helpers.lab.profiles import PROFILES, runnable
-from helpers.lab.requirements import python_version, read_requirements, wanted_python, within
+from helpers.lab.runs.failure_report import RunFailed
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 SETUP = "run: bash scripts/setup"
@@ -169,7 +174,7 @@ def disk_line(machine: Machine) -> Line:
 
 def data_line(folder: Path) -> Line:
     """The bundled data against data/SHA256SUMS."""
-    remake = "make it again: python scripts/make_data.py"
+    remake = "make it again: python scripts/data/make_data.py"
     sums = folder / "SHA256SUMS"
     if not sums.is_file():
         return Line("data", FAIL, f"{shown(sums)} is missing", remake)

@@ -6,11 +6,12 @@ import sysconfig
 from itertools import chain, count
 from pathlib import Path
 
+PACKAGES = Path(__file__).resolve().parents[2]  # the folder that holds helpers/
+
 
 def _project_root() -> Path:
-    """The folder that holds `helpers/`; the current folder where helpers is in site-packages."""
-    root = Path(__file__).resolve().parents[2]
-    return Path.cwd() if "site-packages" in root.parts else root
+    """The project that helpers/ lies in; the current folder where it was installed or copied."""
+    return PACKAGES if (PACKAGES / "pyproject.toml").is_file() else Path.cwd()
 
 
 ROOT = _project_root()
@@ -35,7 +36,7 @@ def shown(path: str | Path) -> str:
 
 def shorten(text: str) -> str:
     """`text` without the folders of this machine: the project, the packages, Python, home."""
-    return _FOLDERS.sub(lambda found: "~/" if found.group() == _HOME else "", text)
+    return _FOLDERS.sub(lambda match: "~/" if match.group() == _HOME else "", text)
 
 
 _HOME = os.path.join(os.path.expanduser("~"), "")

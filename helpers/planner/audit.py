@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import mean
 
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.audit_runs import FIGURE_1, KORTHIKANTI, RUNS, Run
-from helpers.planner.cluster import REACHED
-from helpers.planner.job import Job, make_job
-from helpers.planner.memory import fullest
-from helpers.planner.memory_parts import activation_bytes, states_bytes
-from helpers.planner.step_time import step_time
+from helpers.planner.hardware.cluster import REACHED
+from helpers.planner.memory.components import activation_bytes, states_bytes
+from helpers.planner.memory.peak import fullest
+from helpers.planner.model.training_job import Job, make_job
+from helpers.planner.published.audit_runs import FIGURE_1, KORTHIKANTI, RUNS, Run
+from helpers.planner.time.step_time import step_time
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/planner.md"
 GIB = 2**30

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.registry import Peer
 from benchmarks.work import Work, batches
-from helpers.lab.network import DEVICE, Network
+from helpers.lab.launch.network_namespaces import DEVICE, Network
 
 START_S, STEP_S = 600, 300  # how long a group may take to start, and to take one step
 
@@ -194,7 +194,7 @@ def _prepare(peer: Peer, work: Work, folder: str) -> tuple[int, Any]:
     if peer.ranks > 1 or peer.joins:
         store = f"file://{folder}/store"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=peer.ranks)
-    make = importlib.import_module(f"benchmarks.{peer.module}").Peer
+    make = importlib.import_module(f"benchmarks.peers.{peer.module}").Peer
     base = _resident("VmRSS")
     _reset_peak()
     return base, make(work, rank, peer.ranks, **peer.options)

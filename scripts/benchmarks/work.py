@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers.engine import data
-from helpers.engine.adapters import add_adapters, save_adapters, trainable_parameters
+from helpers.engine.adapters.lora import add_adapters, save_adapters, trainable_parameters
+from helpers.text import tokens as data
+from helpers.text.bundled import bundled
 
-ROOT = Path(__file__).resolve().parents[2]
-TEXT = ROOT / "data/reviews/train.tsv"
+TEXT = bundled("reviews/train.tsv")
 
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 3e-4, (0.9, 0.95), 1e-8, 0.01, 1.0
 SEED = 0
@@ -132,7 +132,7 @@ def adapters(work: Work) -> Path:
 
 def _batches(work: Work) -> Tensor:
     """Token ids of the bundled text, [steps, batch, seq]; the text repeats where it is short."""
-    tokenizer = data.load_tokenizer(ROOT / "data/tokenizer")
+    tokenizer = data.load_tokenizer(bundled("tokenizer"))
     text = data.tokenize(data.load_examples(TEXT, "lm"), tokenizer, "lm", work.seq)
     needed = work.steps * work.tokens
     stream = text.ids.repeat(-(-needed // len(text.ids)))[:needed]

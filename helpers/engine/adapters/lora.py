@@ -1,0 +1,275 @@
+"""Low-rank adapters beside frozen linear layers: made, saved, loaded, merged into the weights.
+
+    y = W x + alpha / rank * B A x      A: [rank, in] drawn, B: [out, rank] zero; only they train
+
+The layers are peft's, in place in the model, and the files are of peft's own format.
+
+Source: Hu et al. 2021, LoRA, section 4.1.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import UserError, need
+from ..files import weights
+from ..files.weight_files import WeightFiles, stored_names, write_weights
+from .nf4 import dequantize, is_transposed, linear_paths
+
+NAME = "default"  # peft's, of a layer's only adapter
+PREFIX = "base_model.model."  # of every name in peft's files
+HALVES = ("lora_A", "lora_B")
+CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
+
+BLOCK = re.compile(r"\.(\d+)\.")  # the number of a name's block
+
+Facts = dict[str, tuple[torch.Size, torch.dtype]]  # of tensors, by name
+
+
+def add_adapters(
+    model: nn.Module,
+    rank: int = 8,
+    alpha: float = 16,
+    dropout: float = 0.0,
+    *,
+    seed: int = 0,
+    source: str | Path | None = None,
+) -> nn.Module:
+    """Put an adapter beside each linear layer of the blocks and freeze all else, in place.
+
+    Adapters are float32 and drawn by the name of their layer: the same on any device, and whichever
+    of the blocks are here.
+
+    Args:
+        dropout: of what goes into the adapters.
+        source: where the model came from; peft notes it in the files.
+
+    Raises:
+        UserError: peft is missing, or there can be no such rank or dropout.
+    """
+    peft = need("peft", "qlora")
+    if rank < 1 or not 0 <= dropout < 1:
+        raise UserError(f"rank {rank} and dropout {dropout}: at least 1, and from 0 to below 1")
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=sorted({path.rpartition(".")[2] for path in linear_paths(model)}),
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=None if source is None else str(source),
+    )
+    _inject(model, config)
+    for path, layer in adapted(model):
+        here = "meta" if layer.get_base_layer().weight.is_meta else "cpu"
+        first, second = (torch.empty(w.shape, device=here) for w in _halves(layer))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(weights.seed_of(seed, path))
+            nn.init.kaiming_uniform_(first, a=math.sqrt(5))  # as peft does
+        _set(layer, "lora_A", first)
+        _set(layer, "lora_B", nn.init.zeros_(second))
+    return model
+
+
+def _inject(model: nn.Module, config: Any) -> None:
+    """Adapters without memory, and all else frozen."""
+    if hasattr(model, "adapter_config"):
+        raise UserError("this model has adapters already: load it anew")
+    peft = need("peft", "qlora")
+    peft.inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
+    model.requires_grad_(False)
+    model.adapter_config = config
+
+
+def _set(layer: nn.Module, half: str, values: Tensor) -> None:
+    device = layer.get_base_layer().weight.device
+    getattr(layer, half)[NAME].weight = nn.Parameter(values.to(device, torch.float32))
+
+
+def _halves(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """A [rank, in] and B [out, rank]."""
+    return layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers that have an adapter, by path."""
+    for path, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            yield path, module
+
+
+def fuse(model: nn.Module) -> nn.Module:
+    """Let the adapters' product be added while it is computed, in place. peft's own layers copy the
+    output, scale the product and add the two, each in a pass over memory of its own."""
+    for _, layer in adapted(model):
+        layer.forward = partial(_forward, layer)
+    return model
+
+
+def _forward(layer: nn.Module, x: Tensor) -> Tensor:
+    """W x + scaling * B A x, of x [..., in]; the adapters' part in their own precision."""
+    found = layer.get_base_layer()(x)
+    first, second = _halves(layer)
+    inner = F.linear(layer.lora_dropout[NAME](x.to(first.dtype)), first) * layer.scaling[NAME]
+    if found.dtype != second.dtype:
+        return found + F.linear(inner, second).to(found.dtype)
+    return torch.addmm(found.flatten(0, -2), inner.flatten(0, -2), second.t()).view_as(found)
+
+
+def trainable_parameters(model: nn.Module) -> int:
+    """How many numbers an optimizer of this model updates."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters' parameters by their names in peft's files."""
+    return {
+        f"{PREFIX}{path}.{half}.weight": weight
+        for path, layer in adapted(model)
+        for half, weight in zip(HALVES, _halves(layer), strict=True)
+    }
+
+
+def save_adapters(model: nn.Module, folder: str | Path) -> None:
+    """Write the adapters of a whole model as peft does: its configuration and one file of weights.
+
+    peft loads them beside the model that they were made for:
+    `PeftModel.from_pretrained(base, folder)`. Every rank must call it; the first one writes.
+    """
+    from safetensors.torch import save_file
+
+    mine = adapter_weights(model)
+    facts = {name: (weight.shape, weight.dtype) for name, weight in mine.items()}
+    found = _everywhere(model, facts, lambda name: weights.whole(mine[name]))
+    held = {name: value.cpu().contiguous() for name, value in found}
+    if _first():
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        model.adapter_config.save_pretrained(folder)
+        save_file(held, folder / FILE, metadata={"format": "pt"})
+
+
+def _first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _everywhere(
+    model: nn.Module, facts: Facts, make: Callable[[str], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """All pipeline ranks' tensors, or where a model is not laid out its own."""
+    if hasattr(model, "mesh"):
+        return weights.over_stages(model, facts, make)
+    return ((name, make(name)) for name in facts)
+
+
+def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Put adapters that peft or `save_adapters` wrote beside a model's layers, in place.
+
+    Raises:
+        UserError: peft is missing, the folder holds no adapters, or they are not this model's.
+    """
+    peft = need("peft", "qlora")
+    folder = Path(folder)
+    for name in (CONFIG, FILE):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} holds no adapters: it has no {name}")
+    try:
+        _inject(model, peft.LoraConfig.from_pretrained(folder))
+    except (ValueError, TypeError, KeyError) as error:  # peft's, of what it cannot use
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the adapters in {folder} do not fit this model: {reason}") from None
+    _check_names(model, folder)
+    files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
+    for path, layer in adapted(model):
+        for half, held in zip(HALVES, _halves(layer), strict=True):
+            name, start = f"{PREFIX}{path}.{half}.weight", [0, 0]
+            _set(layer, half, files.read([name], held.shape, held.shape, start, held.shape))
+    return model
+
+
+def rank_and_alpha(folder: Path) -> tuple[int, float]:
+    """What a folder of adapters says of them.
+
+    Raises:
+        UserError: it has no configuration that can be read.
+    """
+    try:
+        found = json.loads((folder / CONFIG).read_text())
+        return found["r"], found["lora_alpha"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{folder} holds no adapters: it has no readable {CONFIG}") from None
+
+
+def _check_names(model: nn.Module, folder: Path) -> None:
+    """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers count."""
+    kinds = {BLOCK.sub(".*.", name) for name in adapter_weights(model)}
+    for name in sorted(stored_names(folder / FILE)):
+        number = BLOCK.search(name)
+        beyond = number is not None and int(number[1]) >= model.config.num_hidden_layers
+        if beyond or BLOCK.sub(".*.", name) not in kinds:
+            raise UserError(f"{folder} holds {name}, for which this model has no place")
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of a model without adapters and 4-bit layers that computes the same, one at
+    a time, as transformers stores them. Every rank must iterate.
+
+    To the weights that the adapters were trained beside (W4, not what it was made from) their
+    product is added in float32, and the sum rounded once.
+    """
+    adapters = dict(adapted(model))
+    own: dict[str, str] = {}  # name in files -> name in this model
+    facts: Facts = {}
+    for name, parameter in model.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        if any(f".{half}." in name for half in HALVES):
+            continue
+        state = _quant_state(model.get_submodule(path), leaf)
+        turned = state is not None and is_transposed(model.get_submodule(path))
+        shape = parameter.shape if state is None else state.shape[:: -1 if turned else 1]
+        stored = weights.name_in_files(model, f"{path.removesuffix('.base_layer')}.{leaf}")
+        own[stored] = name
+        facts[stored] = (shape, parameter.dtype if state is None else state.dtype)
+    yield from _everywhere(model, facts, lambda stored: _merged(model, own[stored], adapters))
+
+
+def _quant_state(layer: nn.Module, leaf: str) -> Any:
+    """bitsandbytes' state of a layer's 4-bit matrix; None for what is not in 4 bits."""
+    return getattr(layer, "quant_state", None) if leaf == "weight" else None
+
+
+def _merged(model: nn.Module, name: str, adapters: dict[str, nn.Module]) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    layer, plain = model.get_submodule(path), path.removesuffix(".base_layer")
+    codes = weights.whole(model.get_parameter(name))
+    value = codes if _quant_state(layer, leaf) is None else dequantize(layer, codes)
+    if leaf != "weight" or plain not in adapters:
+        return value
+    product = _product(adapters[plain])
+    return (value.float() + (product.t() if is_transposed(layer) else product)).to(value)
+
+
+def _product(layer: nn.Module) -> Tensor:
+    """What an adapter adds to its layer's matrix, [out, in] in float32."""
+    first, second = (weights.whole(half).float() for half in _halves(layer))
+    return second @ first * layer.scaling[NAME]
+
+
+def save_merged(model: nn.Module, folder: str | Path) -> None:
+    """Write a Hugging Face folder that transformers loads with nothing else: the adapters merged
+    into the weights, which are no longer in 4 bits. Every rank must call it; the first writes."""
+    folder = Path(folder)
+    if _first():
+        folder.mkdir(parents=True, exist_ok=True)
+        model.config.save_pretrained(folder)
+    write_weights(merged_weights(model), folder if _first() else None)

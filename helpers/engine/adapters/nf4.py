@@ -1,0 +1,215 @@
+"""The linear layers of a model in four bits, frozen: the base that QLoRA trains adapters on.
+
+    W4: codes of 4 bits; each 64 share a magnitude, which in turn is held in 8 bits
+    y = dequantize(W4) x                                        in the precision of x
+
+A matrix is read a window of rows at a time and quantized at once, so neither the model nor a layer
+of it ever stands whole in full precision. The arithmetic is bitsandbytes': what is made here window
+by window is, bit for bit, what bitsandbytes makes of the whole matrix.
+
+Source: Dettmers et al. 2023, QLoRA, section 3 (NF4, double quantization).
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import need
+from ..files import weights
+from ..files.weight_files import WeightFiles
+from ..models.families import family_of
+
+BLOCK, NESTED_BLOCK = 64, 256  # weights that share a magnitude; magnitudes that share one
+WINDOW = 2**22  # weights that are in full precision at a time
+
+Rows = Callable[[int, int], Tensor]  # rows [begin, end) of a tensor
+
+
+def linear_paths(model: nn.Module) -> list[str]:
+    """The linear layers of all blocks that are here: fused or single query, key and value, the
+    projection after attention, the MLP's. Not the head."""
+    family = family_of(model.config)
+    inside = (*family.column, *family.fused_qkv, *family.shared_kv, *family.row)
+    blocks = model.get_submodule(family.blocks).named_children()
+    return [f"{family.blocks}.{number}.{path}" for number, _ in blocks for path in inside]
+
+
+def nf4_bytes(elements: int) -> int:
+    """Bytes of a matrix of so many elements, with its magnitudes and their code books."""
+    blocks = -(-elements // BLOCK)
+    nested = -(-blocks // NESTED_BLOCK)
+    return -(-elements // 2) + blocks + 4 * nested + 4 * (16 + 256 + 1)
+
+
+def load_quantized(
+    source: str | Path,
+    *,
+    config: Any = None,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """A transformers causal language model, all of it frozen, its linear layers in 4 bits.
+
+    Args:
+        source: a preset, a folder or a hub id; one without weights is drawn from `seed`, as
+            weights.load_model draws it.
+        dtype: of all that is not in 4 bits, and of the arithmetic.
+
+    Raises:
+        UserError: bitsandbytes is missing, or there is no such model, or its files are broken.
+    """
+    need("bitsandbytes", "qlora")
+    model, files = weights.blank_model(source, config, dtype)
+    fill_quantized(model, files, seed, device)
+    return model.eval()
+
+
+@torch.no_grad()
+def fill_quantized(
+    model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device | str
+) -> None:
+    """Give a model on the meta device frozen values, its linear layers in 4 bits.
+
+    The model may lack blocks (a stage of a pipeline); its matrices must not be split over ranks.
+    """
+    if files is None:
+        _draw(model, seed, device)
+    else:
+        _read(model, files, device)
+    weights.tie(model)
+    model.requires_grad_(False)
+    model.is_loaded_in_4bit = True  # what peft asks before it puts an adapter beside such a layer
+
+
+def _read(model: nn.Module, files: WeightFiles, device: torch.device | str) -> None:
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = torch.empty_like(buffer, device=device)
+    weights.draw(model, 0, weights=False)  # the buffers, most of which no file holds
+    for name, buffer in model.named_buffers():
+        if files.has(name):
+            buffer.copy_(_whole(_in_files(files, [name], buffer.shape), buffer, buffer.shape))
+    stored = getattr(model, "stored_shapes", {})
+    matrices = set(linear_paths(model))
+    for name, parameter in list(model.named_parameters()):
+        path, _, leaf = name.rpartition(".")
+        shape = stored.get(name, parameter.shape)
+        names = weights.aliases(model, name)
+        like = torch.empty(0, dtype=parameter.dtype, device=device)
+        if path in matrices and leaf == "weight":
+            across = is_transposed(model.get_submodule(path))
+            rows = _in_files(files, names, shape, dim=1 if across else 0)
+            _replace(model, path, rows, shape, like)
+        else:
+            values = _whole(_in_files(files, names, shape), like, shape)
+            setattr(model.get_submodule(path), leaf, nn.Parameter(values))
+
+
+def _in_files(files: WeightFiles, names: list[str], shape: torch.Size, dim: int = 0) -> Rows:
+    """Reads of a tensor along `dim`; along dim 1 a row is a column of what the files hold."""
+
+    def rows(begin: int, end: int) -> Tensor:
+        offset, size = [0] * len(shape), list(shape)
+        offset[dim], size[dim] = begin, end - begin
+        found = files.read(names, shape, shape, offset, size)
+        return found if dim == 0 else found.t()
+
+    return rows
+
+
+def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
+    """One piece of the model (the embedding, a block, ...) at a time in full precision."""
+    matrices = set(linear_paths(model))
+    names = {id(module): path for path, module in model.named_modules()}
+    for name, piece in weights.pieces(model, model.base_model):
+        piece.to_empty(device="cpu")  # drawn there, so that every device has the same
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(weights.seed_of(seed, name))
+            piece.apply(model._init_weights)
+        for path in [names[id(module)] for module in piece.modules()]:
+            if path in matrices:
+                _replace(model, path, *_drawn(model.get_submodule(path), device))
+        piece.to(device)
+
+
+def _drawn(layer: nn.Module, device: torch.device | str) -> tuple[Rows, torch.Size, Tensor]:
+    weight = layer.weight.detach()
+    matrix = weight.t() if is_transposed(layer) else weight
+    like = torch.empty(0, dtype=weight.dtype, device=device)
+    return lambda begin, end: matrix[begin:end], weight.shape, like
+
+
+def _replace(model: nn.Module, path: str, rows: Rows, stored: torch.Size, like: Tensor) -> None:
+    """Put a layer in 4 bits in the place of a linear layer, with the same bias.
+
+    Args:
+        rows: of the matrix [out, in].
+        stored: the shape in files: [out, in], or [in, out] of transformers' Conv1D.
+        like: has the dtype and the device.
+    """
+    bnb = need("bitsandbytes", "qlora")
+    layer = model.get_submodule(path)
+    transposed = is_transposed(layer)
+    outputs, inputs = reversed(stored) if transposed else stored
+    with torch.device("meta"):
+        made = bnb.nn.Linear4bit(inputs, outputs, bias=False, compute_dtype=like.dtype)
+    codes, state = quantize(rows, (outputs, inputs), like)
+    made.weight = bnb.nn.Params4bit(
+        codes, quant_state=state, quant_type="nf4", bnb_quantized=True, module=made
+    )
+    made.bias, made.quant_state, made.transposed = layer.bias, state, transposed
+    made.support_avx512bf16_for_cpu = False  # which would reorder the codes in an evaluation
+    model.set_submodule(path, made)
+
+
+def quantize(rows: Rows, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Any]:
+    """NF4 codes [out * in / 2, 1] and bitsandbytes' state of a matrix [out, in] given by rows."""
+    bnb = need("bitsandbytes", "qlora")
+    codes, magnitudes = [], []
+    for begin, end in _windows(*shape):
+        window = rows(begin, end).to(like).contiguous()
+        code, state = bnb.functional.quantize_4bit(window, blocksize=BLOCK, quant_type="nf4")
+        codes.append(code)
+        magnitudes.append(state.absmax)
+    joined = torch.cat(magnitudes)
+    offset = joined.mean()
+    nested, outer = bnb.functional.quantize_blockwise(joined - offset, blocksize=NESTED_BLOCK)
+    state.absmax, state.shape, state.offset, state.state2 = nested, torch.Size(shape), offset, outer
+    state.nested = True
+    return torch.cat(codes), state
+
+
+def _whole(rows: Rows, like: Tensor, shape: torch.Size) -> Tensor:
+    """All of a tensor, read by windows into the dtype and to the device of `like`."""
+    made = torch.empty(shape, dtype=like.dtype, device=like.device)
+    for begin, end in _windows(shape[0], max(1, made[0].numel())):
+        made[begin:end] = rows(begin, end)
+    return made
+
+
+def _windows(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Rows a window, so many that no block of weights lies in two."""
+    step = max(BLOCK, WINDOW // columns // BLOCK * BLOCK)
+    for begin in range(0, rows, step):
+        yield begin, min(begin + step, rows)
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Is the layer, or was it before it was quantized, transformers' Conv1D: a weight [in, out]?"""
+    return getattr(layer, "transposed", type(layer).__name__ == "Conv1D")
+
+
+def dequantize(layer: nn.Module, codes: Tensor | None = None) -> Tensor:
+    """The matrix that a layer in 4 bits computes with, as transformers stores it.
+
+    Args:
+        codes: all of the layer's, where it holds a part of them itself.
+    """
+    bnb = need("bitsandbytes", "qlora")
+    codes = layer.weight.data if codes is None else codes
+    found = bnb.functional.dequantize_4bit(codes, layer.quant_state)
+    return found.t() if is_transposed(layer) else found

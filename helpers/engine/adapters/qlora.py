@@ -1,0 +1,106 @@
+"""A model to fine-tune by adapters: its base frozen, in 4 bits or as it is, over the plan's ranks.
+
+    cut into stages -> base filled, matrix by matrix -> adapters -> shared over data ranks
+
+The adapters are all that is trained, summed and kept in checkpoints; the base comes from its files
+again, or from its seed. Under ZeRO-3 the ranks of dp_shard share the 4-bit codes too. Their
+magnitudes, an eighth of a bit a weight, are on every rank.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import UserError, need
+from ..files import weights
+from ..parallelize import parallelize
+from ..plan import ParallelPlan
+from .lora import add_adapters, fuse, load_adapters
+from .nf4 import fill_quantized
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """Which adapters, beside which base.
+
+    rank, alpha, dropout: of new adapters.
+    quantize: "nf4" for a base in 4 bits, None for one in the plan's precision.
+    adapters: a folder of adapters to go on with; it says their rank and alpha.
+    """
+
+    rank: int = 8
+    alpha: float = 16
+    dropout: float = 0.0
+    quantize: str | None = None
+    adapters: Path | None = None
+
+    def check(self, plan: ParallelPlan) -> None:
+        """Raise a UserError if adapters cannot be trained so, or a package is missing."""
+        need("peft", "qlora")
+        if self.quantize:
+            need("bitsandbytes", "qlora")
+        if plan.tp > 1:
+            raise UserError(
+                f"tp={plan.tp} splits the matrices that adapters stand beside: "
+                "use dp_replicate, dp_shard or pp with adapters"
+            )
+        if plan.compile:
+            raise UserError("compile is not made for adapters: leave out one of the two")
+        if plan.splits_backward:
+            raise UserError(
+                f"the schedule {plan.schedule} puts off weight gradients, which a frozen base has "
+                "not: choose 1f1b, gpipe or interleaved with adapters"
+            )
+        if plan.stage_layers and 0 in plan.stage_layers:
+            raise UserError(
+                f"the partition {plan.partition} leaves a stage without layers, so without "
+                "adapters to train: give each stage a layer"
+            )
+
+
+def load_adapted(
+    source: str | Path,
+    plan: ParallelPlan,
+    mesh: DeviceMesh,
+    how: Adapting,
+    *,
+    config: Any = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """This rank's part of a model with adapters, laid out; see weights.load_model.
+
+    The base is in the plan's precision, or in 4 bits with its arithmetic in that precision; the
+    adapters are float32.
+
+    Raises:
+        UserError: the plan does not allow it, a package is missing, or the files are broken.
+    """
+    how.check(plan)
+    dtype = plan.low_dtype or torch.float32
+    model, files = weights.blank_model(source, config, dtype)
+
+    def fill(model: nn.Module) -> None:
+        _unfold(model)
+        (fill_quantized if how.quantize else weights.fill)(model, files, seed, device)
+        model.tied_over_ranks = None  # frozen at both ends of a pipeline
+        if how.adapters is not None:
+            load_adapters(model, how.adapters)
+        else:
+            add_adapters(model, how.rank, how.alpha, how.dropout, seed=seed, source=source)
+        fuse(model)
+
+    return parallelize(model, plan, mesh, fill)
+
+
+def _unfold(model: nn.Module) -> None:
+    """Parameters in the shapes that files have: no tensor axis needs them otherwise."""
+    for name, shape in model.stored_shapes.items():
+        path, _, leaf = name.rpartition(".")
+        folded = model.get_parameter(name)
+        setattr(model.get_submodule(path), leaf, nn.Parameter(folded.detach().view(shape)))
+    model.stored_shapes = {}

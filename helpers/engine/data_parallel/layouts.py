@@ -1,0 +1,240 @@
+"""Data parallelism: who sums which gradients, and who keeps which state. One table:
+
+                        parameters    gradients     optimizer    by
+    DDP   dp_replicate  all           all           all          buckets, all-reduced
+    ZeRO-1  dp_shard    all           all           1/n          buckets, reduce-scattered
+    ZeRO-2  dp_shard    all           1/n           1/n          the same, each micro-batch
+    ZeRO-3  dp_shard    1/n           1/n           1/n          fully_shard
+    HSDP = MiCS         each of these over dp_shard, and summed over dp_replicate
+
+Sources: Rajbhandari et al. 2020, ZeRO, section 5; Zhang et al. 2022, MiCS, section 3; Zhao et al.
+2023, PyTorch FSDP, section 3.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..memory.recomputing import units
+from ..plan import ParallelPlan
+from ..tensor.gloo_exchange import Gather, Scatter
+from ..tensor.shards import chunk, local
+from .buckets import AllReduced, Buckets, ReduceScattered
+from .chunks import gather_chunks, scatter_rows
+from .hsdp import ReplicaSums
+from .owned_shards import OwnedShard, lower_, make_owned_shard
+
+
+def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
+    """ZeRO-3: shard every block, and what is left, over dp_shard. The sum over dp_replicate is
+    hsdp.py's.
+
+    Blocks are gathered one ahead of their use, beside the stage's block before, and freed after it.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    low = plan.low_dtype
+    policy = MixedPrecisionPolicy(
+        param_dtype=low, reduce_dtype=plan.sum_dtype if low else None, cast_forward_inputs=False
+    )
+    *blocks, rest = _wrapped(model, plan)
+    for unit in (*blocks, rest):
+        fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
+        unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
+        unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+    for stage in units(model, plan.activation):
+        for unit, following in itertools.pairwise(stage):
+            unit[0].set_modules_to_forward_prefetch([following[0]])
+    if mesh.device_type == "cpu":
+        for unit in blocks:  # without streams, a gather goes on by itself only if asked to
+            unit[0]._set_unshard_async_op(True)
+        for unit in (*blocks, rest):
+            unit[0].set_custom_all_gather(Gather())
+            unit[0].set_custom_reduce_scatter(Scatter())
+
+
+def _wrapped(model: nn.Module, plan: ParallelPlan) -> list[list[nn.Module]]:
+    """What is gathered together: blocks that are recomputed together, and all that is left."""
+    return [*itertools.chain(*units(model, plan.activation)), [model]]
+
+
+class FullyShard:
+    """ZeRO-3, which fully_shard does; here is what the trainer asks of it."""
+
+    def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
+        self.model, self.mesh = model, mesh
+        self.gradient_bytes = 0
+        self.trainable = _trainable(model)
+        own_dtype = next(iter(self.trainable.values())).dtype
+        self.dtype = plan.sum_dtype if plan.low_dtype else own_dtype
+        self.sums = None
+        if plan.dp_replicate > 1:
+            every, replicas = _wrapped(model, plan), mesh.get_group("dp_replicate")
+            self.sums = ReplicaSums(every, replicas, each_time=self.dtype != own_dtype)
+        self.parts = [
+            make_owned_shard(name, p, local(p.detach()), mesh, False, *_facts(model, name, p))
+            for name, p in self.trainable.items()
+        ]
+
+    def begin(self, last: bool, complete: bool) -> None:
+        """Before a backward: is it this rank's last of the step, and will its gradients be complete
+        after it, or do gradients of weights come later?"""
+        # shards sum gradients in every micro-batch: kept whole they would take what sharding saves
+        self.model.set_is_last_backward(last)
+        if self.sums:
+            self.sums.complete = complete
+
+    def end(self) -> None:
+        if self.sums:
+            self.sums.end()
+        self.gradient_bytes = sum(
+            local(p.grad).numel() * p.grad.element_size()
+            for p in self.trainable.values()
+            if p.grad is not None
+        )
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """Add a gradient of this rank's samples that came after the block's backward."""
+        parameter, shard = self.trainable[name], self.mesh.get_group("dp_shard")
+        own = scatter_rows(gradient.to(self.dtype), shard)
+        if self.sums and self.sums.each_time:
+            dist.all_reduce(own, group=self.sums.group)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        local(parameter.grad).add_(own)
+
+    def take(self) -> dict[str, Tensor]:
+        gradients = {n: local(p.grad) for n, p in self.trainable.items() if p.grad is not None}
+        self.model.zero_grad(set_to_none=True)
+        return gradients
+
+    def publish(self) -> None:
+        pass  # the next forward gathers what the optimizer wrote
+
+
+class Bucketed:
+    """DDP, ZeRO-1 and ZeRO-2: whole parameters on every rank, sums by buckets.
+
+    In low precision the model holds bf16 or fp16 copies and the parts are the float32 masters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: ParallelPlan,
+        mesh: DeviceMesh,
+        hook: Callable[..., Any] | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.gradient_bytes = 0
+        self.stage = plan.zero
+        self.shard = mesh.get_group("dp_shard")
+        # with weight gradients that come later there is nothing complete to send before the end
+        self.sends_each_time = self.stage == 2 and not plan.splits_backward
+        low = plan.low_dtype
+        before = _trainable(model)
+        self.parts = [
+            self._owned(name, p, low is not None, *_facts(model, name, p))
+            for name, p in before.items()
+        ]
+        if low is not None:
+            lower_(model, low, keep=lambda name: False)
+        self.trainable = _trainable(model)
+        self.buckets: Buckets | None = None
+        if plan.dp > 1 or low is not None:
+            own_dtype = next(iter(before.values())).dtype
+            dtype = plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own_dtype
+            self.buckets = self._make_buckets(plan, dtype, hook)
+
+    def _make_buckets(
+        self, plan: ParallelPlan, dtype: torch.dtype, hook: Callable[..., Any] | None
+    ) -> Buckets:
+        if self.stage == 0:
+            return AllReduced(self.trainable, dtype, data_group(self.mesh, plan), hook)
+        replicate = self.mesh.get_group("dp_replicate")
+        return ReduceScattered(self.trainable, dtype, self.shard, replicate)
+
+    def _owned(
+        self, name: str, parameter: Tensor, copy: bool, decays: bool, stages: int
+    ) -> OwnedShard:
+        tensor = local(parameter.detach())
+        if self.stage:
+            tensor = chunk(tensor, 0, self.shard.size(), self.shard.rank())
+        if copy:
+            tensor = tensor.float().clone()
+        return make_owned_shard(name, parameter, tensor, self.mesh, self.stage > 0, decays, stages)
+
+    def begin(self, last: bool, complete: bool) -> None:
+        if self.buckets:
+            self.buckets.begin(sends=complete or self.sends_each_time, last=complete)
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """Add a gradient of this rank's samples that came after the block's backward."""
+        if self.buckets:
+            self.buckets.add(name, gradient)
+            return
+        parameter = self.trainable[name]
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        local(parameter.grad).add_(gradient)
+
+    def end(self) -> None:
+        if self.buckets:
+            self.buckets.end()
+            self.gradient_bytes = max(self.gradient_bytes, self.buckets.alive_bytes())
+
+    def take(self) -> dict[str, Tensor]:
+        if self.buckets:
+            return self.buckets.take()
+        gradients = {n: local(p.grad) for n, p in self.trainable.items() if p.grad is not None}
+        for parameter in self.trainable.values():
+            parameter.grad = None
+        self.gradient_bytes = sum(t.numel() * t.element_size() for t in gradients.values())
+        return gradients
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """After the optimizer: bring the parts' new values into every rank's parameters."""
+        owned = {part.name: part.tensor for part in self.parts}
+        if not self.stage:
+            for name, parameter in self.trainable.items():
+                if parameter.dtype != owned[name].dtype:  # else it is the same memory
+                    local(parameter).copy_(owned[name])
+            return
+        for bucket in self.buckets.buckets:
+            whole = [local(parameter) for parameter in bucket.parameters]
+            gather_chunks([owned[name] for name in bucket.names], whole, self.shard)
+
+
+def data_parallel(
+    model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, hook: Callable[..., Any] | None = None
+) -> FullyShard | Bucketed:
+    """The plan's row of the table."""
+    if plan.zero == 3:
+        return FullyShard(model, plan, mesh)
+    return Bucketed(model, plan, mesh, hook)
+
+
+def data_group(mesh: DeviceMesh, plan: ParallelPlan) -> dist.ProcessGroup:
+    """All ranks that see other samples, replicas and shards together."""
+    if plan.dp_replicate == 1:
+        return mesh.get_group("dp_shard")
+    if plan.dp_shard == 1:
+        return mesh.get_group("dp_replicate")
+    return mesh["dp_replicate", "dp_shard"]._flatten("dp").get_group()
+
+
+def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int]:
+    """Does weight decay apply? To matrices, not to norms and biases, however they are held. And how
+    many pipeline ranks hold the parameter?"""
+    decays = len(model.stored_shapes.get(name, parameter.shape)) >= 2
+    return decays, 2 if name == model.tied_over_ranks else 1
+
+
+def _trainable(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -1,0 +1,101 @@
+"""What one rank's optimizer updates: the shard of each parameter that it owns, as a plain tensor.
+
+A shard may be the whole local parameter, a chunk of it, or a float32 master copy of either. It
+knows where it lies in the whole, so gradients, norms and checkpoints need not know the layout.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+
+@dataclass
+class OwnedShard:
+    """One parameter's shard that this rank's optimizer updates.
+
+    Attributes:
+        tensor: the leaf that the optimizer holds; shares the parameter's memory where it can.
+        shape, placements, mesh: of the whole; no mesh where every rank holds all of it.
+        copies: ranks of the world that hold the same numbers.
+        decays: does weight decay apply? To matrices, not to norms and biases.
+    """
+
+    name: str
+    tensor: nn.Parameter
+    shape: torch.Size
+    mesh: DeviceMesh | None
+    placements: tuple[Placement, ...]
+    copies: int
+    decays: bool
+
+    def whole(self, like: Tensor) -> Tensor:
+        """A tensor shaped like the shard (itself, a moment of Adam's) as a DTensor of the whole; as
+        it is where every rank holds all of it."""
+        if self.mesh is None:
+            return like
+        stride = torch.empty(self.shape, device="meta").stride()
+        return DTensor.from_local(
+            like, self.mesh, self.placements, run_check=False, shape=self.shape, stride=stride
+        )
+
+
+def make_owned_shard(
+    name: str,
+    parameter: Tensor,
+    tensor: Tensor,
+    mesh: DeviceMesh,
+    chunked: bool,
+    decays: bool,
+    stages: int = 1,
+) -> OwnedShard:
+    """The shard of a parameter that `tensor` holds.
+
+    Args:
+        parameter: as it lies in the model: plain, or a DTensor over tp, data ranks or both.
+        chunked: `tensor` is this rank's chunk along dim 0 over the dp_shard axis (ZeRO 1 and 2).
+        mesh: of the whole plan.
+        decays: does weight decay apply?
+        stages: pipeline ranks that hold the parameter.
+    """
+    placements: dict[str, Placement] = {}
+    if isinstance(parameter, DTensor):
+        names = parameter.device_mesh.mesh_dim_names
+        placements = dict(zip(names, parameter.placements, strict=True))
+    if chunked:
+        over_tp = placements.get("tp")
+        nested = isinstance(over_tp, Shard) and over_tp.dim == 0
+        tp = mesh["tp"].size()
+        placements["dp_shard"] = _StridedShard(0, split_factor=tp) if nested else Shard(0)
+    placements = {a: p for a, p in placements.items() if not isinstance(p, Replicate)}
+    axes = tuple(axis for axis in mesh.mesh_dim_names if axis in placements)
+    ranks = math.prod(mesh[axis].size() for axis in axes)
+    return OwnedShard(
+        name=name,
+        tensor=nn.Parameter(tensor),
+        shape=parameter.shape,
+        mesh=mesh[axes] if axes else None,
+        placements=tuple(placements[axis] for axis in axes),
+        copies=mesh.size() // mesh["pp"].size() // ranks * stages,
+        decays=decays,
+    )
+
+
+def lower_(model: nn.Module, dtype: torch.dtype, keep: Callable[[str], bool]) -> None:
+    """Replace the model's float parameters by copies in `dtype`, except those that `keep` names."""
+    replaced: dict[int, nn.Parameter] = {}  # tied modules share one copy
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            path = f"{prefix}.{name}" if prefix else name
+            if keep(path) or not parameter.is_floating_point():
+                continue
+            if id(parameter) not in replaced:
+                replaced[id(parameter)] = nn.Parameter(
+                    parameter.detach().to(dtype), requires_grad=parameter.requires_grad
+                )
+            setattr(module, name, replaced[id(parameter)])

@@ -1,0 +1,266 @@
+"""Checkpoints of a run: sharded, atomic, checked, and loadable under another plan.
+
+    checkpoints/step-00000010/          whole, or not there: it is written as .partial and renamed
+        __<rank>_*.distcp, .metadata    parameters and Adam's moments (torch.distributed.checkpoint)
+        rank-<rank>.pt                  that rank's random streams
+        manifest.json                   step, plan, what must not change, SHA-256 of every file,
+                                        itself included
+
+A tensor is stored with its place in the whole, under its Hugging Face name, so a rank of any plan
+reads just what it holds, whoever wrote it.
+"""
+
+import io
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from ..errors import UserError
+from ..ranks import on_all_ranks, over_ranks
+from ..tensor.shards import local
+from ..trainer import Trainer
+from .manifest import (
+    STEP,
+    list_checkpoints,
+    read_manifest,
+    sha256,
+    verify,
+    write_manifest,
+)
+
+
+class CheckpointFailed(RuntimeError):
+    """A checkpoint could not be written. One line; those before it are as they were."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `folder`.
+
+    Args:
+        keep: how many of the newest stay.
+        background: write while training goes on; each becomes visible once it is whole.
+        fixed: facts of the run that a resumed one must share (batch size, seed, data, ...).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 2,
+        background: bool = False,
+        fixed: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.keep, self.background = folder, keep, background
+        self.fixed = fixed or {}
+        # a group of its own: its messages must not mix with those of training
+        self.group = dist.new_group(backend="gloo") if background else None
+        self.pending: tuple[Any, Draft] | None = None
+
+    def save(self, trainer: Trainer) -> None:
+        """Write a checkpoint of the trainer's state. Every rank must call it.
+
+        Raises:
+            CheckpointFailed: on every rank, where one could not write.
+        """
+        self.finish()
+        facts = {
+            "step": trainer.steps_done,
+            "plan": trainer.plan.to_dict(),
+            "scaler": asdict(trainer.scaler),
+            "fixed": self.fixed,
+        }
+        folder = self.folder / f"step-{trainer.steps_done:08d}.partial"
+        state = state_of(trainer)
+        draft = Draft(folder, facts, random_streams(), sum(local(t).nbytes for t in state.values()))
+        with self._whole_or_gone(draft):
+            on_all_ranks(lambda: self._begin(folder) if dist.get_rank() == 0 else None)
+            if not self.background:
+                dcp.save(state, checkpoint_id=folder)
+                self._publish(draft)
+                return
+            state = {name: _alone(tensor) for name, tensor in state.items()}
+            future = dcp.async_save(state, checkpoint_id=folder, process_group=self.group)
+            self.pending = (future, draft)
+
+    def poll(self) -> None:
+        """Make a checkpoint visible that the background has finished on every rank."""
+        if self.pending and all(over_ranks(self.pending[0].done())):
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being written.
+
+        Raises:
+            CheckpointFailed: on every rank, where one could not write.
+        """
+        if self.pending is None:
+            return
+        future, draft = self.pending
+        self.pending = None
+        with self._whole_or_gone(draft):
+            future.result()
+            self._publish(draft)
+
+    def _begin(self, folder: Path) -> None:
+        """An empty draft; what a killed run had not finished goes."""
+        for stale in self.folder.glob("*.partial"):
+            shutil.rmtree(stale)
+        folder.mkdir(parents=True)
+
+    def _publish(self, draft: "Draft") -> None:
+        """Check in every file, and rename: from here on the checkpoint counts."""
+        sums = on_all_ranks(draft.check_in)
+        on_all_ranks(lambda: self._rename(draft, sums) if dist.get_rank() == 0 else None)
+
+    def _rename(self, draft: "Draft", sums: list[dict[str, str]]) -> None:
+        files = {name: digest for one in sums for name, digest in one.items()}
+        files[".metadata"] = sha256(draft.folder / ".metadata")
+        manifest = draft.facts | {"files": dict(sorted(files.items()))}
+        write_manifest(draft.folder, manifest)
+        final = draft.folder.with_suffix("")
+        whole = list_checkpoints(self.folder)
+        # later ones are of a run that this one has left by going on from an earlier checkpoint
+        later = [path for path in whole if path.name > final.name]
+        before = [path for path in whole if path.name < final.name]
+        if final in whole:
+            _drop(final)
+        draft.folder.rename(final)
+        for path in [*later, *[*before, final][: -self.keep]]:
+            _drop(path)
+
+    @contextmanager
+    def _whole_or_gone(self, draft: "Draft") -> Iterator[None]:
+        """A draft that cannot be finished makes room, and the reason is said in one line."""
+        try:
+            yield
+        except (OSError, dcp.CheckpointException) as error:
+            reason = _reason(error, draft)
+            if dist.get_rank() == 0:
+                shutil.rmtree(draft.folder, ignore_errors=True)
+            whole = list_checkpoints(self.folder)
+            left = f"the newest whole one is {whole[-1]}" if whole else "there is none before it"
+            raise CheckpointFailed(
+                f"the checkpoint of step {draft.facts['step']} could not be written: {reason}; "
+                f"{left}"
+            ) from error
+
+    def load(self, trainer: Trainer, path: Path) -> None:
+        """Put a checkpoint's state into a trainer of any plan. Every rank must call it.
+
+        Random streams go on where they were under the same plan; under another they start anew.
+
+        Raises:
+            UserError: a file is damaged or missing, or the run differs in what must not change.
+        """
+        manifest = on_all_ranks(lambda: read_manifest(path, self.fixed))[0]
+        names = list(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
+        on_all_ranks(lambda: verify(path, {name: manifest["files"][name] for name in names}))
+        state = state_of(trainer)
+        dcp.load(state, checkpoint_id=path)
+        trainer.steps_done = manifest["step"]
+        updates = manifest["step"] - manifest["scaler"]["skipped"]
+        for moments in trainer.optimizer.state.values():
+            moments["step"].fill_(updates)
+        for name, value in manifest["scaler"].items():
+            setattr(trainer.scaler, name, value)
+        trainer.data.publish()
+        if manifest["plan"] == trainer.plan.to_dict():
+            set_random_streams(torch.load(path / f"rank-{dist.get_rank()}.pt", weights_only=True))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint that is being written: its folder, and this rank's share of what goes in."""
+
+    folder: Path
+    facts: dict[str, Any]
+    streams: dict[str, Tensor]
+    size_bytes: int  # of this rank's tensors
+
+    def check_in(self) -> dict[str, str]:
+        """Write this rank's random streams; the checksums of its files, by name."""
+        rank = dist.get_rank()
+        buffer = io.BytesIO()  # torch.save hides what is wrong with a file that it writes itself
+        torch.save(self.streams, buffer)
+        mine = self.folder / f"rank-{rank}.pt"
+        mine.write_bytes(buffer.getbuffer())
+        return {path.name: sha256(path) for path in [*self.folder.glob(f"__{rank}_*"), mine]}
+
+
+def _drop(checkpoint: Path) -> None:
+    """Remove a checkpoint; a crash leaves no half of it under its name."""
+    gone = checkpoint.with_suffix(".gone.partial")
+    checkpoint.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _reason(error: BaseException, draft: Draft) -> str:
+    """Why a draft could not be written. Of a full disk torch says that a position is unexpected."""
+    free = shutil.disk_usage(draft.folder.parent).free
+    if free < draft.size_bytes:
+        return f"its disk is full, {free / 1e6:.1f} MB are left"
+    return str(error).strip().splitlines()[-1]
+
+
+def state_of(trainer: Trainer) -> dict[str, Tensor]:
+    """The trainer's tensors by name, as they lie in the whole; loading writes into them.
+
+    Parts that are empty here (fewer rows than ranks) have nothing to store or to load.
+    """
+    state: dict[str, Tensor] = {}
+    for part in trainer.parts:
+        if not part.tensor.numel():
+            continue
+        values = part.tensor.detach()
+        moments = trainer.optimizer.state[part.tensor]
+        if not moments:  # Adam makes them in its first step; a resumed run needs them before
+            moments["step"] = torch.zeros((), dtype=torch.float32, device=values.device)
+            moments["exp_avg"] = torch.zeros_like(values)
+            moments["exp_avg_sq"] = torch.zeros_like(values)
+        state[part.name] = part.whole(values)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[f"{part.name}/{moment}"] = part.whole(moments[moment])
+    return state
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own: async_save copies whole storages, and would copy all of a
+    parameter for each rank's chunk of it."""
+    part = local(tensor)
+    if part.untyped_storage().nbytes() == part.numel() * part.element_size():
+        return tensor
+    return tensor.clone()
+
+
+def random_streams() -> dict[str, Tensor]:
+    streams = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        streams["cuda"] = torch.cuda.get_rng_state()
+    return streams
+
+
+def set_random_streams(streams: dict[str, Tensor]) -> None:
+    torch.set_rng_state(streams["cpu"])
+    if "cuda" in streams and torch.cuda.is_available():
+        torch.cuda.set_rng_state(streams["cuda"])
+
+
+def pick(source: Path) -> Path:
+    """The checkpoint meant by a run's folder (its newest) or a checkpoint's own.
+
+    Raises:
+        UserError: there is none.
+    """
+    if STEP.fullmatch(source.name) and source.is_dir():
+        return source
+    whole = list_checkpoints(source / "checkpoints") or list_checkpoints(source)
+    if not whole:
+        raise UserError(f"{source} holds no checkpoint: nothing to resume")
+    return whole[-1]

@@ -1,0 +1,139 @@
+"""What a run leaves behind: metrics.jsonl, a line a step, and summary.json at the end."""
+
+import errno
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+HELD = ("metrics.jsonl", "summary.json", "checkpoints")
+PHASES = ("start", "load", "compile", "train", "evaluate", "save")
+
+
+def check_folder(out: Path, resume: bool = False) -> None:
+    """See that a run can be written to `out`, leaving nothing behind.
+
+    Raises:
+        UserError: the folder holds a run already, or cannot be written.
+    """
+    try:
+        if not resume and any((out / name).exists() for name in HELD):
+            raise UserError(f"{out} already holds a run: give another --out, or remove it")
+        nearest = next((p for p in (out, *out.parents) if p.exists()), Path("."))
+        if not nearest.is_dir():
+            raise UserError(f"cannot write to {out}: {nearest} is a file")
+        probe = nearest / f".write-test-{time.time_ns()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+
+
+def is_disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass
+class Clock:
+    """Where the time of a run goes, by phase."""
+
+    phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases_s[name] += time.perf_counter() - began
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count some seconds of one phase for another."""
+        self.phases_s[source] -= seconds
+        self.phases_s[target] += seconds
+
+
+class Metrics:
+    """The lines of metrics.jsonl. A rank that does not write keeps them in memory alone.
+
+    A resumed run keeps the lines of the `done` steps before its checkpoint and drops later ones.
+    """
+
+    def __init__(self, path: Path | None, done: int = 0) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.file = None
+        if path is None:
+            return
+        if done and path.exists():
+            self.lines = _lines_up_to(path, done)
+        draft = path.with_suffix(".part")  # a crash here must not cost the lines that there are
+        draft.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        draft.replace(path)
+        self.file = path.open("a", buffering=1)
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if self.file is None:
+            return
+        try:
+            self.file.write(json.dumps(line) + "\n")
+        except OSError:
+            with suppress(OSError):
+                self.file.close()  # else Python tries once more at its end, and complains
+            raise
+
+    def median_rate(self, key: str) -> float | None:
+        """The median of `key` per second over the steps after the warm-up, None without steps."""
+        lines = self.lines[warmup_steps(len(self.lines)) :]
+        if not lines:
+            return None
+        return statistics.median(line[key] / line["step_s"] for line in lines)
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
+
+
+def _lines_up_to(path: Path, step: int) -> list[dict[str, Any]]:
+    """The lines of a metrics file up to a step; a line that a crash cut short is not one."""
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if line["step"] <= step:
+            lines.append(line)
+    return lines
+
+
+def warmup_steps(steps: int) -> int:
+    """Steps left out of every throughput: the first tenth, at least two where there are five."""
+    return max(2, steps // 10) if steps >= 5 else 0
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json whole or not at all: readers never see half of it."""
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(summary, indent=1) + "\n")
+    draft.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide the numbers."""
+    from importlib import metadata
+
+    found = {"python": sys.version.split()[0]}
+    for package in ("torch", "transformers"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

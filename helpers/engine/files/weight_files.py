@@ -1,0 +1,189 @@
+"""Files of weights: find them, read a window of one tensor, write them in shards."""
+
+import errno
+import json
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError, need
+
+SHARD_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Which file of a folder holds each tensor."""
+
+    folder: Path
+    where: dict[str, str]  # name of a tensor -> name of its file
+
+    @classmethod
+    def find(cls, source: str) -> "WeightFiles | None":
+        """The weights of a folder or a hub id; None where a folder holds a configuration alone.
+
+        Raises:
+            UserError: the index is broken, or names a file that is not there.
+        """
+        folder = Path(source) if Path(source).is_dir() else _download(source)
+        index = _first(folder, "model.safetensors.index.json", "pytorch_model.bin.index.json")
+        if index is not None:
+            return cls(folder, _read_index(index))
+        single = _first(folder, "model.safetensors", "pytorch_model.bin")
+        if single is None:
+            return None
+        return cls(folder, dict.fromkeys(stored_names(single), single.name))
+
+    def has(self, name: str) -> bool:
+        return name in self.where
+
+    def read(
+        self,
+        names: Sequence[str],
+        stored: Sequence[int],
+        whole: Sequence[int],
+        offset: Sequence[int],
+        shape: Sequence[int],
+    ) -> Tensor:
+        """The window at `offset` of `shape` of the first tensor of `names` that there is.
+
+        Args:
+            stored: the shape that the tensor must have in the file.
+            whole: the shape of the same elements in the model, in which the window lies.
+
+        Raises:
+            UserError: none of the names is there, or the tensor has another shape.
+        """
+        name = next((n for n in names if n in self.where), None)
+        if name is None:
+            raise UserError(f"{self.folder.name} holds no weight {names[0]!r}: is it this model's?")
+        found = _open(self.folder / self.where[name], name)
+        held = found.get_shape() if hasattr(found, "get_shape") else found.shape
+        if list(held) != list(stored):
+            raise UserError(
+                f"{name} in {self.folder.name} has shape {list(held)}, the configuration says "
+                f"{list(stored)}"
+            )
+        window = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+        if list(stored) == list(whole):
+            return found[window]
+        if stored[0] == whole[0]:  # rows are rows in both: read these alone
+            rows = found[window[0]]
+            return rows.reshape(-1, *whole[1:])[(slice(None), *window[1:])]
+        return found[:].reshape(tuple(whole))[window]
+
+
+def _download(hub_id: str) -> Path:
+    """The local copy of a hub model's configuration and weights, fetched if need be."""
+    hub = need("huggingface_hub", "hf")
+    try:
+        files = hub.list_repo_files(hub_id) if not hub.constants.HF_HUB_OFFLINE else []
+        kind = "*.safetensors*" if any("safetensors" in f for f in files) else "pytorch_model*"
+        patterns = ["config.json", kind] if files else None
+        return Path(hub.snapshot_download(hub_id, allow_patterns=patterns))
+    except Exception as error:
+        # the hub's client raises many kinds; each means that the model could not be had
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"could not fetch {hub_id!r} from the hub: {reason}") from None
+
+
+def _first(folder: Path, *names: str) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        where = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, UnicodeDecodeError):
+        raise UserError(f"{index.name} in {index.parent.name} is no index of weights") from None
+    missing = sorted({file for file in where.values() if not (index.parent / file).is_file()})
+    if missing:
+        raise UserError(f"{index.parent.name} lacks {missing[0]}: copy or download it again")
+    return where
+
+
+def stored_names(path: Path) -> list[str]:
+    """The tensors in a file. Raises a UserError where it is broken."""
+    if path.suffix == ".bin":
+        return list(_load_pickle(path))
+    safetensors = need("safetensors", "hf")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path.name} in {path.parent.name} is broken: {error}") from None
+
+
+def _open(path: Path, name: str) -> Any:
+    """Something that can be indexed by slices and then reads only these from disk."""
+    if path.suffix == ".bin":
+        return _load_pickle(path)[name]
+    safetensors = need("safetensors", "hf")
+    try:
+        return safetensors.safe_open(path, framework="pt").get_slice(name)
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path.name} in {path.parent.name} is broken: {error}") from None
+
+
+def _load_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{path.name} in {path.parent.name} cannot be read: {reason}") from None
+
+
+def write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path | None) -> None:
+    """Write tensors as safetensors files of at most `SHARD_BYTES`, with an index where several.
+
+    With no folder the tensors are only asked for: making one whole may need every rank.
+    """
+    shards: list[dict[str, Tensor]] = [{}]
+    held = 0
+    written: list[Path] = []
+    for name, tensor in tensors:
+        if folder is None:
+            continue
+        size = tensor.numel() * tensor.element_size()
+        if held and held + size > SHARD_BYTES:
+            written.append(_write_shard(shards.pop(), folder, len(written)))
+            shards.append({})
+            held = 0
+        shards[-1][name] = tensor.detach().cpu().contiguous()
+        held += size
+    if folder is not None:
+        written.append(_write_shard(shards.pop(), folder, len(written)))
+        _name_shards(written)
+
+
+def _write_shard(tensors: dict[str, Tensor], folder: Path, number: int) -> Path:
+    safetensors = need("safetensors", "hf")
+    from safetensors.torch import save_file
+
+    path = folder / f"part-{number}.safetensors"
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        full = "No space left" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from None
+    return path
+
+
+def _name_shards(written: list[Path]) -> None:
+    """Give the files the names that transformers looks for."""
+    folder = written[0].parent
+    if len(written) == 1:
+        written[0].replace(folder / "model.safetensors")
+        return
+    where = {}
+    for number, path in enumerate(written, start=1):
+        name = f"model-{number:05d}-of-{len(written):05d}.safetensors"
+        where |= dict.fromkeys(stored_names(path), name)
+        path.replace(folder / name)
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

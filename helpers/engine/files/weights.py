@@ -1,0 +1,249 @@
+"""A model from a preset, a folder or the hub, each rank holding only its slices; and back again.
+
+The model is built without memory, laid out, and only then filled: from safetensors files, of which
+a rank reads just its part, or by initialisation. Initialisation draws one piece of the model (the
+embedding, a block, ...) at a time from a seed of that piece's own, and keeps this rank's slice, so
+it is the same whatever the layout and never holds more than one whole piece.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from ..errors import need
+from ..models.configurations import find_model, load_config, presets
+from ..models.families import family_of
+from ..parallelize import parallelize
+from ..pipeline.stages import Elsewhere
+from ..plan import ParallelPlan
+from ..tensor.shards import local
+from .weight_files import WeightFiles, write_weights
+
+# model type -> a parameter's name in the model -> its name in files, where transformers renames it
+NAMES_IN_FILES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+
+
+def load_model(
+    source: str | Path,
+    plan: ParallelPlan,
+    mesh: DeviceMesh,
+    *,
+    config: Any = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """A transformers causal language model, laid out over the mesh, on this rank's device.
+
+    Args:
+        source: a preset, a folder or a hub id. One without weights is initialised from `seed`.
+        config: used in place of the source's own; the weights must fit it.
+
+    Raises:
+        UserError: there is no such model, its files are broken, or the plan does not fit it.
+    """
+    model, files = blank_model(source, config, dtype)
+    plan.validate(model.config, world_size=mesh.size())
+    parallelize(model, plan, mesh)
+    fill(model, files, seed, device)
+    return model
+
+
+def blank_model(
+    source: str | Path, config: Any, dtype: torch.dtype
+) -> tuple[nn.Module, WeightFiles | None]:
+    """A model on the meta device, and the files to fill it from, where the source has some.
+
+    Args:
+        config: in place of the source's own, or None.
+    """
+    transformers = need("transformers", "hf")
+    config = config or load_config(source)
+    files = find_weights(source)
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype), files
+
+
+def find_weights(source: str | Path) -> WeightFiles | None:
+    """The files of a folder or a hub id; None of a preset or a folder without weights."""
+    return None if str(source) in presets() else WeightFiles.find(find_model(source))
+
+
+def fill(
+    model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device | str
+) -> None:
+    """Give a model on the meta device memory and values: those of `files`, or fresh ones."""
+    model.to_empty(device=device)
+    tie(model)
+    draw(model, seed, weights=files is None)
+    if files is not None:
+        read(model, files)
+
+
+def tie(model: nn.Module) -> None:
+    """Make embedding and head one parameter again, where the model ties them and has both here."""
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return
+    family = family_of(model.config)
+    head, embedding = model.get_submodule(family.head), model.get_submodule(family.embedding)
+    if not isinstance(head, Elsewhere):
+        head.weight = embedding.weight
+
+
+@torch.no_grad()
+def read(model: nn.Module, files: WeightFiles) -> None:
+    """Read this rank's slice of every parameter.
+
+    Raises:
+        UserError: a parameter is missing from the files, or has another shape there.
+    """
+    for name, parameter in model.named_parameters():
+        shape, offset = slice_of(parameter)
+        stored = model.stored_shapes.get(name, parameter.shape)
+        values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
+        local(parameter).copy_(values)
+    for name, buffer in model.named_buffers():
+        if files.has(name):
+            shape = buffer.shape
+            buffer.copy_(files.read([name], shape, shape, [0] * buffer.dim(), shape))
+
+
+def aliases(model: nn.Module, name: str) -> list[str]:
+    """Names under which files may hold a parameter: its own and its tied twins', as transformers
+    writes them and as they are, and each of these without the base model's prefix, as older
+    checkpoints have them."""
+    ours = dict(model.named_parameters(remove_duplicate=False))
+    twins = [twin for twin, parameter in ours.items() if parameter is ours[name]]
+    names = [name, *(twin for twin in twins if twin != name)]
+    names = [*(name_in_files(model, n) for n in names), *names]
+    prefix = model.base_model_prefix + "."
+    return names + [n.removeprefix(prefix) for n in names if n.startswith(prefix)]
+
+
+def name_in_files(model: nn.Module, name: str) -> str:
+    """What transformers calls a parameter in the files that it writes."""
+    return NAMES_IN_FILES.get(model.config.model_type, {}).get(name, name)
+
+
+def slice_of(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """This rank's part of a parameter: its shape, and its offset in the whole."""
+    if not isinstance(parameter, DTensor):
+        return tuple(parameter.shape), (0,) * parameter.dim()
+    return compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+
+
+@torch.no_grad()
+def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
+    """Initialise as transformers does, piece by piece; also sets the buffers no file holds.
+
+    With `weights` false only the buffers are set.
+    """
+    drawn: set[int] = set()  # a tied parameter is drawn once, in the first piece that has it
+    for name, piece in pieces(model, model.base_model):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, name))
+            _draw_piece(piece, model._init_weights, drawn, weights)
+
+
+def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The parts that are drawn one at a time: children, with the list of blocks taken apart."""
+    for name, child in module.named_children():
+        if child is base or isinstance(child, nn.ModuleList):
+            yield from pieces(child, base, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child
+
+
+def _draw_piece(piece: nn.Module, initialise: Callable, drawn: set[int], weights: bool) -> None:
+    """Put whole parameters in the place of this rank's slices, initialise, and keep the slices."""
+    slots = [
+        (module, name, parameter)
+        for module in piece.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    ]
+    for module, name, parameter in slots:
+        device = "cpu" if weights else "meta"  # on the CPU, so that every device draws alike
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        module._parameters[name] = nn.Parameter(whole)
+    piece.apply(initialise)
+    for module, name, parameter in slots:
+        whole, module._parameters[name] = module._parameters[name], parameter
+        if weights and id(parameter) not in drawn:
+            shape, offset = slice_of(parameter)
+            local(parameter).copy_(whole[_window(shape, offset)])
+            drawn.add(id(parameter))
+
+
+def _window(shape: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+
+
+def seed_of(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
+
+
+def save_model(model: nn.Module, folder: str | Path) -> None:
+    """Write a Hugging Face folder that transformers loads: configuration and whole weights.
+
+    Every rank must call it; the first one writes. One parameter is whole in memory at a time.
+    """
+    folder = Path(folder)
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        model.config.save_pretrained(folder)
+    named = ((name_in_files(model, name), whole) for name, whole in whole_weights(model))
+    write_weights(named, folder if first else None)
+
+
+def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and whole values as transformers has them, one at a time, from whichever pipeline rank
+    holds them. Every rank must iterate."""
+    mine = dict(model.named_parameters())
+    facts = {n: (model.stored_shapes.get(n, p.shape), p.dtype) for n, p in mine.items()}
+    return over_stages(model, facts, lambda name: whole(mine[name]).reshape(facts[name][0]))
+
+
+def over_stages(
+    model: nn.Module,
+    mine: dict[str, tuple[torch.Size, torch.dtype]],
+    make: Callable[[str], Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and values, one at a time, on every pipeline rank; every rank must iterate.
+
+    Args:
+        mine: shape and dtype of what this rank has, by name.
+        make: the value of one of these, which all ranks that have it ask for together.
+    """
+    group = model.mesh.get_group("pp")
+    held: list[Any] = [None] * group.size()
+    dist.all_gather_object(held, mine, group=group)
+    device = next(model.parameters()).device
+    seen: set[str] = set()
+    for owner, facts in enumerate(held):
+        for name, (shape, dtype) in facts.items():
+            if name in seen:
+                continue
+            seen.add(name)
+            here = owner == group.rank()
+            value = make(name) if here else torch.empty(shape, dtype=dtype, device=device)
+            if group.size() > 1:
+                value = value.contiguous()
+                dist.broadcast(value, group=group, group_src=owner)
+            yield name, value
+
+
+def whole(parameter: Tensor) -> Tensor:
+    """The value of a parameter, made of all ranks' parts where it is split."""
+    value = parameter.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,0 +1,53 @@
+"""Attention that keeps the documents of a packed row apart.
+
+documents   0 0 0 0 1 1 1 2 2 -       which document of its row a token is of; -1 is padding
+positions   0 1 2 3 0 1 2 0 1 0       they start again with each
+attention   a token sees itself and what came before it in its own document
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+
+PADDING = -1
+
+
+def positions(documents: Tensor) -> Tensor:
+    """The position of each token in its document. [batch, seq] to [batch, seq]."""
+    index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return index - index.where(begins, 0).cummax(1).values
+
+
+def attention_mask(documents: Tensor) -> Tensor:
+    """Which keys (last dim) a query may see. [batch, seq] to boolean [batch, 1, seq, seq].
+
+    Padding sees padding, so that no row of the mask is empty: softmax over nothing is not a number.
+    """
+    same = documents.unsqueeze(2) == documents.unsqueeze(1)
+    return same.tril().unsqueeze(1)
+
+
+def model_inputs(documents: Tensor) -> dict[str, Tensor]:
+    """What a transformers model needs beside the ids of packed rows. documents: [batch, seq].
+
+    The mask is given whole: from positions alone transformers finds the documents for some
+    architectures and not for others (not for Falcon), and says nothing.
+    """
+    return {"position_ids": positions(documents), "attention_mask": attention_mask(documents)}
+
+
+def check_packing(config: Any, seq_len: int) -> None:
+    """Raise a UserError if the model's attention cannot be kept inside documents by a mask."""
+    if getattr(config, "alibi", False):
+        raise UserError("this model's ALiBi takes no mask of documents: train it without packing")
+    window = getattr(config, "sliding_window", None)
+    if window and seq_len > window:
+        raise UserError(
+            f"rows of {seq_len} tokens are longer than this model's attention window of {window}: "
+            "train it without packing, or with shorter rows"
+        )

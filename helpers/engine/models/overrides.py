@@ -1,0 +1,56 @@
+"""Another number of layers, width or heads for a configuration, and what follows from them."""
+
+from typing import Any
+
+from ..errors import UserError
+from .families import kv_heads
+
+MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size")
+
+
+def override(config: Any, **fields: Any) -> None:
+    """Replace fields of a transformers configuration, in place; those that are None are left alone.
+
+    With the width, the MLP's width goes in proportion. With the width or the heads, a head's size
+    follows, and GPT-J's rotary part shrinks to it where it must.
+
+    Raises:
+        UserError: the heads do not divide the width, or heads and key-value heads do not fit.
+    """
+    before = {"hidden": config.hidden_size, "heads": config.num_attention_heads}
+    for key, value in fields.items():
+        if value is not None:
+            setattr(config, key, value)
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    if {"hidden": hidden, "heads": heads} == before:
+        return
+    for key in MLP_WIDTHS:
+        if getattr(config, key, None):
+            setattr(config, key, getattr(config, key) * hidden // before["hidden"])
+    if hidden % heads:
+        raise UserError(f"heads={heads} does not divide hidden={hidden}: change one of them")
+    if heads % kv_heads(config):
+        raise UserError(
+            f"heads={heads} is no multiple of the {kv_heads(config)} key-value heads that the "
+            "model has"
+        )
+    head = hidden // heads
+    if "head_dim" in vars(config):
+        config.head_dim = head
+    if getattr(config, "rotary_dim", None):
+        config.rotary_dim = min(config.rotary_dim, head)
+    if _rotated(config, head) % 2:
+        raise UserError(
+            f"hidden={hidden} makes {heads} heads of {head}, of which rotary positions turn "
+            f"{_rotated(config, head)}: that must be even"
+        )
+
+
+def _rotated(config: Any, head: int) -> int:
+    """How much of a head of that width rotary positions turn."""
+    if getattr(config, "rotary_dim", None):
+        return config.rotary_dim
+    rope = getattr(config, "rope_parameters", None)
+    if not rope or getattr(config, "alibi", False):
+        return 0
+    return int(head * rope.get("partial_rotary_factor", 1.0))

@@ -1,0 +1,297 @@
+"""Pipeline schedules as data: what each rank does, in which order.
+
+Every schedule here but the last is one rule with other numbers. A rank runs `warmup` forwards, then
+one forward and one backward in turn, then the backwards that are left:
+
+    schedule       warmup on rank r       most in flight on rank r   bubble, share of the step
+    naive          0                      1                          (p-1) / p
+    gpipe          m                      m                          (p-1) / (m+p-1)
+    1f1b           p-1-r                  min(m, p-r)                (p-1) / (m+p-1)
+    interleaved    (v-1) g + 2 (p-1-r)    min(v m, warmup+1) / v     ((p-1)/v) / (m + (p-1)/v)
+    zero-bubble    p-1-r, W late by r     min(m, p)                  (p-1) / (3m+p-1)
+    zero-bubble-v  two warm-ups           min(m, p)                  (p-1) / (6m+p-1)
+
+p ranks, m micro-batches, v virtual stages a rank, g micro-batches a round; ranks equal, F, I and W
+of equal length and m large enough. `predicted_bubble` has the forms for other cases.
+
+Sources: gpipe, Huang et al. 2018 (arXiv 1811.06965); 1f1b, Narayanan et al. 2019 (PipeDream) and
+2021 (arXiv 2006.09503, flush); interleaved, Narayanan et al. 2021 (arXiv 2104.04473), section 2.2;
+zero-bubble (ZB-H1) and zero-bubble-v (ZB-V), Qi et al. 2023 (arXiv 2401.10241), sections 2 and 6.
+
+The SageMaker model parallel library called them otherwise: its `simple` is gpipe, and its
+`interleaved`, which runs a backward as soon as there is one, is roughly 1f1b. The interleaved
+schedule with virtual stages it did not have.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..errors import UserError
+
+FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
+
+
+class Action(NamedTuple):
+    """One computation of one stage on one micro-batch.
+
+    kind: `F` forward; `B` whole backward, or its two halves: `I` gradient of the stage's input,
+        which the stage before waits for, and `W` gradients of its weights, which nobody waits for.
+    stage: number in the whole model, over ranks and virtual stages.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        """`2F0`: stage 2, forward, micro-batch 0. torch.distributed.pipelining writes the same."""
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each rank does.
+
+    name: for pictures and messages.
+    ranks: the actions of each rank, in order.
+    rank_of: the rank of each stage.
+    microbatches: how many each stage sees.
+    """
+
+    name: str
+    ranks: tuple[tuple[Action, ...], ...]
+    rank_of: tuple[int, ...]
+    microbatches: int
+
+    @property
+    def pp(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.ranks)
+
+    @property
+    def stages(self) -> int:
+        """Stages of the model: ranks times virtual stages."""
+        return len(self.rank_of)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that `rank` holds, in the model's order."""
+        return tuple(stage for stage, owner in enumerate(self.rank_of) if owner == rank)
+
+
+Order = list[tuple[int, int]]  # (stage, micro-batch)
+
+
+def naive(pp: int, microbatches: int) -> Schedule:
+    """Layers split over ranks and nothing else: one rank works at a time."""
+    return _one_stage_each("naive", pp, microbatches, lambda rank: 0)
+
+
+def gpipe(pp: int, microbatches: int) -> Schedule:
+    """All forwards, then all backwards. Every micro-batch is in flight at once."""
+    return _one_stage_each("gpipe", pp, microbatches, lambda rank: microbatches)
+
+
+def one_f_one_b(pp: int, microbatches: int) -> Schedule:
+    """Backward as soon as there is one: gpipe's time, and at most p-r micro-batches on rank r."""
+    return _one_stage_each("1f1b", pp, microbatches, lambda rank: pp - 1 - rank)
+
+
+def zero_bubble_h1(pp: int, microbatches: int) -> Schedule:
+    """1f1b with backward in halves, W late by `rank` micro-batches: it fills the wait at the end.
+
+    The first rank's input gradient has no receiver, so it keeps the whole backward.
+    """
+    return _one_stage_each(
+        "zero-bubble", pp, microbatches, lambda rank: pp - 1 - rank, late=lambda rank: rank
+    )
+
+
+def interleaved_1f1b(pp: int, microbatches: int, virtual: int) -> Schedule:
+    """1f1b over `virtual` stages a rank: stage s on rank s mod p, each v times as short.
+
+    Micro-batches go in rounds: a round passes the first of a rank's stages, then the second, and so
+    on. The paper wants rounds of p. Rounds of unequal size, none below p and the larger ones first,
+    reach the same bubble with any number of micro-batches from p on; with the smaller ones first
+    ranks would wait for each other forever. Fewer than p make one round and a larger bubble.
+    """
+    _check("interleaved", pp=pp, microbatches=microbatches, virtual=virtual)
+    if virtual == 1:
+        return replace(one_f_one_b(pp, microbatches), name="interleaved")
+    rounds = max(1, microbatches // pp)
+    size, larger = divmod(microbatches, rounds)
+    sizes = [size + 1] * larger + [size] * (rounds - larger)
+    ranks = []
+    for rank in range(pp):
+        stages = range(rank, pp * virtual, pp)
+        forwards, backwards = _by_rounds(stages, sizes), _by_rounds(stages[::-1], sizes)
+        warmup = (virtual - 1) * sizes[0] + 2 * (pp - 1 - rank)
+        ranks.append(_take_turns(forwards, backwards, warmup))
+    rank_of = tuple(range(pp)) * virtual
+    return Schedule("interleaved", tuple(ranks), rank_of, microbatches)
+
+
+def zero_bubble_v(pp: int, microbatches: int) -> Schedule:
+    """Two stages a rank, placed as a V, with backward in halves: hardly a bubble at 1f1b's memory.
+
+    Stage s and stage 2p-1-s share a rank, so the first rank has both ends of the model, and the
+    last passes its result on to itself. Made for F, I and W of equal length.
+    """
+    _check("zero-bubble-v", pp=pp, microbatches=microbatches)
+    rank_of = (*range(pp), *reversed(range(pp)))
+    ranks = tuple(_v_rank(rank, pp, microbatches) for rank in range(pp))
+    return Schedule("zero-bubble-v", ranks, rank_of, microbatches)
+
+
+def _v_rank(rank: int, pp: int, microbatches: int) -> tuple[Action, ...]:
+    """One rank of ZB-V: down is its stage on the way down the V, up the one on the way up."""
+    down, up = rank, 2 * pp - 1 - rank
+    total = max(microbatches, 2 * pp - 1)  # the pattern needs as many; those too many are dropped
+    turn = [(INPUT, down), (WEIGHT, down), (FORWARD, up), (INPUT, up), (WEIGHT, up)]
+    pattern = [
+        *[(FORWARD, down)] * (2 * (pp - rank) - 1),
+        *[(FORWARD, up), (FORWARD, down)] * rank,
+        *[(FORWARD, up), (INPUT, up), (WEIGHT, up)] * (pp - rank),
+        *[(FORWARD, down), *turn] * (total - 2 * pp + rank + 1),
+        *turn * (pp - 1 - rank),
+        *[(INPUT, down), (INPUT, up)] * rank,
+        *[(INPUT, down), (WEIGHT, down)] * (pp - rank),
+        *[(WEIGHT, up)] * rank,
+        *[(WEIGHT, down)] * rank,
+    ]
+    done: Counter[tuple[str, int]] = Counter()
+    actions = []
+    for step in pattern:
+        if done[step] < microbatches:
+            actions.append(Action(*step, microbatch=done[step]))
+        done[step] += 1
+    return tuple(actions)
+
+
+def _one_stage_each(
+    name: str,
+    pp: int,
+    microbatches: int,
+    warmup: Callable[[int], int],
+    late: Callable[[int], int] = lambda rank: 0,
+) -> Schedule:
+    """Stage s on rank s; `warmup` and `late` by rank."""
+    _check(name, pp=pp, microbatches=microbatches)
+    ranks = []
+    for rank in range(pp):
+        order = [(rank, i) for i in range(microbatches)]
+        ranks.append(_take_turns(order, order, warmup(rank), late(rank)))
+    return Schedule(name, tuple(ranks), tuple(range(pp)), microbatches)
+
+
+def _take_turns(
+    forwards: Order, backwards: Order, warmup: int, late: int = 0
+) -> tuple[Action, ...]:
+    """`warmup` forwards, then a forward and a backward in turn, then the backwards that are left.
+
+    With `late`, backwards are in halves and W comes so many backwards after its I.
+    """
+    ahead = min(warmup, len(forwards))
+    actions = [Action(FORWARD, *place) for place in forwards[:ahead]]
+    for i, place in enumerate(backwards):
+        actions += [Action(FORWARD, *after) for after in forwards[ahead + i : ahead + i + 1]]
+        actions.append(Action(INPUT if late else BACKWARD, *place))
+        if late and i >= late:
+            actions.append(Action(WEIGHT, *backwards[i - late]))
+    if late:
+        actions += [Action(WEIGHT, *place) for place in backwards[-late:]]
+    return tuple(actions)
+
+
+def _by_rounds(stages: range, sizes: list[int]) -> Order:
+    """Round after round; in a round stage after stage; in a stage its micro-batches."""
+    order, first = [], 0
+    for size in sizes:
+        order += [(stage, first + i) for stage in stages for i in range(size)]
+        first += size
+    return order
+
+
+def _check(name: str, **counts: int) -> None:
+    for what, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise UserError(f"{name} needs a whole number of {what} of at least 1, not {count!r}")
+
+
+def _check_name(name: str) -> None:
+    if name not in SCHEDULES:
+        raise UserError(f"no schedule is called {name!r}; there is {', '.join(SCHEDULES)}")
+
+
+ONE_STAGE = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "zero-bubble": zero_bubble_h1,
+}
+SCHEDULES = (*ONE_STAGE, "interleaved", "zero-bubble-v")
+
+
+def make_schedule(name: str, pp: int, microbatches: int, virtual: int | None = None) -> Schedule:
+    """The schedule called `name`, one of SCHEDULES.
+
+    Args:
+        pp: ranks of the pipeline.
+        microbatches: how many a step has.
+        virtual: stages a rank; any number for `interleaved` (2 unless given), two for
+            `zero-bubble-v`, one for all others.
+
+    Raises:
+        UserError: no such schedule, a number below 1, or virtual stages that it does not have.
+    """
+    _check_name(name)
+    if name == "interleaved":
+        return interleaved_1f1b(pp, microbatches, 2 if virtual is None else virtual)
+    fixed = 2 if name == "zero-bubble-v" else 1
+    if virtual not in (None, fixed):
+        raise UserError(
+            f"{name} has {fixed} stage{'s' if fixed > 1 else ''} a rank, not {virtual}; "
+            "interleaved takes any number of virtual stages"
+        )
+    return ONE_STAGE[name](pp, microbatches) if fixed == 1 else zero_bubble_v(pp, microbatches)
+
+
+def predicted_bubble(
+    name: str,
+    pp: int,
+    microbatches: int,
+    virtual: int = 1,
+    forward_s: float = 1.0,
+    input_s: float = 1.0,
+    weight_s: float = 1.0,
+) -> float:
+    """The papers' closed form of the bubble: the share of the step in which ranks wait, with equal
+    stages and links without delay.
+
+    Args:
+        forward_s, input_s, weight_s: of all of a rank's stages together; B is I and W together.
+
+    The forms for fewer micro-batches than ranks are not in the papers; they fit the simulator.
+
+    Raises:
+        UserError: no such schedule, or no closed form: for zero-bubble where W is longer than F or
+            I, and for zero-bubble-v where F, I and W are not equal.
+    """
+    _check_name(name)
+    p, m, v = pp, microbatches, virtual
+    step_s = forward_s + input_s + weight_s  # of one micro-batch on one rank
+    if name == "naive":
+        makespan_s = m * p * step_s
+    elif name in ("gpipe", "1f1b"):
+        makespan_s = (m + p - 1) * step_s
+    elif name == "interleaved":
+        makespan_s = (max(m, p) + (min(m, p) - 1) / v) * step_s
+    elif name == "zero-bubble" and weight_s <= min(forward_s, input_s):
+        filled = min(m, p) - 1
+        makespan_s = m * step_s + (p - 1) * (forward_s + input_s) - filled * weight_s
+    elif name == "zero-bubble-v" and forward_s == input_s == weight_s:
+        makespan_s = m * step_s + max(p - 1, 4 * (p - 1) - 2 * (m - 1)) * forward_s / 2
+    else:
+        raise UserError(f"{name} has no closed form for these times; simulate it")
+    return 1 - m * step_s / makespan_s

@@ -1,0 +1,223 @@
+"""Cut a model into the stages of a pipeline.
+
+    rank 0   [embedding  block 0  block 1]    hidden states [batch, seq, hidden]
+    rank 1                                 -> [block 2  block 3  norm  head] -> loss
+
+A rank's model is the same transformers model without the modules that other ranks own, names kept.
+A stage is a stretch of it; with virtual stages a rank has several. A stage runs through the base
+model's own forward, which makes positions and masks and goes through the list of blocks: what is
+not the stage's is passed over, what the stage before sent goes in before its first block, and what
+it hands on is taken out after its last.
+
+A head that is tied to the embedding needs the same matrix at both ends: the last rank then keeps
+the embedding too, and the two sum its gradients.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.blocks import on_input
+from ..models.families import Family
+from .partition import balance, layer_ranges, model_costs
+from .schedules import Schedule
+
+SEQ_LEN = 1024  # at which attention is counted where layers are balanced over stages
+
+
+class Elsewhere(nn.Module):
+    """In the place of a module that another stage has: gives zeros, which nobody uses.
+
+    shape: of what it gives. Between blocks it has dims, since some models index what a block gives.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        like = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        return torch.zeros((), device=like.device).expand(self.shape)
+
+
+class Exit(Elsewhere):
+    """In the place of the first module after a stage: keeps what comes to it."""
+
+    kept: Tensor | None = None
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self.kept = hidden_states
+        return super().forward(hidden_states)
+
+    def take(self) -> Tensor:
+        kept, self.kept = self.kept, None
+        return kept
+
+
+@dataclass(eq=False)
+class Stage:
+    """A stretch of the model.
+
+    index: over all ranks, in the model's order.
+    blocks: by their names in the model's list of blocks.
+    modules: that list with something in the place of all other blocks, so that the model's loop
+        counts as it always does.
+    first, last: does it begin with the embedding, does it end with the loss?
+    entry: its first module after the embedding.
+    exit: what follows its last module; of the last stage nothing does.
+    norm: in the place of the model's last norm, where the stage does not end with it.
+    """
+
+    index: int
+    blocks: dict[str, nn.Module]
+    modules: dict[str, nn.Module]
+    first: bool
+    last: bool
+    entry: nn.Module
+    exit: Exit | None = None
+    norm: Elsewhere | None = None
+    received: Tensor | None = None
+
+    def listen(self) -> None:
+        """Let what was received take the place of what the base model hands to the entry."""
+        if self.first:
+            return
+        self.entry.register_forward_pre_hook(
+            on_input(lambda placeholder: self.received), prepend=True, with_kwargs=True
+        )
+
+    def run(
+        self,
+        model: nn.Module,
+        family: Family,
+        input_ids: Tensor,
+        received: Tensor | None,
+        **options: Tensor,
+    ) -> Tensor:
+        """The stage's hidden states: after the last norm from the last stage, else what goes to
+        the next one.
+
+        Args:
+            input_ids: [batch, seq], of which stages after the first use the shape.
+            received: what the stage before handed on, [batch, seq, hidden], under sequence
+                parallelism this rank's part of the sequence; None for the first stage.
+            options: for the base model, as positions and mask of packed rows.
+        """
+        shape = (*input_ids.shape, model.config.hidden_size)
+        inputs = {"input_ids": input_ids}
+        if not self.first:
+            inputs = {"inputs_embeds": received.new_zeros(()).expand(shape)}
+        if self.norm is not None:
+            self.norm.shape = shape
+        self.received = received
+        with self._alone(model, family):
+            hidden = model.base_model(**inputs, use_cache=False, **options)[0]
+        self.received = None
+        return hidden if self.last else self.exit.take()
+
+    @contextmanager
+    def _alone(self, model: nn.Module, family: Family) -> Iterator[None]:
+        """For so long, the base model has this stage's modules and no others."""
+        stack, norm = model.get_submodule(family.blocks), model.get_submodule(family.norm)
+        of_rank, stack._modules = stack._modules, self.modules
+        if self.norm is not None:
+            _replace(model, family.norm, self.norm)
+        try:
+            yield
+        finally:
+            stack._modules = of_rank
+            _replace(model, family.norm, norm)
+
+
+def cut(
+    model: nn.Module,
+    family: Family,
+    schedule: Schedule,
+    stage_layers: Sequence[int] | None,
+    rank: int,
+) -> None:
+    """Take out what pipeline rank `rank` does not own.
+
+    Args:
+        schedule: of any number of micro-batches; says which stages a rank has.
+        stage_layers: how many layers each stage has, None to balance them.
+
+    Sets on the model:
+        stages: of this rank.
+        tied_over_ranks: the parameter that the first and the last stage's rank both hold, or None.
+        parameter_count: of the whole model.
+    """
+    counts = stage_layers or auto_partition(model, schedule.stages)
+    embedding, head = model.get_submodule(family.embedding), model.get_submodule(family.head)
+    tied = embedding.weight is head.weight
+    names = {id(p): name for name, p in model.named_parameters()}
+    model.parameter_count = sum(p.numel() for p in model.parameters())
+    both = tied and schedule.rank_of[0] != schedule.rank_of[-1]
+    model.tied_over_ranks = names[id(embedding.weight)] if both else None
+    model.stages = _stages(model, family, schedule, counts, rank)
+    _remove_blocks(model.get_submodule(family.blocks), model.stages)
+    if not any(stage.last for stage in model.stages):
+        for path in (family.norm, family.head):
+            _replace(model, path)
+    if not any(stage.first for stage in model.stages):
+        kept = (family.blocks, family.norm)
+        needed = tied and any(stage.last for stage in model.stages)
+        for path in _front(model, family):
+            if path not in kept and not (needed and path == family.embedding):
+                _replace(model, path)
+
+
+def auto_partition(model: nn.Module, stages: int) -> tuple[int, ...]:
+    """Layers of each stage by the modelled cost of the model's parts."""
+    if stages == 1:
+        return (model.config.num_hidden_layers,)
+    longest = getattr(model.config, "max_position_embeddings", None) or SEQ_LEN
+    return balance(model_costs(model, min(SEQ_LEN, longest)), stages)
+
+
+def _stages(
+    model: nn.Module, family: Family, schedule: Schedule, counts: Sequence[int], rank: int
+) -> list[Stage]:
+    ranges = layer_ranges(counts)
+    return [
+        _stage(model, family, index, ranges[index], last=index == schedule.stages - 1)
+        for index in schedule.stages_of(rank)
+    ]
+
+
+def _stage(model: nn.Module, family: Family, index: int, layers: range, last: bool) -> Stage:
+    stack, norm = model.get_submodule(family.blocks), model.get_submodule(family.norm)
+    blocks = {str(layer): stack[layer] for layer in layers}
+    modules = {str(layer): Elsewhere((1, 1, 1)) for layer in range(len(stack))} | blocks
+    if last:
+        return Stage(index, blocks, modules, index == 0, last, next(iter(blocks.values()), norm))
+    exit, after_loop = Exit((1, 1, 1)), Elsewhere()
+    if layers.stop < len(stack):
+        modules[str(layers.stop)] = exit
+    else:
+        after_loop = exit
+    entry = next(iter(blocks.values()), exit)
+    return Stage(index, blocks, modules, index == 0, last, entry, exit, after_loop)
+
+
+def _remove_blocks(stack: nn.ModuleList, stages: Sequence[Stage]) -> None:
+    """Delete entries of the list under their names; ModuleList itself would number anew."""
+    kept = {name for stage in stages for name in stage.blocks}
+    for name in [name for name, _ in stack.named_children() if name not in kept]:
+        del stack._modules[name]
+
+
+def _front(model: nn.Module, family: Family) -> list[str]:
+    """Paths of the base model's children that have parameters."""
+    prefix = family.blocks.rpartition(".")[0]
+    children = model.get_submodule(prefix).named_children()
+    return [f"{prefix}.{name}" for name, child in children if any(True for _ in child.parameters())]
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module | None = None) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module or Elsewhere())

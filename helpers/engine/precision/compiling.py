@@ -1,0 +1,74 @@
+"""Blocks compiled one by one, and what compiling took.
+
+The blocks of a model are the same code on other weights, so one compiled graph serves them all and
+compiling takes as long for four layers as for forty. Messages between ranks are left out of the
+graphs: a block is compiled in the pieces between them.
+
+Only training is compiled: evaluation runs the blocks as they are.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..memory.recomputing import in_training
+from ..models.families import Family
+
+KEPT = 10_000  # graphs that torch keeps count of; it forgets all but the last 64 by itself
+
+
+def check_compiler() -> None:
+    """Raise a UserError if there is no C++ compiler, which torch.compile needs on every machine."""
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, RuntimeError):
+        install = "xcode-select --install" if sys.platform == "darwin" else "apt install g++"
+        raise UserError(
+            f"compile needs a C++ compiler, and none was found: install one ({install}), or set "
+            "CXX to its path"
+        ) from None
+
+
+def apply_compile(model: nn.Module, family: Family) -> None:
+    """Compile the forward of every block that this rank has; names and modules stay."""
+    from torch._dynamo.utils import set_compilation_metrics_limit
+
+    set_compilation_metrics_limit(KEPT)
+    for block in model.get_submodule(family.blocks):
+        compiled: Callable = torch.compile(block.forward)
+        block.forward = in_training(block, compiled, block.forward)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One graph that was compiled. `reason` is empty the first time; later it is the guard that
+    the call did not meet."""
+
+    name: str
+    seconds: float
+    reason: str
+
+
+def compilations() -> list[Compilation]:
+    """All of this process so far, in order."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return [
+        Compilation(
+            name=one.co_name or "backward",
+            seconds=(one.duration_us or 0) / 1e6,
+            reason=(one.recompile_reason or "").strip(),
+        )
+        for one in get_compilation_metrics()
+    ]
+
+
+def compile_s() -> float:
+    """Seconds that this process has spent on compiling."""
+    return sum(one.seconds for one in compilations())

@@ -1,0 +1,100 @@
+"""The optimizer's side of a step: groups, the true gradient norm, learning-rate schedules.
+
+The optimizer works on each rank's parts as plain tensors. AdamW is element by element, so the parts
+of a sharded parameter need nothing from each other; the norm is the one quantity that does.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..data_parallel.owned_shards import OwnedShard as Part
+from ..errors import UserError, need
+
+OPTIMIZERS = ("adamw", "adamw8bit")
+
+
+def adamw(
+    parts: Iterable[Part],
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    eps: float,
+    kind: str = "adamw",
+) -> torch.optim.Optimizer:
+    """AdamW over the parts that this rank holds. Norms and biases do not decay.
+
+    Args:
+        kind: `adamw`, fused; or `adamw8bit`, bitsandbytes' with moments of 8 bits in parts of at
+            least 4,096 numbers.
+
+    Source: Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, algorithm 2.
+    """
+    held = [part for part in parts if part.tensor.numel()]
+    groups = [
+        {"params": [p.tensor for p in held if p.decays], "weight_decay": weight_decay},
+        {"params": [p.tensor for p in held if not p.decays], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if kind == "adamw8bit":
+        bnb = need("bitsandbytes", "qlora")
+        return bnb.optim.AdamW8bit(groups, lr=lr, betas=betas, eps=eps)
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+
+
+def gradient_norm(parts: Iterable[Part], gradients: dict[str, Tensor]) -> Tensor:
+    """The L2 norm of the whole model's gradient, a float64 scalar, the same on every rank.
+
+    A rank adds the squares of its parts' gradients, each divided by the number of ranks that hold
+    the same numbers, so one sum over the world counts every element once, whatever the axes.
+    """
+    held = [part for part in parts if part.name in gradients]
+    tensors = [gradients[part.name] for part in held]
+    device = tensors[0].device if tensors else "cpu"
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    if tensors:
+        norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
+        shares = torch.tensor([1 / p.copies for p in held], dtype=torch.float64, device=device)
+        total = (norms.square() * shares).sum()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    return total.sqrt()
+
+
+def scale_(gradients: dict[str, Tensor], norm: float, limit: float | None, scale: float) -> None:
+    """Undo a loss scale, and bring the norm to the limit where it is above, as torch's own does.
+
+    Args:
+        norm: of the gradients after the loss scale is undone.
+    """
+    factor = 1 / scale
+    if limit is not None:
+        factor *= min(1.0, limit / (norm + 1e-6))
+    if factor != 1.0:
+        torch._foreach_mul_(list(gradients.values()), factor)
+
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+}
+
+
+def lr_factor(step: int, schedule: str, warmup: int, total: int) -> float:
+    """What the peak learning rate is multiplied by at a step counted from 0.
+
+    It rises linearly over `warmup` steps, then decays to 0 at `total`; `constant` does not decay.
+
+    Raises:
+        UserError: there is no such schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise UserError(f"no schedule {schedule!r}; there is: {', '.join(SCHEDULES)}")
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(1, total - warmup)
+    return SCHEDULES[schedule](min(1.0, done))

@@ -1,0 +1,107 @@
+"""The processes of a run: how they join, agree, and leave.
+
+with distributed(plan) as mesh:     join the process group; the plan's mesh
+    on_all_ranks(work)              what fails on one rank fails on all
+    over_ranks(value)               one value from each rank, on every rank
+run_and_leave(main)                 the last line of a script that torchrun starts
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from .errors import UserError
+from .memory.cpu_allocator import keep_freed_memory
+from .plan import ParallelPlan
+
+T = TypeVar("T")
+
+
+def pick_device() -> torch.device:
+    """This process's device: its own GPU where there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")
+
+
+@contextmanager
+def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Iterator[DeviceMesh]:
+    """Join the process group, yield the plan's mesh, and leave cleanly.
+
+    Under torchrun the group is torchrun's. Without it, a group of this one process is made, so that
+    a plan of one process runs the same code. A script that torchrun starts does well to end by
+    `run_and_leave`, as a model outlives this block and holds its groups.
+
+    On a CPU the process keeps from now on what memory it frees: see memory/cpu_allocator.py.
+
+    Raises:
+        UserError: the number of started processes is not the plan's.
+    """
+    device = device or pick_device()
+    plan.validate(world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield plan.mesh(device.type)
+    finally:
+        dist.destroy_process_group()
+
+
+def over_ranks(value: Any) -> list[Any]:
+    """One value from each rank, by rank, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_all_ranks(work: Callable[[], T]) -> list[T]:
+    """Run `work` on every rank and return each one's result, by rank. Every rank must call it.
+
+    What fails on one rank fails on all, so that no rank waits for one that has given up. `work`
+    must not talk to other ranks itself: one that fails would leave them waiting.
+
+    Raises:
+        UserError, OSError: some rank's work raised it; every rank raises the first such rank's.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except (UserError, OSError) as raised:
+        error = raised
+    outcomes = over_ranks((result, error))
+    for _, other in outcomes:
+        if other is not None:
+            raise other
+    return [result for result, _ in outcomes]
+
+
+def run_and_leave(main: Callable[[], None]) -> NoReturn:
+    """Run a script's `main`, then end the process without Python's shutdown.
+
+    Gloo's threads outlive their groups, and one of them that wants Python while it shuts down
+    aborts the process: a run that is done, or refused, would count as crashed. A failure keeps its
+    traceback: what `main` raises goes on as it is, save SystemExit with a number.
+    """
+    code = 0
+    try:
+        main()
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            raise
+        code = leaving.code or 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,97 @@
+"""The boundary of what tp splits: how work crosses into a split layer and out of it.
+
+    tensor parallel      enter: copy (f)         leave: all-reduce (g)
+    + sequence parallel  enter: all-gather       leave: reduce-scatter      outside: seq/tp a rank
+
+Inside, the ranks of the axis hold different parts of one layer's work; outside, all hold the same
+hidden states, or under sequence parallelism each a part of the sequence.
+
+Sources: Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, section 4.2.2.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from . import collectives
+
+SEQUENCE_DIM = 1  # of [batch, seq, hidden]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Around the part of a layer whose matrices the ranks of `mesh`, one axis, share."""
+
+    mesh: DeviceMesh
+    sequence_parallel: bool = False
+
+    @property
+    def group(self) -> ProcessGroup:
+        return self.mesh.get_group()
+
+    @property
+    def size(self) -> int:
+        return self.mesh.size()
+
+    @property
+    def rank(self) -> int:
+        return self.mesh.get_local_rank()
+
+    def begin(self, x: Tensor) -> Tensor:
+        """Before the first block: [batch, seq, hidden], of which a rank keeps its sequence part."""
+        if self.size == 1 or not self.sequence_parallel:
+            return x
+        if x.shape[SEQUENCE_DIM] % self.size:
+            raise ValueError(
+                f"sequence parallelism needs a length that tp={self.size} divides, "
+                f"not {x.shape[SEQUENCE_DIM]}"
+            )
+        return collectives.split(x, SEQUENCE_DIM, self.group)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """From outside to the whole sequence inside, of which each rank does a part of the work."""
+        if self.size == 1:
+            return x
+        if self.sequence_parallel:
+            return collectives.gather(x, SEQUENCE_DIM, self.group)
+        return collectives.copy_in(x, self.group)
+
+    def leave(self, partial: Tensor) -> Tensor:
+        """From the ranks' partial sums inside to their sum outside."""
+        if self.size == 1:
+            return partial
+        if self.sequence_parallel:
+            return collectives.scatter(partial, SEQUENCE_DIM, self.group)
+        return collectives.reduce_out(partial, self.group)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """This rank's heads of [batch, heads, ..]."""
+        return x.chunk(self.size, dim=1)[self.rank]
+
+    def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
+        """Dropout outside: one mask for all ranks, or each its own where they hold different parts
+        of the sequence."""
+        with self.own_stream(self.sequence_parallel and training and p > 0):
+            return F.dropout(x, p, training)
+
+    @contextmanager
+    def own_stream(self, wanted: bool) -> Iterator[None]:
+        """Random numbers that differ between the ranks.
+
+        All ranks draw one seed from the stream that they share and each adds its number to it. The
+        shared stream thus stays in step, and recomputation, which rewinds it, draws the same again.
+        """
+        if not wanted or self.size == 1:
+            yield
+            return
+        seed = int(torch.randint(2**62, ())) + self.rank
+        devices = [torch.cuda.current_device()] if self.mesh.device_type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            yield

@@ -1,0 +1,167 @@
+"""Each collective beside its transpose.
+
+A collective is a linear map over ranks, so its backward is its transpose:
+
+    forward                    backward                   Megatron-LM's name
+    copy_in    (identity)      all-reduce                 f
+    reduce_out (all-reduce)    identity                   g
+    gather     (all-gather)    reduce-scatter             g-bar, sequence parallel
+    scatter    (reduce-scatter) all-gather                f-bar, sequence parallel
+    split      (keep my part)  all-gather
+    collect    (all-gather)    keep my part
+    share      (divide by n)   identity
+
+`gather` feeds work that differs between ranks, so its gradients are summed on the way back;
+`collect` feeds work that every rank repeats, so its gradient is already whole.
+
+Sources: Shoeybi et al. 2019, Megatron-LM, section 3 (f and g); Korthikanti et al. 2022,
+Reducing Activation Recomputation, section 4.2.2 (g-bar and f-bar).
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from .gloo_exchange import gather_single, scatter_single
+
+
+def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum of `x` over the group, in a new tensor of the same shape."""
+    x = x.contiguous().clone()
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """The ranks' equal parts joined along `dim`: [.., s/n, ..] becomes [.., s, ..]."""
+    parts = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
+    gather_single(parts, x.contiguous(), group=group)
+    return parts if dim == 0 else torch.cat(parts.chunk(group.size()), dim)
+
+
+def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """The sum over the group, of which each rank keeps its equal part along `dim`."""
+    parts = x.contiguous() if dim == 0 else torch.cat(x.chunk(group.size(), dim))
+    mine = parts.new_empty((parts.shape[0] // group.size(), *parts.shape[1:]))
+    scatter_single(mine, parts, group=group)
+    return mine
+
+
+def my_part(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """This rank's equal part of `x` along `dim`."""
+    return x.chunk(group.size(), dim)[group.rank()].contiguous()
+
+
+class _CopyIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_reduce(grad, ctx.group), None
+
+
+class _ReduceOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        return all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return reduce_scatter(grad, ctx.dim, ctx.group), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return reduce_scatter(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return my_part(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return my_part(grad, ctx.dim, ctx.group), None, None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        return x / n
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def copy_in(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Megatron's f: hand a replicated `x` to ranks that each do a part of the work."""
+    return _CopyIn.apply(x, group)
+
+
+def reduce_out(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Megatron's g: sum the ranks' partial results into a replicated one."""
+    return _ReduceOut.apply(x, group)
+
+
+def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Join sequence shards for ranks that each do a part of the work; transpose of `scatter`."""
+    return _Gather.apply(x, dim, group)
+
+
+def scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Sum the ranks' partial results and keep this rank's shard; transpose of `gather`."""
+    return _Scatter.apply(x, dim, group)
+
+
+def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Keep this rank's shard of a replicated `x`; transpose of `collect`."""
+    return _Split.apply(x, dim, group)
+
+
+def collect(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Join shards into an `x` that every rank uses alike; transpose of `split`."""
+    return _Collect.apply(x, dim, group)
+
+
+def share(x: Tensor, n: int) -> Tensor:
+    """A replicated `x` as one of `n` equal partial results, which a later sum makes whole again.
+
+    The sum over ranks turns n gradients of 1/n each into one, so the backward is the identity.
+    A row-parallel bias goes in this way: it is added once in all, by whoever sums the results.
+    """
+    return _Share.apply(x, n)

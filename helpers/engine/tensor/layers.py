@@ -1,0 +1,138 @@
+"""Tensor parallelism: each layer's matrices over ranks, the layer's arithmetic local.
+
+    x --enter--> [ column | column ] --act--> [ row | row ] --leave--> y
+                 split by output              split by input, partial sums
+
+The forwards here take this rank's part of each parameter (shards.py) and do plain arithmetic;
+boundary.py says what entering and leaving are.
+
+Source: Shoeybi et al. 2019, Megatron-LM, section 3.
+"""
+
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from ..models.chunked_loss import token_loss
+from ..pipeline.split_backward import Later, linear
+from .boundary import Boundary
+from .collectives import share
+from .shards import local, shard_parameter
+
+
+def bind(module: nn.Module, forward: Any, boundary: Boundary, **dims: int) -> None:
+    """Give a module a forward of ours; `dims` says along which dim each parameter is split."""
+    module.boundary = boundary
+    module.forward = MethodType(forward, module)
+    for name, dim in dims.items():
+        if boundary.size > 1 and getattr(module, name, None) is not None:
+            shard_parameter(module, name, boundary.mesh, dim)
+
+
+# Forwards of linear layers. transformers' Conv1D is a linear layer with a transposed weight.
+
+
+def column_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """Split by output features: [.., in] to [.., out/tp]."""
+    return linear(self, x, local(self.weight), local(self.bias))
+
+
+def row_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """Split by input features: [.., in/tp] to partial sums of [.., out], or to their sum."""
+    return _reduced(self, linear(self, x, local(self.weight), _bias_share(self)))
+
+
+def column_conv1d(self: nn.Module, x: Tensor) -> Tensor:
+    """Split by output features, weight [in, out/tp]."""
+    return linear(self, x, local(self.weight), local(self.bias), transposed=True)
+
+
+def row_conv1d(self: nn.Module, x: Tensor) -> Tensor:
+    """Split by input features, weight [in/tp, out]."""
+    return _reduced(self, linear(self, x, local(self.weight), _bias_share(self), transposed=True))
+
+
+def fused_qkv_conv1d(self: nn.Module, x: Tensor) -> Tensor:
+    """Split by output features within each third: weight [in, 3, out/3/tp], bias [3, out/3/tp]."""
+    return linear(self, x, local(self.weight), local(self.bias).flatten(), transposed=True)
+
+
+def shared_kv_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """Whole on every rank, of which each uses the rows of its heads: [.., in] to [.., rows]."""
+    weight = torch.cat([self.weight[rows] for rows in self.rows])
+    bias = None if self.bias is None else torch.cat([self.bias[rows] for rows in self.rows])
+    return F.linear(x, weight, bias)
+
+
+def _bias_share(self: nn.Module) -> Tensor | None:
+    """A row layer's bias is added once: as one of tp equal shares, which the sum makes whole."""
+    if self.bias is None or self.boundary.size == 1:
+        return local(self.bias)
+    return share(local(self.bias), self.boundary.size)
+
+
+def _reduced(self: nn.Module, partial: Tensor) -> Tensor:
+    """Take the sum here, unless the block adds several branches first."""
+    return self.boundary.leave(partial) if self.reduces_output else partial
+
+
+LINEAR_FORWARDS = (column_linear, row_linear, column_conv1d, row_conv1d, fused_qkv_conv1d)
+
+
+def postpone_weight_gradients(model: nn.Module) -> None:
+    """Let the weight gradients of the linear layers be put off: see pipeline/split_backward.py."""
+    model.later = Later()
+    for path, module in model.named_modules():
+        if getattr(module.forward, "__func__", None) in LINEAR_FORWARDS:
+            module.later, module.weight_name = model.later, f"{path}.weight"
+
+
+# The two ends of the model, split by vocabulary.
+
+
+def vocabulary_embedding(self: nn.Embedding, ids: Tensor) -> Tensor:
+    """Token ids [batch, seq] to [batch, seq, hidden].
+
+    A rank looks up the ids that it owns, writes zeros for the others, and the sum over ranks makes
+    the result whole. It is whole on every rank also under sequence parallelism, since positions and
+    masks are made from its length; the first block splits it.
+    """
+    table = local(self.weight)
+    if self.boundary.size == 1:
+        return F.embedding(ids, table)
+    ids = ids - vocabulary_start(self.weight)
+    owned = (ids >= 0) & (ids < table.shape[0])
+    vectors = F.embedding(ids.masked_fill(~owned, 0), table)
+    return self.boundary.leave(vectors * owned.unsqueeze(-1))
+
+
+def vocabulary_head(self: nn.Linear, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Logits [.., vocabulary], or with `labels` [tokens] for `hidden` [tokens, hidden] the summed
+    loss; the logits of all tokens never stand in memory together for the loss."""
+    weight, bias, boundary = local(self.weight), local(self.bias), self.boundary
+    vocabulary = self.weight.shape[0]
+    if labels is not None:
+        start = vocabulary_start(self.weight)
+        return token_loss(hidden, weight, bias, labels, start, vocabulary, boundary.group)
+    logits = F.linear(hidden, weight, bias)
+    if boundary.size == 1:
+        return logits
+    whole = torch.empty(*logits.shape[:-1], vocabulary, device="meta")
+    placement = [Shard(logits.dim() - 1)]
+    return DTensor.from_local(
+        logits, boundary.mesh, placement, shape=whole.shape, stride=whole.stride()
+    ).full_tensor()
+
+
+def vocabulary_start(weight: Tensor) -> int:
+    """The first token id that this rank owns. Shards are torch.chunk's: all alike but the last."""
+    if not isinstance(weight, DTensor):
+        return 0
+    mesh = weight.device_mesh
+    axis = mesh.mesh_dim_names.index("tp")
+    rows = -(-weight.shape[0] // mesh.size(axis))
+    return min(rows * mesh.get_local_rank(axis), weight.shape[0])

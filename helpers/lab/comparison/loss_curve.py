@@ -1,0 +1,134 @@
+"""One run as a comparison needs it: the work it did, and its loss and seconds along the way."""
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from helpers.engine.errors import UserError, need
+from helpers.engine.files.run_record import warmup_steps
+from helpers.lab.paths import shown
+from helpers.lab.runs.run import Run
+from helpers.planner.published.work import Work
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# counted from the steps, or of no concern to what is learnt and how fast
+LEFT_OUT = ("steps", "epochs", "batch_size", "out", "resume")
+SLACK = 1.01  # between the steps' own clocks and the phase's
+
+
+def work_of(run: Run) -> Work:
+    """What a run did, from its metrics, and was told, from its summary or its command."""
+    metrics = run.metrics
+    for name in ("samples", "step_s", "loss"):
+        if name not in metrics:
+            raise UserError(f"{shown(run.path / 'metrics.jsonl')} has no {name}")
+    told = _told(run)
+    rows, epochs = run.summary.get("dataset_samples"), told.get("epochs")
+    whole = rows is not None and epochs is not None and told.get("steps") is None
+    return Work(
+        samples=int(metrics["samples"].sum()),
+        steps=len(metrics),
+        batch=int(metrics["samples"].max()),
+        tokens=int(metrics["tokens"].sum()) if "tokens" in metrics else None,
+        asked=rows * epochs if whole else None,
+        settings={name: value for name, value in told.items() if name not in LEFT_OUT},
+    )
+
+
+def curve(run: Run, window: int = 1) -> "pd.DataFrame":
+    """A row a step.
+
+    Args:
+        window: samples whose mean loss is taken, at least the step's own: runs of different batch
+            sizes are so smoothed alike.
+
+    Returns:
+        Columns `samples` and `seconds` so far, the seconds of the steps alone, and `loss`.
+    """
+    pandas = need("pandas", "notebooks")
+    metrics = run.metrics
+    samples = metrics["samples"].cumsum()
+    weighted = (metrics["loss"] * metrics["samples"]).cumsum()
+    # the last step that ended before the window begins; -1 where there is none
+    before = samples.searchsorted(samples - max(window, 1), side="right") - 1
+    start = [(samples.iloc[i], weighted.iloc[i]) if i >= 0 else (0, 0.0) for i in before]
+    seen, summed = zip(*start)
+    loss = (weighted - list(summed)) / (samples - list(seen))
+    seconds = metrics["step_s"].cumsum()
+    return pandas.DataFrame({"samples": samples, "seconds": seconds, "loss": loss})
+
+
+def steady_s(run: Run, unit: str) -> float:
+    """Median seconds a sample or a step, the warm-up left out.
+
+    Args:
+        unit: `samples` or `steps`.
+    """
+    metrics = run.metrics.iloc[warmup_steps(len(run.metrics)) :]
+    amount = metrics["samples"] if unit == "samples" else 1
+    return float((metrics["step_s"] / amount).median())
+
+
+def seconds_by_part(run: Run) -> dict[str, float]:
+    """Where the billed seconds of a run went: `before` training, `compile`, `train` and `rest`.
+
+    Raises:
+        UserError: the steps took longer than the phase that they are in, so the compile time is in
+            both, or lines of an earlier launch are among them.
+    """
+    seconds = run.phases["seconds"]
+    steps_s, train_s = run.metrics["step_s"].sum(), seconds["train"]
+    if steps_s > SLACK * train_s:
+        raise UserError(
+            f"the steps of {shown(run.path)} took {steps_s:.4g} s, its phase train {train_s:.4g} s:"
+            f" a step must not hold compile time, and a resumed run cannot be compared"
+        )
+    parts = {"compile": seconds["compile"], "train": train_s}
+    before = sum(seconds.get(name, 0.0) for name in ("torchrun", "start", "load"))
+    rest = seconds["total"] - before - sum(parts.values())
+    return {"before": before, **parts, "rest": rest}
+
+
+def _told(run: Run) -> dict[str, Any]:
+    """Settings by name: the plan, the model, the versions, and the script's own flags."""
+    summary = run.summary
+    flags = summary.get("settings") or flags_of(run.command)
+    named = {name: summary.get(name) for name in ("model", "parameters", "device")}
+    every = {**flags, **named, **summary.get("plan", {}), **summary.get("versions", {})}
+    return {name: value for name, value in every.items() if value is not None}
+
+
+def flags_of(command: str) -> dict[str, Any]:
+    """The flags behind the script's name in a command, as `launch` was given them.
+
+    `--batch-size 8` is batch_size=8, `--save` save=True, `--no-save` save=False.
+    """
+    words = shlex.split(command)
+    script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+    found: dict[str, list[str]] = {}
+    for word in words[script + 1 :]:
+        if word.startswith("--"):
+            values = found.setdefault(word[2:].replace("-", "_"), [])
+        elif found:
+            values.append(word)
+    return {
+        name.removeprefix("no_") if not values else name: _value(name, values)
+        for name, values in found.items()
+    }
+
+
+def _value(name: str, values: list[str]) -> Any:
+    if not values:
+        return not name.startswith("no_")
+    read = [_number(value) for value in values]
+    return read[0] if len(read) == 1 else read
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,68 @@
+"""What looks at an answer to an exercise; the exercises are in questions.py.
+
+    check("1a traffic", my_bytes)
+
+says in words whether the answer is right, and gives a hint where it is not: never the answer. An
+answer that is None, or a function that returns None, is "not done yet", so an unsolved notebook
+still runs to its end.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from helpers.engine.errors import UserError
+from helpers.lab.exercises.questions import EXERCISES, Exercise
+from helpers.lab.exercises.tensor import Result
+from helpers.lab.figures.display import show_text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `check` found. `state` is passed, not yet, or not done yet."""
+
+    exercise: str
+    state: str
+    message: str
+
+    @property
+    def passed(self) -> bool:
+        return self.state == "passed"
+
+    def __str__(self) -> str:
+        return f"{self.exercise}: {self.state}. {self.message}".rstrip()
+
+    def _ipython_display_(self) -> None:
+        """Nothing more: `check` has shown it."""
+
+
+def check(name: str, answer: Any, hint: int = 1) -> Verdict:
+    """Judge an answer, show what was found, and return it.
+
+    Args:
+        name: an exercise's name; `EXERCISES` has them all.
+        answer: a number, a function or a dictionary, as the question asks.
+        hint: which hint to give where the answer is wrong and its mistake is not a known one.
+
+    Raises:
+        UserError: there is no exercise of that name.
+    """
+    exercise = EXERCISES.get(name)
+    if exercise is None:
+        raise UserError(f"no exercise {name!r}; there are: {', '.join(EXERCISES)}")
+    result = Result(done=False) if answer is None else exercise.grade(answer)
+    verdict = _verdict(exercise, result, hint)
+    show_text(str(verdict))
+    return verdict
+
+
+def _verdict(exercise: Exercise, result: Result, hint: int) -> Verdict:
+    if not result.done:
+        return Verdict(exercise.name, "not done yet", exercise.question)
+    if result.right:
+        return Verdict(exercise.name, "passed", result.words)
+    last = len(exercise.hints)
+    number = min(max(hint, 1), last)
+    message = f"{result.words} Hint {number} of {last}: {exercise.hints[number - 1]}"
+    if number < last:
+        message += f" (another: hint={number + 1})"
+    return Verdict(exercise.name, "not yet", message.strip())

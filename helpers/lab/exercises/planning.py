@@ -1,0 +1,135 @@
+"""How the answers about plans on paper are judged: by the planner."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from helpers.engine.errors import UserError
+from helpers.engine.files.weights import load_config
+from helpers.engine.plan import ParallelPlan
+from helpers.lab.exercises.tensor import (
+    NOT_DONE,
+    Result,
+    incomplete,
+    kind_of,
+    near,
+    number_of,
+    slip,
+)
+from helpers.planner.cost import model_shape, money, parameters
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.hardware.lookup import find_gpu, price
+from helpers.planner.search.estimate import estimate
+from helpers.planner.search.search import Choice, search_plans
+
+NODES, GPUS, UTILISATION, TOKENS = 64, 8, 0.4, 300e9  # 6a
+MOST_S, BATCH, SEQ_LEN = 6.3, 64, 2048  # 6b
+SIZES, MOST_MORE = tuple(2**i for i in range(9)), 1.1  # 6c
+DAY_S = 86400
+
+# How far off a known mistake lands: answer / expected, and what to say.
+DAYS_SLIPS = {
+    8.0: "Eight times too long: an instance has 8 GPUs.",
+    0.5: "Half of it: 1,979 TFLOP/s is the peak with sparsity.",
+    0.4: "That is at the full peak: 40 % of it are reached.",
+    3.0: "Three times too long: 6 is forward and backward together.",
+    1 / 3: "A third of it: 2·N is the forward alone.",
+    24.0: "Those are hours.",
+    86400.0: "Those are seconds.",
+}
+USD_SLIPS = {
+    8.0: "Eight times too much: the price is for the instance, all its GPUs included.",
+    1 / 64: "That is one instance's bill.",
+}
+
+
+def expected_bill() -> dict[str, float]:
+    """6a: days and dollars of 175B on 64 p5.48xlarge."""
+    count = parameters(model_shape(load_config("gpt3-175b")))
+    flops_per_s = NODES * GPUS * UTILISATION * find_gpu("H100").peak_flops["bf16"]
+    takes_s = 6 * count * TOKENS / flops_per_s
+    usd = money(takes_s, price("p5.48xlarge").usd_per_hour, NODES)
+    return {"days": takes_s / DAY_S, "usd": usd}
+
+
+def bill(answer: Any) -> Result:
+    """6a: {days, usd}."""
+    expected = expected_bill()
+    if lacking := incomplete(answer, expected):
+        return lacking
+    for key, slips in (("days", DAYS_SLIPS), ("usd", USD_SLIPS)):
+        number = number_of(answer[key])
+        if number is None:
+            return Result(words=f"{key} is not a number.")
+        if not near(number, expected[key], 0.03):
+            words = slip(number / expected[key], slips) or "not right."
+            return Result(words=f"{key}: {words}")
+    return Result(True, f"{expected['days']:.1f} days and {expected['usd'] / 1e6:.2f} million.")
+
+
+def try_layout(**fields: Any) -> Choice:
+    """6b's model, machines and batch under a plan with these fields, in bf16.
+
+    Raises:
+        UserError: the fields are none of a plan's, or the plan is none for this model or machine.
+    """
+    try:
+        plan = ParallelPlan(**{"precision": "bf16", **fields})
+    except TypeError as error:
+        raise UserError(str(error).removeprefix("ParallelPlan.__init__() ")) from None
+    cluster = make_cluster("p4d.24xlarge", nodes=2)
+    return estimate(load_config("neox-20b"), plan, cluster, BATCH, SEQ_LEN)
+
+
+def layout(answer: Any) -> Result:
+    """6b: fields of a plan that fits and takes at most MOST_S."""
+    if not isinstance(answer, Mapping):
+        return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
+    given = {str(name): value for name, value in answer.items() if value is not None}
+    if not given:
+        return NOT_DONE
+    try:
+        found = try_layout(**given)
+    except UserError as error:
+        return Result(words=f"{error}.")
+    gib = found.memory.total / 2**30
+    seen = f"A GPU holds {gib:.1f} of 40 GiB and a step takes {found.time.total_s:.2f} s"
+    fits = found.memory.total <= found.cluster.memory_bytes
+    quick = found.time.total_s <= MOST_S
+    if fits and quick:
+        return Result(True, f"{seen}.")
+    wrong = [words for good, words in ((fits, "it does not fit"), (quick, "too slow")) if not good]
+    return Result(words=f"{seen}: {', and '.join(wrong)}.")
+
+
+@cache
+def by_size() -> dict[int, tuple[float, float]]:
+    """6c: days and dollars of Llama-2 13B by number of machines, each with its best plan."""
+    found = {}
+    for nodes in SIZES:
+        cluster = make_cluster("p4d.24xlarge", nodes)
+        best = search_plans(load_config("llama2-13b"), cluster, 512, 4096).best
+        found[nodes] = (TOKENS / best.tokens_per_s / DAY_S, TOKENS * best.usd_per_token)
+    return found
+
+
+def most_machines(answer: Any) -> Result:
+    """6c: {nodes, days, usd}."""
+    if lacking := incomplete(answer, ("nodes", "days", "usd")):
+        return lacking
+    sizes = by_size()
+    least = min(usd for _, usd in sizes.values())
+    nodes = number_of(answer["nodes"])
+    if nodes not in sizes:
+        return Result(words=f"nodes is one of {', '.join(map(str, SIZES))}.")
+    days, usd = sizes[int(nodes)]
+    for key, expected in (("days", days), ("usd", usd)):
+        number = number_of(answer[key])
+        if number is None or not near(number, expected, 0.02):
+            return Result(words=f"{key} is not what the best plan on {nodes:.0f} nodes takes.")
+    if usd > MOST_MORE * least:
+        return Result(words=f"{nodes:.0f} nodes cost {usd / least - 1:.0%} more than the cheapest.")
+    better = [n for n, (d, u) in sizes.items() if d < days and u <= MOST_MORE * least]
+    if better:
+        return Result(words="It can be done sooner for at most 10 % more.")
+    return Result(True, f"{days:.1f} days, {usd / least - 1:.1%} above the cheapest.")

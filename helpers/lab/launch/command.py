@@ -1,0 +1,192 @@
+"""What a launch will start, decided before anything is: program, flags, folders, environment."""
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from helpers.engine.errors import UserError
+from helpers.lab.launch.flags import from_words, to_words
+from helpers.lab.machine.hardware import cores
+from helpers.lab.paths import PACKAGES, ROOT, shorten, shown
+from helpers.lab.runs.run import holds_run
+
+MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")
+TRAINING = "helpers.train"
+TRAINING_SCRIPT = "scripts/train.py"  # the same, where the project's scripts are
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank runs: a script, or a module.
+
+    name: train.py, or helpers.train.
+    label: what a run's folder is called after it.
+    words: of torchrun's command line: the script's path, or -m and the module's name.
+    """
+
+    name: str
+    label: str
+    words: tuple[str, ...]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it ends with a summary.json that says whether it is done."""
+        return self.name in (Path(TRAINING_SCRIPT).name, TRAINING)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program on `nproc` ranks of each of `nodes`, and the folders that its run writes to.
+
+    flags: the program's own, as its command line says them.
+    torchrun: torchrun's arguments.
+    command: the same for a person, to be repeated in the project root (on each node).
+    steps: how many the program will take, where its flags say so.
+    """
+
+    program: Program
+    nproc: int
+    nodes: int
+    max_restarts: int
+    out: Path
+    logs: Path
+    flags: dict[str, Any]
+    torchrun: list[str]
+    command: str
+
+    @property
+    def steps(self) -> int | None:
+        steps = self.flags.get("steps")
+        return steps if isinstance(steps, int) else None
+
+
+def prepare(
+    script: str | Path,
+    nproc: int,
+    out: str | Path | None,
+    flags: Mapping[str, Any],
+    nodes: int = 1,
+    max_restarts: int = 0,
+) -> Job:
+    """The job of a `launch` with these arguments; its folders exist afterwards.
+
+    Raises:
+        UserError: no such program, a flag that cannot be one, or a folder that cannot be used.
+    """
+    program = find_program(script)
+    words = to_words(flags)
+    if out is None:
+        out = _fresh_folder(str(flags.get("model") or program.label))
+    else:
+        out = Path(os.path.abspath(ROOT / out))
+        if holds_run(out) and flags.get("resume") is None:
+            raise UserError(f"{shown(out)} already holds a run: choose another out, or resume it")
+    logs = _fresh_logs(out)
+    ranks = ["--nproc-per-node", str(nproc)]
+    tries = ["--max-restarts", str(max_restarts)] if max_restarts else []
+    if nodes == 1:
+        start = by_hand = ["--standalone", *ranks, *tries]
+        files = ["--tee", "3", "--log-dir", str(logs)]
+    else:  # local_nodes.py adds how they meet and where each one's logs go
+        start, files = ranks, ["--tee", "3"]
+        by_hand = ["--nnodes", str(nodes), *ranks, *tries, *MEET]
+    ours = [*program.words, *words]
+    return Job(
+        program=program,
+        nproc=nproc,
+        nodes=nodes,
+        max_restarts=max_restarts,
+        out=out,
+        logs=logs,
+        flags=from_words(words),
+        torchrun=[*start, *files, *ours, "--out", from_root(out)],
+        command=shorten(shlex.join(["torchrun", *by_hand, *ours, "--out", shown(out)])),
+    )
+
+
+def environment(ranks: int, extra: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
+    """What all `ranks` see: this process's variables, ours, and `extra`, which wins."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads or max(1, cores() // ranks)),
+        # threads that wait go to sleep: spinning costs ten times the time on cores that others use
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "PYTHONPATH": _python_path(),
+        "PYTHONUNBUFFERED": "1",  # the last line before a crash is the one that matters
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+        **{name: str(value) for name, value in (extra or {}).items()},
+    }
+
+
+def _python_path() -> str:
+    """helpers is found from any folder, installed or not."""
+    installed = PACKAGES.name in ("site-packages", "dist-packages")
+    folders = [ROOT] if installed else [ROOT, PACKAGES]
+    given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return os.pathsep.join([*dict.fromkeys(map(str, folders)), *given])
+
+
+def find_program(script: str | Path) -> Program:
+    """A script, looked for in the project root, then in the current folder; or a module.
+
+    scripts/train.py is the module helpers.train, and that is run where there is no such script.
+
+    Raises:
+        UserError: there is none.
+    """
+    for folder in (ROOT, Path.cwd()):
+        if (folder / script).is_file():
+            path = (folder / script).resolve()
+            return Program(path.name, path.stem, (from_root(path),))
+    name = TRAINING if Path(script) == Path(TRAINING_SCRIPT) else str(script)
+    if _is_module(name):
+        return Program(name, name.rpartition(".")[2], ("-m", name))
+    raise UserError(f"there is no script {script}, neither in the project nor in this folder")
+
+
+def _is_module(name: str) -> bool:
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package above it
+        return False
+
+
+def from_root(path: Path) -> str:
+    """As short as it can be for a process that runs in the project root."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def _fresh_folder(name: str) -> Path:
+    """A new folder runs/<time>-<name>-<number>."""
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "run"
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return _first_free(ROOT / "runs", (f"{stamp}-{name}-{number}" for number in count(1)))
+
+
+def _fresh_logs(out: Path) -> Path:
+    """A new folder for the logs of this launch: logs, or logs-2 where a run is resumed."""
+    return _first_free(out, chain(["logs"], (f"logs-{number}" for number in count(2))))
+
+
+def _first_free(parent: Path, names: Iterable[str]) -> Path:
+    """Makes the first folder of `names` that is not there yet."""
+    for name in names:
+        try:
+            (parent / name).mkdir(parents=True)
+            return parent / name
+        except FileExistsError:
+            if not parent.is_dir():
+                break
+        except NotADirectoryError:
+            break
+        except OSError as error:
+            raise UserError(f"cannot write in {shown(parent)}: {error.strerror}") from None
+    raise UserError(f"{shown(parent)} is a file, not a folder")

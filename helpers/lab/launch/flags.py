@@ -1,0 +1,71 @@
+"""A script's flags and the words of its command line, there and back.
+
+{"batch_size": 8, "save": True, "tie": False, "at": [1, 2]}
+--batch-size 8 --save --no-tie --at 1 2
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from helpers.engine.errors import UserError
+
+
+def to_words(flags: Mapping[str, Any]) -> list[str]:
+    """The words for flags by their names; None leaves a flag out.
+
+    Raises:
+        UserError: a value that no flag can carry.
+    """
+    words = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, (str, Real, Path)):
+            words += [f"--{flag}", str(value)]
+        elif isinstance(value, Iterable) and not isinstance(value, Mapping):
+            words += [f"--{flag}", *map(str, value)]
+        else:
+            raise UserError(f"{name} is a {type(value).__name__}, which no flag can carry")
+    return words
+
+
+def from_words(words: Iterable[str]) -> dict[str, Any]:
+    """The flags that these words give: switches, numbers, texts, and lists of two or more.
+
+    Raises:
+        UserError: the first word is no flag.
+    """
+    values: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            values[name] = [value] if equals else []
+        elif not values:
+            raise UserError(f"{word!r} is no flag: flags begin with --")
+        else:
+            values[name].append(word)
+    return dict(_flag(name.replace("-", "_"), given) for name, given in values.items())
+
+
+def _flag(name: str, given: list[str]) -> tuple[str, Any]:
+    if not given:
+        return name.removeprefix("no_"), not name.startswith("no_")
+    values = [_value(text) for text in given]
+    return name, values if len(values) > 1 else values[0]
+
+
+def _value(text: str) -> int | float | str:
+    """A number only where Python writes it in the same way, so that the way back is exact."""
+    if not text[-1:].isdigit():  # nan and inf stay texts
+        return text
+    for kind in (int, float):
+        with suppress(ValueError):
+            if str(kind(text)) == text:
+                return kind(text)
+    return text

@@ -1,0 +1,118 @@
+"""launch(): start a program on several ranks, follow it, judge how it ended, show that.
+
+The ranks are started by torchrun (through torchrun_agent.py, one for each node), beneath a guard
+(process_guard.py) that ends all of them when this process ends, however that happens. Nothing
+inherits the kernel's own streams: the merged output comes through a pipe, is shown in one panel,
+and stands whole on disk.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from helpers.engine.errors import UserError
+from helpers.lab.launch import network_namespaces as network
+from helpers.lab.launch import verdict
+from helpers.lab.launch.command import Job, environment, prepare
+from helpers.lab.launch.live_panel import Panel
+from helpers.lab.launch.local_nodes import Nodes
+from helpers.lab.launch.network_namespaces import Link
+from helpers.lab.launch.processes import Processes
+from helpers.lab.launch.progress import Progress
+from helpers.lab.runs.run import Run, load_run
+
+GRACE_S = 3.0  # between SIGTERM and SIGKILL
+
+
+def launch(
+    script: str | Path,
+    *,
+    nproc: int = 1,
+    nodes: int = 1,
+    max_restarts: int = 0,
+    link: Link | None = None,
+    out: str | Path | None = None,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    show: bool = True,
+    **flags: Any,
+) -> Run:
+    """Run `script` on `nproc` ranks of this machine by torchrun, to its end.
+
+    Args:
+        script: looked for in the project root, then in the current folder; or a module, such as
+            helpers.train, which is also what scripts/train.py means where there is no such file.
+            It runs in the project root, and gets `--out` with the run's folder.
+        nproc: ranks to start on each node, one a device.
+        nodes: torchrun's agents, which meet by rendezvous: all on this machine, as a cluster's
+            would run one on each of its nodes.
+        max_restarts: times that torchrun may start the ranks again after a failure, and that an
+            agent which was killed is started again. scripts/train.py goes on from its last
+            checkpoint with `resume="auto"` and `checkpoint_every`.
+        link: give each of two nodes a network of its own, joined by this link (Linux, root).
+        out: the run's folder, relative to the project root; by default a new one under runs/.
+        timeout_s: stop everything after so many seconds.
+        env: environment variables beyond those of this process.
+        threads: CPU threads a rank; by default the cores divided among the ranks.
+        show: follow the run in a panel, or in a few printed lines outside a notebook.
+        flags: the script's own. `batch_size=8` becomes `--batch-size 8`, True `--flag`, False
+            `--no-flag`, None is left out, and a list `--flag a b c`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: nothing was started: no such script, a folder that cannot be used, or a link
+            that cannot be made.
+        RunFailed: a rank failed (with the first one's own words), or the time was over.
+        KeyboardInterrupt: as it came, once every process has been ended.
+    """
+    _check(nproc, nodes, max_restarts, link)
+    job = prepare(script, nproc, out, flags, nodes, max_restarts)
+    variables = environment(nodes * nproc, env, threads)
+    processes = Processes(_agents(job, link), variables, job.logs / "launch.log", GRACE_S)
+    progress = Progress(job, processes, Panel(show))
+    try:
+        with processes:
+            in_time = progress.follow(timeout_s)
+            rank_lines = [] if in_time else verdict.last_words(job)
+    except KeyboardInterrupt:
+        words = f"interrupted: {processes.stopped}"
+        progress.finish("stopped", words)
+        raise KeyboardInterrupt(words) from None
+    if in_time:
+        state = "failed"
+        failure = verdict.failure(job, processes.exit_code, processes.last_lines(15))
+    else:
+        state = "stopped"
+        step = progress.last_step()
+        failure = verdict.overtime(job, timeout_s, step, rank_lines, processes.stopped)
+    if failure is None:
+        progress.finish("done")
+        return load_run(job.out)
+    progress.finish(state, failure.message.splitlines()[0])
+    raise failure
+
+
+def _check(nproc: int, nodes: int, max_restarts: int, link: Link | None) -> None:
+    if sys.platform == "win32":
+        raise UserError("launch() needs Linux or macOS; on Windows, use WSL")
+    if nproc < 1:
+        raise UserError(f"nproc is {nproc}: at least one rank is needed")
+    if nodes < 1 or max_restarts < 0:
+        raise UserError(f"nodes is {nodes} and max_restarts {max_restarts}: 1 and 0 are the least")
+    if link is not None:
+        if nodes != 2:
+            raise UserError(f"a link joins two nodes, but nodes is {nodes}: give nodes=2")
+        network.check(link)
+
+
+def _agents(job: Job, link: Link | None) -> list[str]:
+    """What the guard starts: torchrun's agent, or what starts one for each node."""
+    if job.nodes > 1:
+        nodes = Nodes(job.nodes, job.nproc, job.max_restarts, str(job.logs), GRACE_S, link)
+        return nodes.command(job.torchrun)
+    agent = [sys.executable, "-m", "helpers.lab.launch.torchrun_agent"]
+    return [*agent, str(job.logs / "failures.json"), str(GRACE_S), *job.torchrun]

@@ -1,0 +1,87 @@
+"""What a run has come to: followed while it goes, shown in the panel, written to launch.json."""
+
+import json
+import time
+
+from helpers.lab.launch.command import Job
+from helpers.lab.launch.live_panel import LINES_SHOWN, Panel, View
+from helpers.lab.launch.output_reader import Metrics
+from helpers.lab.launch.processes import Processes
+from helpers.lab.paths import shorten, shown
+from helpers.lab.runs.failure_report import attempts
+
+QUIET_S = 60.0  # without a line or a step for so long, say that a rank may be waiting
+
+
+class Progress:
+    """One run's, from before its first process to its last word."""
+
+    def __init__(self, job: Job, processes: Processes, panel: Panel) -> None:
+        self._job = job
+        self._processes = processes
+        self._panel = panel
+        self._metrics = Metrics(job.out / "metrics.jsonl")
+        self._write("running")
+
+    def last_step(self) -> int | None:
+        self._metrics.read()
+        return self._metrics.last.get("step")
+
+    def follow(self, timeout_s: float | None) -> bool:
+        """Show the run until it ends (True) or its time is over (False)."""
+        while not self._processes.end_within(0.1):
+            if timeout_s is not None and self._processes.elapsed_s > timeout_s:
+                return False
+            self._metrics.read()
+            self._panel.update(self._view("running", self._quiet_words()))
+        return True
+
+    def finish(self, state: str, note: str = "") -> None:
+        """Write and show how it ended: done, failed or stopped."""
+        self._metrics.read()
+        self._write(
+            state,
+            wall_s=round(self._processes.elapsed_s, 3),
+            before_ranks_s=self._before_ranks_s(),
+        )
+        self._panel.finish(self._view(state, note))
+
+    def _quiet_words(self) -> str:
+        if self._processes.log_error:
+            return self._processes.log_error
+        heard_s = max(self._processes.last_heard_s, self._metrics.last_heard_s)
+        if time.monotonic() - heard_s < QUIET_S:
+            return ""
+        return f"no output for {QUIET_S:.0f} s: a rank may be waiting in a collective"
+
+    def _view(self, state: str, note: str) -> View:
+        # of a failed run the last lines are the peers' complaints; the error that follows says why
+        lines = [] if state == "failed" else self._processes.last_lines(LINES_SHOWN)
+        return View(
+            command=self._job.command,
+            logs=shown(self._job.logs),
+            state=state,
+            elapsed_s=self._processes.elapsed_s,
+            metrics=self._metrics.last,
+            steps=self._job.steps,
+            lines=tuple(map(shorten, lines)),
+            note=note,
+        )
+
+    def _before_ranks_s(self) -> float | None:
+        """torchrun makes the ranks' log folders right before it starts the ranks."""
+        started = attempts(self._job.logs)
+        if not started:
+            return None
+        return round(max(0.0, started[0].stat().st_mtime - self._processes.started_at), 3)
+
+    def _write(self, state: str, **measured: float | None) -> None:
+        record = {
+            "command": self._job.command,
+            "flags": self._job.flags,
+            "nproc": self._job.nproc,
+            "nodes": self._job.nodes,
+            "state": state,
+            **measured,
+        }
+        (self._job.out / "launch.json").write_text(json.dumps(record, indent=1) + "\n")

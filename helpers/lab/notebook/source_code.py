@@ -1,0 +1,70 @@
+"""Lines of the project's own code, read from the file when they are shown, so never out of date.
+
+show_source("helpers/engine/tensor/collectives.py", "_CopyIn", "_ReduceOut")
+show_source("helpers/engine/pipeline/runner.py", "_Step.forward")
+"""
+
+import ast
+from pathlib import Path
+from textwrap import dedent
+
+from helpers.engine.errors import UserError
+from helpers.lab.figures.display import display_bundle, in_notebook
+from helpers.lab.paths import ROOT, shown
+
+
+def show_source(path: str | Path, *names: str) -> None:
+    """Show functions, classes or top-level assignments of a Python file, with their line numbers.
+
+    Args:
+        path: relative to the project root.
+        names: in the order in which to show them; `Class.method` is a method.
+
+    Raises:
+        UserError: there is no such file, or it defines no such name.
+    """
+    title, code = read_source(path, *names)
+    if in_notebook():
+        markdown = f"`{title}`\n\n```python\n{code}\n```"
+        display_bundle({"text/markdown": markdown, "text/plain": f"{title}\n\n{code}"})
+    else:
+        print(f"{title}\n\n{code}")
+
+
+def read_source(path: str | Path, *names: str) -> tuple[str, str]:
+    """The title (`file, lines 3-9, 12-20`) and the code that `show_source` shows."""
+    file = ROOT / path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        raise UserError(f"there is no file {shown(file)}") from None
+    places = _places(ast.parse(text))
+    lines, spans, parts = text.splitlines(), [], []
+    for name in names:
+        if name not in places:
+            raise UserError(f"{shown(file)} defines no {name!r}; it has: {', '.join(places)}")
+        first, last = places[name]
+        spans.append(f"{first}-{last}")
+        parts.append(dedent("\n".join(lines[first - 1 : last])))
+    return f"{shown(file)}, lines {', '.join(spans)}", "\n\n\n".join(parts)
+
+
+def _places(tree: ast.Module) -> dict[str, tuple[int, int]]:
+    """First and last line of each top-level definition and method, its decorators included."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found[node.name] = _lines(node)
+        if isinstance(node, ast.ClassDef):
+            methods = (one for one in node.body if isinstance(one, ast.FunctionDef))
+            found |= {f"{node.name}.{method.name}": _lines(method) for method in methods}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    found[target.id] = (node.lineno, node.end_lineno)
+    return found
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> tuple[int, int]:
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.end_lineno

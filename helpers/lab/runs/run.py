@@ -1,0 +1,259 @@
+"""A finished run as tables: what it measured, where its time went, what all of it cost."""
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helpers.engine.errors import UserError, need
+from helpers.engine.files.run_record import PHASES, warmup_steps
+from helpers.lab.paths import ROOT, shorten, shown
+from helpers.lab.runs.failure_report import rank_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from helpers.trace.traces import Trace
+
+BEFORE, REST = "torchrun", "rest"  # what no phase of the ranks claims, measured by the launcher
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, read when asked.
+
+    Attributes:
+        path: the folder.
+        command: what was started, to be repeated from the project root.
+        state: done, failed or stopped; running where the launcher itself was killed.
+        wall_s: from the launch to the end of the last process; None where torchrun was run by hand.
+        before_ranks_s: the part of it before the ranks were started.
+        flags: the program's own, by name; none where torchrun was run by hand.
+    """
+
+    path: Path
+    command: str = ""
+    state: str = ""
+    wall_s: float | None = None
+    before_ranks_s: float | None = None
+    flags: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __repr__(self) -> str:
+        return f"Run({shown(self.path)!r}, {self.state or 'launched by hand'})"
+
+    @cached_property
+    def metrics(self) -> "pd.DataFrame":
+        """A row a step, as the script wrote them to metrics.jsonl; no rows where it took no step.
+
+        Raises:
+            UserError: the file is missing, or a line before the last is not JSON.
+        """
+        pandas = need("pandas", "notebooks")
+        return pandas.DataFrame(_read_lines(self.path / "metrics.jsonl"))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json.
+
+        Raises:
+            UserError: it is missing, as after a failure, or not a JSON object.
+        """
+        return _read_object(self.path / "summary.json")
+
+    @property
+    def logs(self) -> Path:
+        """The folder with launch.log and, a folder a rank, all that the ranks wrote."""
+        folders = [folder for folder in self.path.glob("logs*") if folder.is_dir()]
+        if not folders:
+            raise UserError(f"{shown(self.path)} has no logs: it was not started by launch()")
+        return max(folders, key=lambda folder: folder.stat().st_mtime_ns)
+
+    def log(self, rank: int | None = None, *, stream: str = "both") -> str:
+        """What was written: all ranks merged, or one rank's `stdout`, `stderr` or `both`."""
+        if rank is None:
+            return shorten((self.logs / "launch.log").read_text(errors="replace"))
+        folder = rank_folder(self.logs, rank)
+        if folder is None:
+            raise UserError(f"{shown(self.path)} has no log of rank {rank}")
+        names = ("stdout", "stderr") if stream == "both" else (stream,)
+        texts = [(folder / f"{name}.log").read_text(errors="replace") for name in names]
+        return shorten("".join(texts))
+
+    @property
+    def phases(self) -> "pd.DataFrame":
+        """Where the wall clock went: index phase, columns seconds and share, and their total.
+
+        `torchrun` is the time before the ranks were started, and `rest` what no phase claims (the
+        ranks' interpreters, the end). Neither is known where torchrun was run by hand.
+        """
+        pandas = need("pandas", "notebooks")
+        seconds = {name: float(self._phases_s.get(name) or 0.0) for name in PHASES}
+        if self.wall_s is not None:
+            before_s = self.before_ranks_s or 0.0
+            rest_s = max(0.0, self.wall_s - before_s - sum(seconds.values()))
+            seconds = {BEFORE: before_s, **seconds, REST: rest_s}
+        total_s = sum(seconds.values())
+        table = pandas.DataFrame({"seconds": {**seconds, "total": total_s}}).rename_axis("phase")
+        table["share"] = table["seconds"] / total_s if total_s else float("nan")
+        return table
+
+    def cost(self, price_per_hour: float) -> "pd.DataFrame":
+        """`phases`, priced: a machine is paid from launch to exit, whatever it does.
+
+        `price_per_hour` is that of all machines of the run together; `cost` has its currency. The
+        row `train` shows the share of the bill that was training. `cost_per_million_tokens` divides
+        each row by the tokens trained: its total is what they really cost, its row `train` is the
+        smaller figure that is often quoted.
+        """
+        if not price_per_hour >= 0:
+            raise UserError(f"price_per_hour is {price_per_hour}: give a price of 0 or more")
+        table = self.phases
+        table["cost"] = table["seconds"] / 3600 * price_per_hour
+        millions = self._column("tokens").sum() / 1e6
+        table["cost_per_million_tokens"] = table["cost"] / millions if millions else float("nan")
+        return table
+
+    @cached_property
+    def traces(self) -> list["Trace"]:
+        """The traced steps, by rank: for lab/drawings/profile_trace.py. The same as one timeline is
+        trace.json, for ui.perfetto.dev.
+
+        Raises:
+            UserError: the run was not profiled, or its traces are broken.
+        """
+        from helpers.trace.traces import read_traces
+
+        return read_traces(self.path / "traces")
+
+    @property
+    def findings(self) -> "pd.DataFrame":
+        """What slows the run down, a row a finding: index kind, columns ranks, amount and words.
+
+        Raises:
+            UserError: the run was not profiled.
+        """
+        pandas = need("pandas", "notebooks")
+        findings = _read_object(self.path / "findings.json")["findings"]
+        columns = ["kind", "ranks", "amount", "words"]
+        return pandas.DataFrame(findings, columns=columns).set_index("kind")
+
+    @property
+    def memory(self) -> "pd.DataFrame":
+        """Bytes by rank: the peak that was measured, and the states as counted from the tensors."""
+        pandas = need("pandas", "notebooks")
+        peaks = self.summary.get("peak_memory_bytes") or []
+        states = self.summary.get("state_bytes") or [{}] * len(peaks)
+        peaks = peaks or [None] * len(states)
+        rows = [
+            {"peak_bytes": peak, **{f"{kind}_bytes": size for kind, size in state.items()}}
+            for peak, state in zip(peaks, states)
+        ]
+        return pandas.DataFrame(rows).astype("float").rename_axis("rank")
+
+    @property
+    def _phases_s(self) -> dict[str, float]:
+        phases = self.summary.get("phases_s")
+        if not isinstance(phases, dict):
+            raise UserError(f"{shown(self.path / 'summary.json')} has no phases_s")
+        return phases
+
+    def _column(self, name: str) -> "pd.Series":
+        if name not in self.metrics:
+            raise UserError(f"{shown(self.path / 'metrics.jsonl')} has no {name}")
+        return self.metrics[name]
+
+
+def load_run(path: str | Path) -> Run:
+    """The run in the folder `path`, relative to the project root unless absolute.
+
+    Raises:
+        UserError: there is no such folder, or no run in it, or its launch.json is unreadable.
+    """
+    path = ROOT / path
+    if not path.is_dir():
+        raise UserError(f"there is no run folder {shown(path)}")
+    record = path / "launch.json"
+    if not record.exists() and not holds_run(path):
+        raise UserError(f"{shown(path)} holds no run: no metrics.jsonl, no summary.json")
+    known = _read_object(record) if record.exists() else {}
+    names = ("command", "state", "wall_s", "before_ranks_s", "flags")
+    return Run(path, **{name: known[name] for name in names if name in known})
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a training script has written into the folder `path`."""
+    return any((path / name).exists() for name in ("metrics.jsonl", "summary.json"))
+
+
+def compare(*runs: Run, names: list[str] | None = None) -> "pd.DataFrame":
+    """Runs beside each other, a row a run; `relative` is the throughput over the first run's.
+
+    Throughput is the median over the steps with the 10th and 90th percentile, the warm-up left out
+    (`warmup_steps` of engine/files/run_record.py). `tokens` is there because only runs on equal
+    data are comparable, `final_loss` because a faster run that learns less is not faster.
+    `peak_memory_bytes` is the largest rank's.
+    """
+    pandas = need("pandas", "notebooks")
+    if not runs:
+        raise UserError("compare() needs at least one run")
+    names = names or [run.path.name for run in runs]
+    if len(names) != len(runs):
+        raise UserError(f"{len(names)} names for {len(runs)} runs: give one a run")
+    table = pandas.DataFrame(
+        [_measures(run) for run in runs], index=pandas.Index(names, name="run")
+    )
+    speed = table["tokens_per_s"]
+    table.insert(3, "relative", speed / speed.iloc[0])
+    return table
+
+
+def _measures(run: Run) -> dict[str, Any]:
+    speed = run._column("tokens_per_s")
+    speed = speed.iloc[warmup_steps(len(speed)) :].dropna()
+    peaks = [peak for peak in run.summary.get("peak_memory_bytes") or [] if peak is not None]
+    return {
+        "tokens_per_s": speed.median(),
+        "p10": speed.quantile(0.1),
+        "p90": speed.quantile(0.9),
+        "peak_memory_bytes": max(peaks, default=float("nan")),
+        "final_loss": run.summary.get("final_loss"),
+        "steps": len(run.metrics),
+        "tokens": run._column("tokens").sum(),
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no {shown(path)}: the run did not get that far") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{shown(path)} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{shown(path)} is not a JSON object")
+    return value
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """JSON lines. A last line that a crash cut off is left out, and that is said."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        raise UserError(f"there is no {shown(path)}: the run did not get that far") from None
+    rows = []
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError
+        except ValueError:
+            if number == len(lines):  # no newline after it
+                print(f"note: the last line of {shown(path)} is cut off and was left out")
+                break
+            raise UserError(f"{shown(path)}, line {number} is not a JSON object") from None
+        rows.append(row)
+    return rows

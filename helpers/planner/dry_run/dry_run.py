@@ -1,0 +1,239 @@
+"""The engine itself, as any rank of any world, with tensors that have sizes and no values.
+
+    plan = ParallelPlan(tp=8, dp_shard=16)
+    run = dry_run(load_config("gptj-6b"), plan, rank=5, batch=256, seq_len=1024)
+    run.peak_bytes, run.at_peak, run.states, run.flops, run.messages, run.summary
+
+parallelize and Trainer run as they do in training, on torch's fake tensors and over a process group
+that sends nothing: no GPU, no second process, no memory for the model. Nothing is modelled. Memory,
+FLOPs and messages are those of the operations that the engine calls; what a device's allocator,
+kernels and communication library take beside the tensors is not seen.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from helpers.engine.data_parallel.layouts import data_group
+from helpers.engine.errors import UserError, need
+from helpers.engine.files.weights import draw, tie
+from helpers.engine.models.configurations import check_length
+from helpers.engine.parallelize import parallelize
+from helpers.engine.pipeline.messages import PipelineMessages as Links
+from helpers.engine.plan import AXES, ParallelPlan
+from helpers.engine.tensor.shards import local
+from helpers.engine.trainer import Trainer
+from helpers.planner.dry_run.tensor_watch import Watch
+from helpers.planner.model.training_job import check_counts
+
+aten = torch.ops.aten
+
+
+class Message(NamedTuple):
+    """A kind of message of the rank.
+
+    axis: of the mesh; `dp` for both data axes together, `world` for all ranks.
+    ranks: of the group.
+    payload_bytes: of the whole tensor that is reduced, gathered, sent or received.
+    """
+
+    axis: str
+    kind: str
+    ranks: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a rank holds, computes and sends in a step.
+
+    states: bytes of parameters, gradients and optimizer, as Trainer.state_bytes counts them.
+    at_peak: bytes by category at the step's fullest moment: parameters, buffers, optimizer;
+        activations, which forwards leave for backwards, and gradients, which backwards leave for
+        the optimizer; temporary: all else, also parameters that ZeRO-3 has gathered.
+    largest: the most bytes of each category, each at a moment of its own.
+    flops: of products and attention, over the whole square of scores.
+    messages: how many of each kind.
+    """
+
+    states: dict[str, int]
+    at_peak: dict[str, int]
+    largest: dict[str, int]
+    flops: int
+    messages: Counter[Message]
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.at_peak.values())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """All of it as plain data; messages by axis and kind, with their number and bytes."""
+        sent: dict[str, dict[str, dict[str, int]]] = {}
+        for one, count in self.messages.items():
+            kinds = sent.setdefault(one.axis, {})
+            total = kinds.setdefault(one.kind, {"ranks": one.ranks, "count": 0, "bytes": 0})
+            total["count"] += count
+            total["bytes"] += count * one.payload_bytes
+        return asdict(self) | {"peak_bytes": self.peak_bytes, "messages": sent}
+
+
+def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_len: int) -> DryRun:
+    """One training step of a transformers configuration as `rank` of the plan's world. Every token
+    is taken to have a label.
+
+    Args:
+        batch: samples of a step, over all ranks.
+
+    Raises:
+        UserError: the plan does not fit the model, there is no such rank, the model has too few
+            positions, a number is not above 0, the plan offloads or compiles, or a process group is
+            there already.
+    """
+    transformers = need("transformers", "hf")
+    plan.validate(config)
+    check_counts(batch, seq_len)
+    check_length(config, seq_len)
+    if not isinstance(rank, int) or not 0 <= rank < plan.world_size:
+        raise UserError(f"rank must be 0 to {plan.world_size - 1}, not {rank!r}")
+    for switch in ("offload", "compile"):
+        if getattr(plan, switch):
+            raise UserError(f"a dry run cannot {switch}: leave {switch} out of the plan")
+    config = copy.deepcopy(config)  # laying a model out changes its configuration
+    with pretended(plan.world_size, rank):
+        mesh = plan.mesh("cpu")
+        data_group(mesh, plan)  # makes a mesh of ranks, which are real numbers
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        parallelize(model, plan, mesh)
+        with SizesOnly(allow_non_fake_inputs=True), unmasked():
+            model.to_empty(device="cpu")
+            tie(model)
+            draw(model, 0, weights=False)
+            settle(model)
+            trainer = Trainer(model, plan, mesh, lr=1e-3)
+            send_at_once(trainer.pipeline.links)
+            ids = torch.zeros((batch, seq_len), dtype=torch.long)
+            trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
+            return watched(trainer, ids, ids)
+
+
+def watched(trainer: Trainer, ids: Tensor, labels: Tensor) -> DryRun:
+    """One step of a trainer, real or not, as a DryRun. Its optimizer has its state already."""
+    watch = Watch()
+    moments = [t for state in trainer.optimizer.state.values() for t in state.values()]
+    masters = [part.tensor for part in trainer.parts]
+    watch.hold("parameters", map(local, trainer.model.parameters()))
+    watch.hold("buffers", trainer.model.buffers())
+    watch.hold("optimizer", moments + masters)
+    watch.leave_out([ids, labels])  # the whole batch stays in host memory
+    with watch:
+        trainer.step(ids, labels)
+    at_peak, largest = watch.peak()
+    messages = _by_axis(watch, trainer.plan, trainer.mesh)
+    return DryRun(trainer.state_bytes(), at_peak, largest, watch.flops, messages)
+
+
+class SizesOnly(FakeTensorMode):
+    """Fake tensors, and what they cannot know: a number read from one is 1, and a mask keeps
+    everything."""
+
+    def dispatch(self, func, types, args=(), kwargs=None):
+        if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 1.0 if args[0].is_floating_point() else 1
+        if func is aten.index.Tensor and _is_mask(args[1]):
+            values, (mask,) = args
+            return values.new_empty((mask.numel(), *values.shape[mask.dim() :]))
+        if func in (aten.index_put.default, aten._unsafe_index_put.default) and _is_mask(args[1]):
+            return args[0].clone()
+        if func in (aten.index_put_.default, aten._index_put_impl_.default) and _is_mask(args[1]):
+            return args[0]
+        return super().dispatch(func, types, args, kwargs)
+
+
+def _is_mask(indices: list[Tensor | None]) -> bool:
+    return len(indices) == 1 and indices[0].dtype == torch.bool
+
+
+@contextmanager
+def unmasked() -> Iterator[None]:
+    """Let transformers skip the causal mask as it does with real tensors. It makes one where it may
+    not read values, and attention would keep it in every layer."""
+    from transformers import masking_utils
+
+    before = masking_utils.is_tracing
+    masking_utils.is_tracing = lambda tensor=None: False
+    try:
+        yield
+    finally:
+        masking_utils.is_tracing = before
+
+
+def settle(model: nn.Module) -> None:
+    """Let fully_shard do now what it does in the first forward. It gives uneven parameters other
+    storages there unless it knows them by their address, which fake tensors have not; the trainer
+    must meet the ones that stay."""
+    if isinstance(model, FSDPModule):
+        model._get_fsdp_state()._lazy_init()
+
+
+class Done:
+    """A message that has arrived."""
+
+    def wait(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def send_at_once(links: Links) -> None:
+    """Let what a rank sends have left when it sends the next: the group that sends nothing never
+    says so, and everything that was sent would stay in memory until the end of the step."""
+    post = links._post
+
+    def posted(*args: Any) -> Done:
+        post(*args)
+        return Done()
+
+    links._post = posted
+
+
+@contextmanager
+def pretended(world: int, rank: int = 0) -> Iterator[None]:
+    """A process group of `world` ranks of which this is one, and which sends nothing.
+
+    Raises:
+        UserError: this process is in a group already.
+    """
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise UserError("a dry run makes its own process group: leave the present one first")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone
+
+
+def _by_axis(watch: Watch, plan: ParallelPlan, mesh: DeviceMesh) -> Counter[Message]:
+    axes = {mesh.get_group(axis).group_name: axis for axis in AXES}
+    axes.setdefault(data_group(mesh, plan).group_name, "dp")
+    found: Counter[Message] = Counter()
+    for sent, count in watch.sent.items():
+        axis = axes.get(sent.group, "world")
+        found[Message(axis, sent.kind, sent.ranks, sent.payload_bytes)] += count
+    return found

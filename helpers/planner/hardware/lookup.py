@@ -1,0 +1,122 @@
+"""GPUs, instances and prices, found by their right name, never guessed.
+
+    peak_flops("NVIDIA A100-SXM4-40GB", "bf16")  -> 3.12e14
+    peak_flops("cpu", "fp32")                     -> None: no peak is known, so no MFU is reported
+    price("p4d.24xlarge", service="sagemaker")    -> 37.688 $/h, with its date and source
+
+The facts are in hardware_tables.py.
+"""
+
+import math
+from difflib import get_close_matches
+from typing import TypeVar
+
+from helpers.engine.errors import UserError
+from helpers.planner.hardware.tables import GPU, GPUS, INSTANCES, SERVICES, Instance, Price
+
+Row = TypeVar("Row", GPU, Instance)
+
+_DTYPES = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
+
+
+def find_gpu(name: str) -> GPU:
+    """The GPU with this short name (`A100-40`) or torch device name (`NVIDIA A100-SXM4-40GB`).
+
+    Raises:
+        UserError: it is not in the table; the line lists the closest names.
+    """
+    gpu = _by_device_name(name) or _by_name(name, GPUS)
+    if gpu is None:
+        raise _unknown("GPU", name, GPUS)
+    return gpu
+
+
+def find_instance(name: str) -> Instance:
+    """The instance type with this name, with or without SageMaker's `ml.` before it.
+
+    Raises:
+        UserError: it is not in the table; the line lists the closest names.
+    """
+    instance = _by_name(name.removeprefix("ml."), INSTANCES)
+    if instance is None:
+        raise _unknown("instance", name, INSTANCES)
+    return instance
+
+
+def peak_flops(device_name: str, dtype: object) -> float | None:
+    """Dense FLOP/s of one device for a dtype, or None where no peak is known.
+
+    Args:
+        device_name: what torch calls it, exactly. A slice of a GPU (MIG) or a variant outside the
+            table is another device: it gives None, not its relative's peak.
+        dtype: `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, or a torch dtype.
+    """
+    gpu = _by_device_name(device_name)
+    if gpu is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    return gpu.peak_flops.get(_DTYPES.get(name, name))
+
+
+def price(instance: str, service: str = "ec2", override: float | None = None) -> Price:
+    """Dollars an hour for one instance, on demand, with the date it was recorded.
+
+    Args:
+        instance: an instance type of the table; any name where `override` is given.
+        service: `ec2` (the machine) or `sagemaker` (the same machine as a managed job).
+        override: your own dollars an hour, in place of the recorded price.
+
+    Raises:
+        UserError: unknown instance or service, no recorded price, or a price that is not above 0.
+    """
+    if override is not None:
+        if not is_amount(override):
+            raise UserError(f"a price is dollars an hour above 0, not {override!r}")
+        return Price(float(override), service, "now", "yours", "given by you")
+    if service not in SERVICES:
+        raise UserError(f"service is one of {', '.join(SERVICES)}, not {service!r}")
+    found = find_instance(instance)
+    for candidate in found.prices:
+        if candidate.service == service:
+            return candidate
+    others = ", ".join(f"{p.service} {p.usd_per_hour} $/h ({p.date})" for p in found.prices)
+    others = others or "none, one owns it"
+    raise UserError(
+        f"no dated {service} price is known for {found.name} (known: {others}): "
+        f"give your own with override=..."
+    )
+
+
+def is_amount(value: object) -> bool:
+    """Is this a finite number above 0?"""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf
+
+
+def _by_device_name(name: str) -> GPU | None:
+    """The GPU whose torch device name this is, exactly."""
+    bare = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
+    for gpu in GPUS:
+        if bare in gpu.device_names:
+            return gpu
+    return None
+
+
+def _by_name(name: str, table: tuple[Row, ...]) -> Row | None:
+    wanted = name.strip().lower()
+    return next((row for row in table if row.name.lower() == wanted), None)
+
+
+def _unknown(kind: str, name: str, table: tuple[Row, ...]) -> UserError:
+    wanted = name.strip().lower()
+    known = {row.name.lower(): row.name for row in table}
+    close = [key for key in known if wanted and wanted in key]
+    close = close or get_close_matches(wanted, known, n=3, cutoff=0.4)
+    word, shown = ("close", close) if close else ("known", known)
+    return UserError(f"unknown {kind} {name!r}; {word}: {', '.join(known[key] for key in shown)}")

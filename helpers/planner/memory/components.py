@@ -1,0 +1,252 @@
+"""The parts of a rank's memory, each one formula: states, activations, the end of the model, what
+is gathered or on its way. memory.py says which of them stand beside each other.
+"""
+
+from helpers.engine.data_parallel.buckets import BUCKET_BYTES, ReduceScattered
+from helpers.engine.memory.recomputing import group_size
+from helpers.engine.models.chunked_loss import CHUNK_BYTES
+from helpers.planner.memory.microbatches_in_flight import Flight, in_flight, in_halves
+from helpers.planner.model.block_tensors import INPUT, Widths
+from helpers.planner.model.training_job import Job
+
+# alive beside each other in a block's backward, and at its end
+GRADIENTS, LAST = Widths(inside=2, ffn=2), Widths(inside=4, query=1, kv=1)
+
+
+def states_bytes(job: Job, rank: int) -> tuple[float, float, float]:
+    """Parameters, gradients and optimizer state of the engine, as data_parallel.py lays them out.
+
+                          parameters       gradients     optimizer
+        fp32              4                4             8
+        bf16, fp16        2                g             12    g: 4, or 2 with that reduce_dtype
+        the same, ZeRO-3  -                g             12    its float32 shards are the masters
+
+    ZeRO-1 and 2 divide optimizer and summed gradients by dp_shard, ZeRO-3 all three. With ZeRO-1
+    gradients of all but the last micro-batch wait whole for their sum.
+
+    Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
+    """
+    plan, held, stage, gradient = job.plan, job.held(rank), job.plan.zero, _sum_bytes(job)
+    shard = -(-held // plan.dp_shard)
+    of_parameters, of_optimizer = (2, 12) if plan.precision != "fp32" else (4, 8)
+    waiting = stage in (1, 2) and job.microbatches > 1 and (stage == 1 or plan.splits_backward)
+    if stage == 3:
+        return 4 * shard, 4 * shard, 8 * shard
+    return (
+        of_parameters * held,
+        gradient * (held if stage == 0 or waiting else shard),
+        of_optimizer * (shard if stage else held),
+    )
+
+
+def block_bytes(job: Job) -> float:
+    """What one block keeps of one micro-batch for its backward, under the plan's policy.
+
+    Source: arXiv 2205.05198, equations 1 to 4, with each family's own tensors in place of the
+    paper's (see blocks.py).
+    """
+    policy = job.plan.activation
+    if policy in job.program.kept:
+        return _bytes(job, job.program.kept[policy]) + _sums_bytes(job)
+    return _bytes(job, INPUT) / group_size(policy)
+
+
+def _sums_bytes(job: Job) -> float:
+    """Attention in one kernel keeps the logarithm of a sum for each head and token, in float32."""
+    one_kernel = job.program.attention == "one kernel"
+    return 4 * job.tokens * job.shape.heads / job.plan.tp if one_kernel else 0.0
+
+
+def activation_bytes(job: Job, rank: int, flight: Flight | None = None) -> float:
+    """Kept for the backward passes of the micro-batches in flight, by default when most activations
+    are; none of it with offloading but what is on its way: three blocks' of one micro-batch.
+
+    Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
+    """
+    layers, flight = job.layers_of(rank), flight or in_flight(job, rank)
+    each = layers / len(job.stages_of(rank))
+    whole = min(3, layers) if job.plan.offload else flight.whole * each
+    halved = flight.halved * each * waiting_bytes(job) if flight.halved else 0.0
+    return whole * block_bytes(job) + halved
+
+
+def waiting_bytes(job: Job) -> float:
+    """What one block's weights' gradients of one micro-batch are made from later: the inputs of its
+    products, and the gradients of their results.
+
+    Source: weight_gradients.py.
+    """
+    shape = job.shape
+    of_middle = 1 + shape.block[-2].outputs / shape.ffn  # a gate beside it makes it two
+    whole = shape.norms + shape.reductions
+    return _bytes(job, Widths(inside=whole, query=2, kv=1, ffn=of_middle))
+
+
+def loss_work_bytes(job: Job) -> float:
+    """The most that the loss works with. Forward, a chunk of tokens at a time, that is a chunk's
+    float32 exponentials, the hidden states of the labelled tokens and the product that is added to
+    the head's gradient.
+
+    Source: loss.py; arXiv 2411.09009 (Cut Your Losses), section 4.
+    """
+    chunk = min(CHUNK_BYTES, 4 * job.tokens * job.vocab_rows)
+    of_hidden = job.tokens * job.shape.hidden * job.element_bytes
+    forward = job.element_bytes * _head(job) + of_hidden + chunk
+    return max(forward, loss_gradients_bytes(job))
+
+
+def loss_gradients_bytes(job: Job) -> float:
+    """Backward: its gradients, brought to the arithmetic's dtype, while ZeRO-3 gathers a block."""
+    element = job.element_bytes
+    of_hidden = job.tokens * job.shape.hidden * element
+    return (element if element < 4 else 0) * _head(job) + of_hidden + gathered_bytes(job)
+
+
+def end_bytes(job: Job) -> float:
+    """Kept at the end of the model for one micro-batch's backward: what the last norm keeps, and
+    the gradients of hidden states and head, which the loss computes in its forward."""
+    of_hidden = job.tokens * job.shape.hidden * job.element_bytes
+    return (job.program.last_norm / _split(job) + 1) * of_hidden + 4 * _head(job)
+
+
+def letters_bytes(job: Job, rank: int) -> float:
+    """Hidden states and their gradients on their way between pipeline ranks: what was sent last,
+    and receives that are posted ahead, two of them where gradients come back.
+
+    Source: pipeline.py and links.py.
+    """
+    if job.plan.pp == 1:
+        return 0.0
+    letters = 1 if job.rank_of[-1] == rank else 3
+    return letters * job.tokens * job.shape.hidden * job.element_bytes / _split(job)
+
+
+def _split(job: Job) -> int:
+    """Ranks over which hidden states between layers are split."""
+    return job.plan.tp if job.plan.sequence_parallel else 1
+
+
+def root_bytes(job: Job, rank: int) -> float:
+    """Embedding, last norm and head, which ZeRO-3 keeps whole from forward to backward."""
+    return job.end_parameters(rank) * job.element_bytes if _sharded(job) else 0.0
+
+
+def gathered_bytes(job: Job) -> float:
+    """A block's parameters, which ZeRO-3 has whole while it computes with them and on their way."""
+    return _unit(job) * job.element_bytes if _sharded(job) else 0.0
+
+
+def sent_bytes(job: Job, rank: int) -> float:
+    """Gradients that were sent and whose sums are not there yet: for ZeRO-3 the block's after this
+    one, for ZeRO-1 and 2 the largest matrices of a block, each a message, if they are sent in every
+    micro-batch: what waits for the last is less and less of what waits."""
+    stage, of_sum = job.plan.zero, _sum_bytes(job)
+    if stage == 3:
+        return 0.0 if in_halves(job, rank) else of_sum * _unit(job)
+    if not _sends_each_time(job):
+        return 0.0
+    return ReduceScattered.most_under_way * max(BUCKET_BYTES, of_sum * _largest_matrix(job))
+
+
+def left_over_bytes(job: Job, rank: int) -> float:
+    """The gradients that ZeRO-3 sent last in a micro-batch, of what is in no block: fully_shard
+    holds them until it sends others in the next, or in that of another stage."""
+    if not _sharded(job) or len(job.stages_of(rank)) > 1:
+        return 0.0
+    of_block = 0 if in_halves(job, rank) else _unit(job)  # whose sums fully_shard does not send
+    return _sum_bytes(job) * (job.end_parameters(rank) or of_block)
+
+
+def head_gradient_bytes(job: Job) -> float:
+    """The head's gradient after the loss, before it is one of the rank's summed gradients."""
+    return waiting_head_bytes(job) or _head(job) * _sum_bytes(job)
+
+
+def waiting_head_bytes(job: Job) -> float:
+    """The head's gradient where it waits for the end of the backward: for the embedding's, if one
+    matrix is both; for the sum of what is in no block, with ZeRO-3."""
+    waits = _sharded(job) or (job.shape.tied and job.plan.pp == 1)
+    return _head(job) * job.element_bytes if waits else 0.0
+
+
+def block_gradient_bytes(job: Job) -> float:
+    """At the end of a block's backward: its weights' gradients, and those of its input."""
+    return _unit(job) * job.element_bytes + _bytes(job, LAST)
+
+
+def reduced_bytes(job: Job) -> float:
+    """A block's gradients, and their copy in the dtype of sums that ZeRO-3 sends."""
+    return _unit(job) * (job.element_bytes + _sum_bytes(job)) if _sharded(job) else 0.0
+
+
+def working_bytes(job: Job, rank: int) -> float:
+    """What one block's backward works with: what is recomputed before it, gradients of activations,
+    of which the widest two stand beside each other, and a matrix's on its way into its sum."""
+    again = 0.0
+    if job.plan.activation != "none":
+        whole = _bytes(job, job.program.kept["none"]) * group_size(job.plan.activation)
+        again = max(0.0, whole - block_bytes(job))
+    kept_apart = in_halves(job, rank) if _sharded(job) else job.plan.precision != "fp32"
+    of_matrix = job.element_bytes * _largest_matrix(job) if kept_apart else 0.0
+    return again + _bytes(job, GRADIENTS) + of_matrix
+
+
+def table_work_bytes(job: Job, rank: int) -> float:
+    """The embedding's gradient on its way into its sum, and what is on its way then. ZeRO-3 sums
+    the head's with it. A matrix that is both has two gradients, which autograd adds up first."""
+    element, of_sum = job.element_bytes, _sum_bytes(job)
+    if _sharded(job):
+        return (element + of_sum) * job.end_parameters(rank)
+    table, low = job.begin_parameters(rank), job.plan.precision != "fp32"
+    twice = job.shape.tied and job.plan.pp == 1 and not low
+    made = 2 * element if twice else element if low or job.microbatches > 1 else 0
+    if not _sends_each_time(job):
+        return made * table
+    attention = sum(linear.parameters for linear in job.shape.block[:2]) / job.plan.tp
+    under_way = max(ReduceScattered.most_under_way * BUCKET_BYTES, of_sum * attention)
+    return (made + of_sum) * table + under_way
+
+
+def swapped_bytes(job: Job) -> float:
+    """The gradient of a matrix that is embedding and head, from the pipeline's other end."""
+    if not job.shape.tied or job.plan.pp == 1:
+        return 0.0
+    return _sum_bytes(job) * _head(job) / (job.plan.dp_shard if job.plan.zero else 1)
+
+
+def _sends_each_time(job: Job) -> bool:
+    """Do ZeRO-1 or 2 send gradients in every micro-batch, while others may be in flight?"""
+    stage, plan = job.plan.zero, job.plan
+    return stage in (1, 2) and not plan.splits_backward and (stage == 2 or job.microbatches == 1)
+
+
+def _largest_matrix(job: Job) -> float:
+    """Elements of a block's largest matrix on a tensor rank."""
+    return max(linear.parameters for linear in job.shape.block) / job.plan.tp
+
+
+def _unit(job: Job) -> int:
+    """Parameters that ZeRO-3 gathers together."""
+    return job.block_parameters * group_size(job.plan.activation)
+
+
+def _sharded(job: Job) -> bool:
+    return job.plan.zero == 3
+
+
+def _sum_bytes(job: Job) -> int:
+    """Bytes of a gradient in the dtype of sums."""
+    low = job.plan.precision != "fp32"
+    return 2 if low and job.plan.reduce_dtype != "fp32" else 4
+
+
+def _head(job: Job) -> int:
+    """Elements of the head on the first tensor rank."""
+    return job.vocab_rows * job.shape.hidden
+
+
+def _bytes(job: Job, widths: Widths) -> float:
+    """Bytes of such tensors of one block and one micro-batch on one rank."""
+    plan = job.plan
+    elements = widths.on(job.shape, plan.tp, plan.sequence_parallel, job.seq_len)
+    return job.tokens * elements * job.element_bytes

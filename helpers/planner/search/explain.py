@@ -1,0 +1,186 @@
+"""A search's answer in words with numbers: why this plan, what was ruled out, what would change it.
+
+print(explain(found))
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.memory.peak import fullest
+from helpers.planner.search.planned import Choice, in_words
+from helpers.planner.search.request import Question
+from helpers.planner.search.search import Found, search_plans
+from helpers.planner.time.step_time import step_time
+
+GIB = 2**30
+PARTS = (
+    ("compute_s", "computing"),
+    ("again_s", "recomputing"),
+    ("tensor_s", "messages of tp"),
+    ("bubble_s", "waiting for the pipeline"),
+    ("data_s", "messages of the data axes"),
+    ("optimizer_s", "the optimizer"),
+)
+MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "transients")
+
+
+def explain(found: Found, what_if: bool = True) -> str:
+    """Why the best plan won, what it needs, what was ruled out by what, the next best, and with
+    `what_if` what would change the answer: the search once more with other machines or batches.
+    """
+    best = found.best
+    lines = [
+        _winner(found),
+        _where_time_goes(best),
+        _where_memory_goes(best),
+        *_why_savers(best),
+        *_why_not(found),
+        _ruled_out(found),
+    ]
+    if what_if:
+        lines += _what_would_change(found)
+    return "\n".join(lines)
+
+
+def describe(choice: Choice) -> str:
+    """A choice in one line: degrees, switches, machines."""
+    cluster = choice.cluster
+    return f"{in_words(choice.job)} on {cluster.nodes} x {cluster.name}"
+
+
+def _winner(found: Found) -> str:
+    best, question = found.best, found.question
+    line = (
+        f"Best by {question.by}: {describe(best)}. A step of {question.batch} x "
+        f"{question.seq_len:,} tokens takes {_seconds(best.time.total_s)}, "
+        f"{best.tokens_per_s:,.0f} tokens/s"
+    )
+    if best.usd_per_token is not None:
+        line += f", {1e6 * best.usd_per_token:.3g} dollars a million tokens"
+    if question.tokens is not None:
+        days = question.tokens / best.tokens_per_s / 86400
+        line += f"; {question.tokens:.3g} tokens take {days:,.1f} days"
+        if best.usd_per_token is not None:
+            line += f" and {question.tokens * best.usd_per_token:,.0f} dollars"
+    return line + "."
+
+
+def _where_time_goes(choice: Choice) -> str:
+    total_s = choice.time.total_s
+    shares = [(getattr(choice.time, name) / total_s, words) for name, words in PARTS]
+    shown = [f"{100 * share:.0f} % {words}" for share, words in shares if share >= 0.005]
+    return f"Of the step: {', '.join(shown)}."
+
+
+def _where_memory_goes(choice: Choice) -> str:
+    memory, has = choice.memory, choice.cluster.memory_bytes
+    parts = [(getattr(memory, name), name) for name in MEMORY]
+    shown = [f"{size / GIB:.1f} {name}" for size, name in sorted(parts, reverse=True) if size > 1e8]
+    return (
+        f"It needs {memory.total / GIB:.1f} of {has / GIB:.0f} GiB on the fullest rank: "
+        f"{', '.join(shown)}; the rest is the allocator's and the libraries'."
+    )
+
+
+def _why_savers(choice: Choice) -> Iterator[str]:
+    """For each memory saver of the plan: what would be needed without it."""
+    plan = choice.plan
+    without: list[tuple[str, ParallelPlan]] = []
+    if plan.dp_shard > 1:
+        whole = replace(plan, dp_replicate=plan.dp, dp_shard=1)
+        without.append((f"Without sharding the state over {plan.dp_shard} ranks", whole))
+    if plan.zero > 1:
+        less = replace(plan, zero_stage=plan.zero_stage - 1)
+        without.append((f"With ZeRO-{plan.zero_stage - 1}", less))
+    if plan.offload:
+        without.append(("Without offloading", replace(plan, offload=False)))
+    elif plan.activation != "none":
+        without.append(("Without recomputation", replace(plan, activation="none")))
+    if plan.sequence_parallel:
+        without.append(("Without sequence parallelism", replace(plan, sequence_parallel=False)))
+    for words, other in without:
+        changed = replace(choice.job, plan=other)
+        memory = fullest(changed).total
+        if memory > choice.cluster.memory_bytes:
+            yield f"{words} it would need {memory / GIB:.1f} GiB."
+        else:
+            total_s = step_time(changed, choice.cluster, exact=False).total_s
+            own_s = step_time(choice.job, choice.cluster, exact=False).total_s
+            yield f"{words} it would fit, and take {_more(total_s / own_s)}."
+
+
+def _why_not(found: Found) -> Iterator[str]:
+    """The best plans of other degrees, and where they lose."""
+    best = found.best
+    for place, other in enumerate(found.choices[1:3]):
+        slower = other.time.total_s / other.job.batch / (best.time.total_s / best.job.batch)
+        worst, words = max(
+            (getattr(other.time, name) - getattr(best.time, name), words) for name, words in PARTS
+        )
+        lead = "Next best" if place == 0 else "Then"
+        line = f"{lead}: {describe(other)}, {_more(slower)}"
+        if worst > 0.001 * best.time.total_s:
+            line += f", most of it {words} ({_seconds(worst)} more)"
+        yield line + "."
+
+
+def _ruled_out(found: Found) -> str:
+    counts = sorted(found.ruled_out.items(), key=lambda item: -item[1])
+    reasons = [f"{count:,} {reason}" for reason, count in counts]
+    return f"Looked at the memory of {found.tried:,} plans. " + (
+        f"Ruled out: {'; '.join(reasons)}." if reasons else "Nothing was ruled out."
+    )
+
+
+def _what_would_change(found: Found) -> Iterator[str]:
+    """The same question with one thing other: is the answer another plan, and how fast?"""
+    question, best = found.question, found.best
+    cluster = best.cluster
+    cases = [
+        ("a network twice as fast", _faster_network(cluster), question.batch),
+        (
+            "twice the memory",
+            replace(cluster, memory_bytes=2 * cluster.memory_bytes),
+            question.batch,
+        ),
+        (
+            "half the memory",
+            replace(cluster, memory_bytes=cluster.memory_bytes // 2),
+            question.batch,
+        ),
+        ("a batch twice as large", cluster, 2 * question.batch),
+    ]
+    for words, other_cluster, batch in cases:
+        try:
+            other = _ask(question, other_cluster, batch).best
+        except UserError as error:
+            yield f"With {words}: {error}."
+            continue
+        faster = other.tokens_per_s / best.tokens_per_s
+        change = f"{100 * (faster - 1):+.0f} % tokens/s"
+        same = other.plan.degrees == best.plan.degrees
+        yield f"With {words}: {change}, {'the same degrees' if same else describe(other)}."
+
+
+def _ask(question: Question, cluster: Cluster, batch: int) -> Found:
+    return search_plans(
+        question.shape, cluster, batch, question.seq_len, question.precision, by="time"
+    )
+
+
+def _faster_network(cluster: Cluster) -> Cluster:
+    out = replace(cluster.inter, bytes_per_s=2 * cluster.inter.bytes_per_s)
+    return replace(cluster, inter=out)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _more(ratio: float) -> str:
+    if ratio < 0.995:
+        return f"{100 * (1 - ratio):.1f} % less time"
+    return f"{100 * (ratio - 1):.1f} % more time"

@@ -1,0 +1,93 @@
+"""The layouts worth trying: degrees, ways to shard the state, micro-batches and schedules."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.model.training_job import splits
+from helpers.planner.shape import Shape
+
+# From the cheapest on: nothing; what is cheap to compute again; whole blocks; and host memory.
+ACTIVATIONS = (("none", False), ("selective", False), ("full", False), ("full", True))
+
+
+def layouts(
+    shape: Shape, cluster: Cluster, batch: int, ruled_out: Counter[str]
+) -> Iterator[tuple[int, int, int]]:
+    """Degrees (tp, pp, dp) that use every device, the model can be cut into, and the batch fills;
+    the others are counted under the rule that they break."""
+    for tp in divisors(cluster.devices):
+        for pp in divisors(cluster.devices // tp):
+            dp = cluster.devices // tp // pp
+            if not splits(shape, tp):
+                ruled_out["heads or MLP do not divide by tp"] += 1
+            elif tp > cluster.devices_per_node:
+                ruled_out["tp would leave the node"] += 1
+            elif pp > shape.layers:
+                ruled_out["more pipeline ranks than layers"] += 1
+            elif dp > batch:
+                ruled_out["more data ranks than samples"] += 1
+            else:
+                yield tp, pp, dp
+
+
+def divisors(number: int) -> list[int]:
+    """In order."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def shardings(dp: int, in_node: int) -> list[tuple[int, int]]:
+    """(dp_shard, zero_stage) from the cheapest on: none; the optimizer's state, for which the same
+    bytes travel; gradients; parameters, over few ranks before many."""
+    if dp == 1:
+        return [(1, 3)]
+    some = [s for s in divisors(dp) if s > 1 and (s <= 8 * in_node or s == dp)]
+    return [(1, 3), (dp, 1), (dp, 2), *((s, 3) for s in some)]
+
+
+def pipelines(pp: int, rows: int, layers: int) -> Iterator[dict[str, Any]]:
+    """Micro-batches, schedule and virtual stages worth trying."""
+    # a pipeline wants many micro-batches
+    sizes = sorted({min(rows, 2**i) for i in range(8 if pp == 1 else 5)})
+    for size in sizes:
+        microbatches = -(-rows // size)
+        if pp == 1:
+            yield {"microbatches": microbatches}
+            continue
+        yield {"microbatches": microbatches, "schedule": "1f1b"}
+        yield {"microbatches": microbatches, "schedule": "zero-bubble"}
+        if 2 * pp <= layers:
+            yield {"microbatches": microbatches, "schedule": "zero-bubble-v"}
+        if microbatches >= pp:
+            for virtual in (2, 4):
+                if pp * virtual <= layers:
+                    how = {"schedule": "interleaved", "virtual_stages": virtual}
+                    yield {"microbatches": microbatches, **how}
+
+
+def unsharded_plans(
+    shape: Shape, cluster: Cluster, batch: int, precision: str, ruled_out: Counter[str]
+) -> Iterator[ParallelPlan]:
+    """Every layout with every pipeline, with and without sequence parallelism; the state is whole
+    on each data rank."""
+    for tp, pp, dp in layouts(shape, cluster, batch, ruled_out):
+        for how in pipelines(pp, -(-batch // dp), shape.layers):
+            for sequence_parallel in (False, True) if tp > 1 else (False,):
+                yield ParallelPlan(
+                    tp=tp,
+                    pp=pp,
+                    dp_replicate=dp,
+                    precision=precision,
+                    sequence_parallel=sequence_parallel,
+                    **how,
+                )
+
+
+def sharded_plans(plan: ParallelPlan, cluster: Cluster) -> Iterator[ParallelPlan]:
+    """An unsharded plan, and it with each way to share the state."""
+    in_node = max(1, cluster.devices_per_node // plan.tp)
+    for shard, stage in shardings(plan.dp, in_node):
+        yield replace(plan, dp_replicate=plan.dp // shard, dp_shard=shard, zero_stage=stage)

@@ -1,0 +1,78 @@
+"""A plan that fits a cluster, what it takes, and the line that starts it."""
+
+from dataclasses import dataclass, fields
+
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.cost import money, train_flops_per_token
+from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.memory.peak import Memory
+from helpers.planner.model.training_job import Job
+from helpers.planner.time.step_time import StepTime
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan that fits, with what it takes."""
+
+    job: Job
+    cluster: Cluster
+    memory: Memory
+    time: StepTime
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.job.plan
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole cluster."""
+        return self.job.batch * self.job.seq_len / self.time.total_s
+
+    @property
+    def usd_per_token(self) -> float | None:
+        """Dollars a token; None where the cluster has no price."""
+        if self.cluster.usd_per_hour is None:
+            return None
+        nodes = self.cluster.nodes
+        return money(1 / self.tokens_per_s, self.cluster.usd_per_hour, nodes)
+
+    def mfu(self, peak_flops: float) -> float:
+        """Model FLOPs utilisation against one device's dense peak, as in cost.mfu."""
+        flops = train_flops_per_token(self.job.shape, self.job.seq_len)
+        return self.tokens_per_s * flops / (self.cluster.devices * peak_flops)
+
+
+def launch_command(choice: Choice, model: str, script: str = "scripts/train.py") -> str:
+    """The torchrun line of a choice: flags for the fields of its plan that are not the default."""
+    job, cluster = choice.job, choice.cluster
+    nodes = f" --nnodes {cluster.nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
+    parts = [
+        f"torchrun --nproc-per-node {cluster.devices_per_node}"
+        + (nodes if cluster.nodes > 1 else ""),
+        f"{script} --model {model} --batch-size {job.batch} --seq-len {job.seq_len}",
+    ]
+    for field in fields(ParallelPlan):
+        value = getattr(choice.plan, field.name)
+        if value != field.default:
+            flag = "--" + field.name.replace("_", "-")
+            parts.append(flag if value is True else f"{flag} {value}")
+    return " ".join([*parts, "--out runs/planned"])
+
+
+def in_words(job: Job) -> str:
+    """A job's plan in one line: degrees and switches."""
+    plan, parts = job.plan, [job.plan.describe()]
+    if plan.dp_shard > 1:
+        parts.append(f"ZeRO-{plan.zero_stage}")
+    if plan.sequence_parallel:
+        parts.append("sequence parallel")
+    if plan.pp > 1:
+        virtual = f" with {plan.virtual_stages} virtual stages" if plan.virtual_stages > 1 else ""
+        parts.append(f"{plan.schedule}{virtual}")
+    if job.microbatches > 1:
+        parts.append(f"{job.microbatches} micro-batches")
+    if plan.activation != "none":
+        parts.append(f"{plan.activation} recomputation")
+    if plan.offload:
+        parts.append("offloading")
+    return ", ".join(parts)

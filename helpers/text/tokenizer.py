@@ -1,0 +1,93 @@
+"""Text to token ids and back, from a file, a folder or a hub id."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from helpers.engine.errors import UserError, need
+from helpers.engine.models.hub import check_hub
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
+
+# What the families call the token between two documents, in the order in which it is looked for.
+END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
+
+
+class Tokenizer:
+    """What training needs of a tokenizer; no special tokens are added by `encode`.
+
+    Attributes:
+        vocab_size: largest id + 1, so every id fits an embedding of that many rows.
+        end_id: the token that ends a document, None if the vocabulary has none.
+    """
+
+    def __init__(self, backend: Any, end_id: int | None):
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.end_id = end_id
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, of any length, encoded on all cores."""
+        return [one.ids for one in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: list[int]) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=False)
+
+
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """A `tokenizer.json`, a folder that holds one, or a hub id (read by transformers).
+
+    Raises:
+        UserError: nothing is there, it is not a tokenizer, or the hub cannot be reached.
+    """
+    path = Path(source)
+    if path.is_dir() and (path / "tokenizer.json").is_file():
+        path = path / "tokenizer.json"
+    if path.is_file():
+        return _from_file(path)
+    if path.is_dir():
+        raise UserError(f"the folder {source} holds no tokenizer.json")
+    if path.suffix != ".json" and HUB_NAME.fullmatch(str(source)):
+        return _from_hub(str(source))
+    raise UserError(f"no tokenizer at {source}: give a tokenizer.json, its folder or a hub id")
+
+
+def _from_file(path: Path) -> Tokenizer:
+    tokenizers = need("tokenizers", "hf")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"{path} is not a tokenizer.json: {_first_line(error)}") from None
+    return Tokenizer(backend, _end_id(backend, path.parent))
+
+
+def _end_id(backend: Any, folder: Path) -> int | None:
+    names = list(END_TOKENS)
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        named = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
+        if named:
+            names.insert(0, named if isinstance(named, str) else named["content"])
+    ids = (backend.token_to_id(name) for name in names)
+    return next((token for token in ids if token is not None), None)
+
+
+def _from_hub(source: str) -> Tokenizer:
+    transformers = need("transformers", "hf")
+    check_hub("model", source)
+    try:
+        loaded = transformers.AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"no tokenizer at {source}, and the hub gives none of that name: {_first_line(error)}"
+        ) from None
+    if not loaded.is_fast:
+        raise UserError(f"the tokenizer {source} has no tokenizer.json, which is needed here")
+    return Tokenizer(loaded.backend_tokenizer, loaded.eos_token_id)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]

@@ -1,0 +1,58 @@
+"""Measured timelines of a pipeline: from all ranks to a file, and back.
+
+timeline.json   {"steps": [[rank 0's spans, rank 1's, ...], ...]}, a span being
+                [kind, stage, micro-batch, start_s, end_s]
+"""
+
+import json
+from pathlib import Path
+
+from helpers.engine.errors import UserError
+from helpers.engine.pipeline.schedules import Action
+from helpers.engine.pipeline.simulator import Span, Timeline
+from helpers.engine.ranks import over_ranks
+from helpers.engine.trainer import Trainer
+
+
+def gather(trainer: Trainer) -> list[list[list[list]]]:
+    """The spans of the last timed steps, by step and pipeline rank, of the first data and tensor
+    rank. Every rank must call it."""
+    coordinate = dict(zip(trainer.mesh.mesh_dim_names, trainer.mesh.get_coordinate(), strict=True))
+    rank = coordinate.pop("pp")
+    history = trainer.pipeline.history
+    mine = [[[*span.action, span.start_s, span.end_s] for span in step] for step in history]
+    first = not any(coordinate.values())
+    by_rank = dict(over_ranks((rank, mine) if first else (None, None)))
+    by_rank.pop(None, None)
+    return [list(ranks) for ranks in zip(*(by_rank[r] for r in sorted(by_rank)), strict=True)]
+
+
+def write_timelines(path: Path, steps: list[list[list[list]]]) -> None:
+    """Write what `gather` found."""
+    path.write_text(json.dumps({"steps": steps}) + "\n", encoding="utf-8")
+
+
+def read_timelines(path: Path) -> list[Timeline]:
+    """The timelines of a file's steps, each with its clock at 0 where the step begins.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
+    try:
+        steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+        return [_timeline(ranks) for ranks in steps]
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): a run writes it with --timeline"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} holds no timelines") from None
+
+
+def _timeline(ranks: list[list[list]]) -> Timeline:
+    began = min(span[3] for spans in ranks for span in spans)
+    spans = [
+        tuple(Span(Action(*action), start - began, end - began) for *action, start, end in rank)
+        for rank in ranks
+    ]
+    return Timeline(tuple(spans), peak_bytes=())

@@ -1,0 +1,280 @@
+"""The ranks' traces, read onto one clock, and written as one timeline.
+
+    traces = read_traces("runs/one/traces")               # rank by rank
+    traces[0].steps, traces[0].ranges("forward"), traces[0].communication
+    write_timeline(traces, "runs/one/trace.json")         # for ui.perfetto.dev
+
+A file's events are in microseconds since its own origin. What profiler.py noted beside them says
+how far that rank's clock is ahead of rank 0's.
+
+Source: Chrome's Trace Event Format. `X` events are slices with a start `ts` and a duration `dur` in
+microseconds, `M` events name processes and threads, `C` events are counters. Slices of one row must
+nest: Perfetto drops one that only overlaps, so it gets a row of its own.
+"""
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from helpers.engine.errors import UserError
+from helpers.trace.recorder import FACTS, STEP
+
+COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
+MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # posted early
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's work
+MARKED = "user_annotation"  # the category of record_function
+ROUNDING_NS = 10  # that torch may leave a slice longer than the one it is in
+
+Event = dict[str, Any]
+Thread = tuple[Any, Any]  # process and thread, or GPU and stream
+
+
+class Slice(NamedTuple):
+    """Something that took time, in seconds since the first event of all ranks."""
+
+    name: str
+    category: str
+    thread: Thread
+    start_s: float
+    end_s: float
+
+
+class Change(NamedTuple):
+    """Memory taken, or freed where `bytes` is negative. total: bytes allocated then."""
+
+    at_s: float
+    bytes: int
+    address: int
+    total: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank did in the traced steps.
+
+    Attributes:
+        facts: what the profiler noted.
+        host: the machine's name.
+        slices: by start; of equal starts the outer first.
+        memory: by time.
+        threads: names, as the file says them.
+    """
+
+    facts: dict[str, Any]
+    host: str
+    slices: list[Slice]
+    memory: list[Change]
+    threads: dict[Thread, str]
+
+    @property
+    def rank(self) -> int:
+        return self.facts["rank"]
+
+    @cached_property
+    def steps(self) -> list[Slice]:
+        """The whole steps, in order."""
+        names = {f"{STEP}{number}" for number in self.facts["steps"]}
+        return [s for s in self.slices if s.category == MARKED and s.name in names]
+
+    @property
+    def main(self) -> Thread:
+        """The thread that takes the steps."""
+        return self.steps[0].thread
+
+    @cached_property
+    def named(self) -> list[Slice]:
+        """The ranges: the engine's, and the user's own. torch's have a `#` or `:` in their names,
+        as `Optimizer.step#AdamW.step`."""
+        return [
+            s
+            for s in self.slices
+            if s.category == MARKED
+            and s.thread == self.main
+            and not s.name.startswith(STEP)
+            and not {"#", ":"} & set(s.name)
+        ]
+
+    def ranges(self, *names: str) -> list[Slice]:
+        """The ranges with one of these names."""
+        return [s for s in self.named if s.name in names]
+
+    @cached_property
+    def communication(self) -> list[Slice]:
+        """Collectives under way, and waiting for the other ranks to join in. gloo's are on threads
+        of their own, NCCL's on the GPU. Of those made of sends and receives (exchange.py) it is the
+        wait for them."""
+        return [
+            s
+            for s in self.slices
+            if s.name.startswith(COLLECTIVES) and not s.name.startswith(MESSAGES)
+        ]
+
+    @cached_property
+    def device_work(self) -> list[Slice]:
+        """Kernels and copies of a GPU, communication left out."""
+        return [
+            s for s in self.slices if s.category in DEVICE and not s.name.startswith(COLLECTIVES)
+        ]
+
+    @property
+    def operations(self) -> list[Slice]:
+        """Of the CPU, on any thread, with those that they call."""
+        return [s for s in self.slices if s.category == "cpu_op" and _computes(s.name)]
+
+    @cached_property
+    def computing(self) -> list[Slice]:
+        """When the CPU computes what: of each operation the time in which it calls no other."""
+        by_thread: dict[Thread, list[Slice]] = defaultdict(list)
+        for one in self.slices:
+            if one.category == "cpu_op":
+                by_thread[one.thread].append(one)
+        pieces = (piece for several in by_thread.values() for piece in _innermost(several))
+        return [piece for piece in pieces if _computes(piece.name)]
+
+
+def _computes(name: str) -> bool:
+    """What only wraps operations (autograd's nodes, the start of a message) may wait. A compiled
+    region of several operations is one."""
+    return "Compiled" in name or ("::" in name and not name.startswith(("autograd::", "c10d::")))
+
+
+def _innermost(slices: list[Slice]) -> Iterator[Slice]:
+    """A thread's slices without the time of those inside them, in pieces."""
+    outer: list[Slice] = []
+    at_s = 0.0
+    for one in [*slices, None]:
+        start_s = one.start_s if one else inf
+        while outer and outer[-1].end_s <= start_s:
+            done = outer.pop()
+            if done.end_s > at_s:
+                yield done._replace(start_s=at_s)
+                at_s = done.end_s
+        if outer and start_s > at_s:
+            yield outer[-1]._replace(start_s=at_s, end_s=start_s)
+        at_s = start_s
+        outer.append(one)
+
+
+def read_traces(folder: str | Path) -> list[Trace]:
+    """The traces in a profiler's folder, by rank, on one clock that starts at 0.
+
+    Raises:
+        UserError: there are none, one is broken or holds no whole step, or a rank is missing.
+    """
+    files = sorted(Path(folder).glob("rank-*.json.gz"))
+    if not files:
+        raise UserError(f"{folder} holds no traces: a run writes them with --profile FIRST:LAST")
+    documents = sorted(map(_document, files), key=lambda one: one[FACTS]["rank"])
+    ranks = [one[FACTS]["rank"] for one in documents]
+    world = documents[0].get("distributedInfo", {}).get("world_size", 1)
+    if ranks != list(range(world)):
+        raise UserError(f"{folder} has the traces of ranks {ranks}, of {world} ranks")
+    # whole nanoseconds: a double holds today's microseconds only to a quarter of one
+    shifts = [one["baseTimeNanoseconds"] - one[FACTS]["offset_ns"] for one in documents]
+    begins = [shift + _first_ns(one) for shift, one in zip(shifts, documents)]
+    return [_trace(one, (min(begins) - shift) / 1e3) for one, shift in zip(documents, shifts)]
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            document = json.load(file)
+        if document[FACTS]["steps"]:
+            return document
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is no trace of this profiler") from None
+    raise UserError(f"{path} holds no whole step: the run ended too early")
+
+
+def _events(document: dict[str, Any]) -> Iterator[Event]:
+    """Without torch's own marks of where the trace begins and ends."""
+    return (event for event in document["traceEvents"] if event.get("cat") != "Trace")
+
+
+def _first_ns(document: dict[str, Any]) -> int:
+    return min(int(event["ts"] * 1e3) for event in _events(document) if event["ph"] == "X")
+
+
+def _trace(document: dict[str, Any], origin_us: float) -> Trace:
+    """A rank's file; `origin_us` of its microseconds is 0 on the common clock."""
+    slices, memory, threads = [], [], {}
+    for event in _events(document):
+        thread = (event.get("pid"), event.get("tid"))
+        at_s = (event.get("ts", 0) - origin_us) * 1e-6
+        if event["ph"] == "X":
+            end_s = at_s + event["dur"] * 1e-6
+            slices.append(Slice(event["name"], event.get("cat", ""), thread, at_s, end_s))
+        elif event["name"] == "[memory]":
+            memory.append(_change(event["args"], at_s))
+        elif event["ph"] == "M" and event["name"] == "thread_name":
+            threads[thread] = event["args"]["name"]
+    slices.sort(key=lambda one: (one.start_s, -one.end_s))
+    memory.sort(key=lambda one: one.at_s)
+    return Trace(document[FACTS], document.get("host_name", ""), slices, memory, threads)
+
+
+def _change(args: Event, at_s: float) -> Change:
+    device = "cpu" if args["Device Type"] == 0 else "cuda"
+    return Change(at_s, args["Bytes"], args["Addr"], args["Total Allocated"], device)
+
+
+def write_timeline(traces: list[Trace], path: str | Path) -> None:
+    """One file of all ranks: each a process, its threads and streams rows in it."""
+    events = [event for trace in traces for event in _process(trace)]
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def _process(trace: Trace) -> Iterator[Event]:
+    """A rank's events: the main thread first, then the others and the streams."""
+    rank = trace.rank
+    yield _name("process_name", rank, 0, name=f"rank {rank}")
+    yield _name("process_sort_index", rank, 0, sort_index=rank)
+    by_thread: dict[Thread, list[Slice]] = defaultdict(list)
+    for one in trace.slices:
+        by_thread[one.thread].append(one)
+    row = 0
+    for thread in sorted(by_thread, key=lambda one: (one != trace.main, str(one))):
+        name = "main" if thread == trace.main else trace.threads.get(thread, f"stream {thread[1]}")
+        lanes: list[list[int]] = []  # of each: the ends of the slices that are open
+        for one in by_thread[thread]:
+            start = _ns(one.start_s)
+            lane, end = _nest(lanes, start, _ns(one.end_s))
+            slice_ = {"ph": "X", "name": one.name, "cat": one.category, "pid": rank}
+            yield {**slice_, "tid": row + lane, "ts": start / 1e3, "dur": (end - start) / 1e3}
+        for lane in range(len(lanes)):
+            words = f"{name} ({lane + 1})" if lane else name
+            yield _name("thread_name", rank, row + lane, name=words)
+            yield _name("thread_sort_index", rank, row + lane, sort_index=row + lane)
+        row += len(lanes)
+    for change in trace.memory:
+        counter = {"ph": "C", "name": f"allocated, {change.device}", "pid": rank, "tid": 0}
+        yield {**counter, "ts": _ns(change.at_s) / 1e3, "args": {"bytes": change.total}}
+
+
+def _ns(seconds: float) -> int:
+    """Perfetto keeps whole nanoseconds."""
+    return round(seconds * 1e9)
+
+
+def _nest(lanes: list[list[int]], start: int, end: int) -> tuple[int, int]:
+    """The first lane in which a slice nests, and its end there; it is noted as open."""
+    for number, ends in enumerate(lanes):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        if not ends or end <= ends[-1] + ROUNDING_NS:
+            ends.append(min([end, *ends[-1:]]))
+            return number, ends[-1]
+    lanes.append([end])
+    return len(lanes) - 1, end
+
+
+def _name(kind: str, rank: int, row: int, **args: Any) -> Event:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": row, "args": args}

@@ -1,0 +1,162 @@
+"""The arguments of a training run, and how a mistake in them is said."""
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+from math import inf, nan
+from pathlib import Path
+from typing import NoReturn
+
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.optimizer import OPTIMIZERS, SCHEDULES
+from helpers.text.instructions import TEMPLATES
+
+# a sentence with one label is a small sample
+BATCH_SIZE = {"classify": 128, "lm": 32, "instruct": 32}
+REVIEWS = "reviews/train.tsv"
+BUNDLED = {"classify": REVIEWS, "lm": REVIEWS, "instruct": "instructions/train.jsonl"}
+AUTO = Path("auto")  # --resume auto, for runs that are started again by machines
+
+
+def is_first() -> bool:
+    """Is this process the first rank, which speaks and writes for all?"""
+    return os.environ.get("RANK", "0") == "0"
+
+
+class Parser(argparse.ArgumentParser):
+    """One line and exit code 2, from the first rank alone."""
+
+    def error(self, message: str) -> NoReturn:
+        refuse(message)
+
+
+def refuse(message: str, code: int = 2) -> NoReturn:
+    """Say what is wrong, by default with the input, once, and leave.
+
+    All ranks find the same mistake. torchrun ends the others when one leaves, so all but the first
+    rank give that one time to speak; if it found nothing wrong, they speak themselves.
+    """
+    if not is_first():
+        time.sleep(5)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(
+        prog="helpers.train", description="Train a language model under a parallel plan."
+    )
+    add, switch = parser.add_argument, argparse.BooleanOptionalAction
+    add("--model", default="gptj-tiny", help="preset, folder or hub id")
+    add("--tokenizer", help="file, folder or hub id; the model's own, else the bundled one")
+    add("--data", help="file or hub data set; the bundled one of the task")
+    add("--eval-data", help="file or hub data set to evaluate on at the end")
+    add("--task", choices=tuple(BATCH_SIZE), default="lm")
+    add("--template", choices=tuple(TEMPLATES), default="alpaca", help="of instructions")
+    add("--pack", action=switch, default=True, help="let instructions share rows")
+    add("--steps", type=whole, help="stop after this many; else after --epochs")
+    add("--epochs", type=whole, default=1)
+    add("--batch-size", type=whole, help="samples a step, over all ranks; 128 to classify, else 32")
+    add("--seq-len", type=whole, default=128)
+    add("--lr", type=positive, default=1e-3)
+    add("--optimizer", choices=OPTIMIZERS, default="adamw")
+    add("--weight-decay", type=from_zero, default=0.01)
+    add("--clip", type=positive, default=1.0, help="largest gradient norm")
+    add("--lr-schedule", choices=tuple(SCHEDULES), default="linear")
+    add("--warmup", type=count, default=0, help="steps over which the learning rate rises")
+    add("--seed", type=count, default=0)
+    add("--layers", type=whole, help="replaces the preset's")
+    add("--hidden", type=whole, help="replaces the preset's width")
+    add("--heads", type=whole, help="replaces the preset's")
+    add("--lora-rank", type=whole, help="train adapters of this rank beside a frozen model")
+    add("--lora-alpha", type=positive, help="their weight is this over the rank; 16")
+    add("--lora-dropout", type=from_zero, default=0.0, help="of what goes into adapters")
+    add("--quantize", choices=("nf4",), help="hold the frozen model's matrices in 4 bits")
+    add("--load-adapters", type=Path, help="go on with the adapters in this folder")
+    add("--merge", action=switch, default=False, help="write the model with adapters in it, too")
+    add("--out", required=True, type=Path, help="folder of the run")
+    add("--save", action=switch, default=False, help="write OUT/model, or OUT/adapters")
+    add("--checkpoint-every", type=whole, help="steps; none are written without it")
+    add("--keep", type=whole, default=2, help="checkpoints that stay")
+    add("--background", action=switch, default=False, help="write checkpoints while training")
+    add("--timeline", action=switch, default=False, help="write when which stage ran")
+    add("--profile", type=steps, metavar="FIRST:LAST", help="steps to trace; writes what is slow")
+    kinds = "from OUT, or from this run's folder; auto: from OUT once it holds a checkpoint"
+    add("--resume", nargs="?", const=Path(), type=Path, help=kinds)
+    for field in dataclasses.fields(ParallelPlan):
+        add_plan_field(parser, field)
+    args = parser.parse_args(argv)
+    check_adapters(args)
+    args.batch_size = args.batch_size or BATCH_SIZE[args.task]
+    return args
+
+
+def check_adapters(args: argparse.Namespace) -> None:
+    """Refuse flags of adapters where none are asked for, and those that say a thing twice."""
+    if args.load_adapters is not None:
+        for flag in ("lora_rank", "lora_alpha", "lora_dropout"):
+            if getattr(args, flag):
+                refuse(f"--{flag.replace('_', '-')} is in the folder of --load-adapters: give one")
+    elif args.lora_rank is None:
+        for flag in ("lora_alpha", "lora_dropout", "quantize", "merge"):
+            if getattr(args, flag):
+                refuse(f"--{flag.replace('_', '-')} needs adapters: give --lora-rank")
+    if args.optimizer != "adamw" and (args.checkpoint_every or args.resume is not None):
+        refuse(f"checkpoints hold the moments of adamw alone, not of {args.optimizer}")
+
+
+def add_plan_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:
+    """A flag for a field of the plan: `dp_shard` is --dp-shard; switches are --x and --no-x."""
+    flag = "--" + field.name.replace("_", "-")
+    if isinstance(field.default, bool):
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
+    elif isinstance(field.default, int):
+        kind = whole if field.default else count
+        parser.add_argument(flag, type=kind, default=field.default)
+    else:
+        parser.add_argument(flag, default=field.default)
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def steps(text: str) -> tuple[int, int]:
+    """FIRST:LAST, both included and counted from 1."""
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST, two steps in their order")
+    return int(first), int(last)
+
+
+def count(text: str) -> int:
+    """A whole number from 0 to 2^32 - 1."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    if not 0 < _number(text) < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return float(text)
+
+
+def from_zero(text: str) -> float:
+    """A number of at least 0."""
+    if not 0 <= _number(text) < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return float(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan

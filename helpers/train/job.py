@@ -1,0 +1,156 @@
+"""What a training run is to do: the arguments, checked, with the data that they name."""
+
+import argparse
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from helpers.engine.adapters.lora import rank_and_alpha
+from helpers.engine.adapters.qlora import Adapting
+from helpers.engine.errors import UserError
+from helpers.engine.files import checkpoints
+from helpers.engine.files.manifest import list_checkpoints, read_manifest
+from helpers.engine.files.run_record import check_folder
+from helpers.engine.files.weights import find_weights
+from helpers.engine.models.configurations import check_length, check_model, load_config, presets
+from helpers.engine.models.document_mask import check_packing
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.compiling import check_compiler
+from helpers.text import tokens
+from helpers.text.bundled import bundled
+from helpers.text.tokenizer import load_tokenizer
+from helpers.train.arguments import AUTO, BUNDLED, is_first
+
+
+@dataclasses.dataclass
+class Job:
+    """Everything that is known, and found right, before a process group or a model is made."""
+
+    args: argparse.Namespace
+    plan: ParallelPlan
+    config: Any
+    train: tokens.TokenData
+    evaluation: tokens.TokenData | None
+    resume_from: Path | None
+    adapting: Adapting | None = None
+
+    @property
+    def steps(self) -> int:
+        an_epoch = tokens.steps_per_epoch(self.train, self.args.batch_size)
+        return self.args.steps or an_epoch * self.args.epochs
+
+    def batches(self, done: int) -> Iterator[tokens.Batch]:
+        """The run's global batches after `done` of them: epoch after epoch, up to `steps`."""
+        args = self.args
+        epoch, start = divmod(done, tokens.steps_per_epoch(self.train, args.batch_size))
+        epochs = (
+            tokens.batches(self.train, args.batch_size, seed=args.seed, epoch=e, start=s)
+            for e, s in zip(itertools.count(epoch), itertools.chain([start], itertools.repeat(0)))
+        )
+        return itertools.islice(itertools.chain.from_iterable(epochs), self.steps - done)
+
+    def fixed(self) -> dict[str, Any]:
+        """What a resumed run must share with the one that it goes on from."""
+        names = ("batch_size", "seq_len", "seed", "task", "template", "pack", "quantize")
+        return {name: getattr(self.args, name) for name in names} | {
+            "adapters": self.adapting and [self.adapting.rank, self.adapting.alpha],
+            "tokens": len(self.train.ids),
+            "model": self.config.model_type,
+            "layers": self.config.num_hidden_layers,
+            "hidden": self.config.hidden_size,
+            "heads": self.config.num_attention_heads,
+            "vocabulary": self.config.vocab_size,
+        }
+
+
+def prepare(args: argparse.Namespace) -> Job:
+    """Check all input and read the data. Raises UserError; writes nothing."""
+    resume_from = checkpoint_of(args)
+    if is_first():
+        own = resume_from and args.out.resolve() in resume_from.resolve().parents
+        check_folder(args.out, resume=bool(own) or args.resume == AUTO)
+    overrides = {
+        "num_hidden_layers": args.layers,
+        "hidden_size": args.hidden,
+        "num_attention_heads": args.heads,
+    }
+    config = load_config(args.model, **overrides)
+    plan = ParallelPlan(
+        **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
+    )
+    plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    if plan.compile:
+        check_compiler()
+    check_model(config)
+    adapting = adapting_of(args)
+    if adapting is not None:
+        adapting.check(plan)
+    check_length(config, args.seq_len)
+    tokenizer = load_tokenizer(args.tokenizer or default_tokenizer(args.model))
+    fit_vocabulary(config, args.model, tokenizer.vocab_size)
+    if args.task == "instruct" and args.pack:
+        check_packing(config, args.seq_len)
+    train = read_tokens(args.data or bundled(BUNDLED[args.task]), "train", args, tokenizer)
+    if train.truncated and is_first():
+        print(f"{train.truncated} of {len(train)} sentences are cut to {args.seq_len} tokens")
+    evaluation = None
+    if args.eval_data:
+        labels = train.label_names or None
+        evaluation = read_tokens(args.eval_data, "validation", args, tokenizer, labels)
+    job = Job(args, plan, config, train, evaluation, resume_from, adapting)
+    if args.profile and args.profile[1] > job.steps:
+        raise UserError(f"--profile asks for step {args.profile[1]}: the run takes {job.steps}")
+    if resume_from is not None:
+        read_manifest(resume_from, job.fixed())
+    return job
+
+
+def checkpoint_of(args: argparse.Namespace) -> Path | None:
+    """The checkpoint that the run goes on from."""
+    if args.resume is None or (
+        args.resume == AUTO and not list_checkpoints(args.out / "checkpoints")
+    ):
+        return None
+    return checkpoints.pick(args.out if args.resume in (Path(), AUTO) else args.resume)
+
+
+def adapting_of(args: argparse.Namespace) -> Adapting | None:
+    """The adapters that the arguments ask for."""
+    if args.load_adapters is not None:
+        rank, alpha = rank_and_alpha(args.load_adapters)
+    elif args.lora_rank is not None:
+        rank, alpha = args.lora_rank, args.lora_alpha or 16.0
+    else:
+        return None
+    return Adapting(rank, alpha, args.lora_dropout, args.quantize, args.load_adapters)
+
+
+def read_tokens(source, split, args, tokenizer, labels=None) -> tokens.TokenData:
+    examples = tokens.load_examples(source, args.task, split=split, template=args.template)
+    return tokens.tokenize(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
+
+
+def default_tokenizer(model: str) -> str:
+    """The model's own tokenizer where it comes with one, else the bundled one."""
+    folder = Path(model).expanduser()
+    own = model not in presets() and (not folder.is_dir() or (folder / "tokenizer.json").is_file())
+    return str(folder) if own else str(bundled("tokenizer"))
+
+
+def fit_vocabulary(config: Any, source: str | Path, ids: int) -> None:
+    """Widen the vocabulary of a model without weights to the tokenizer's number of ids.
+
+    Raises:
+        UserError: the model has weights, and fewer rows than the tokenizer has ids.
+    """
+    if ids <= config.vocab_size:
+        return
+    if find_weights(source) is not None:
+        raise UserError(
+            f"the tokenizer has {ids} ids but {source} has weights for {config.vocab_size}: "
+            "give the model's own tokenizer"
+        )
+    config.vocab_size = ids

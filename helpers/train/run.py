@@ -1,0 +1,259 @@
+"""Train a language model under a parallel plan. This is what torchrun starts.
+
+    torchrun --nproc-per-node 2 -m helpers.train --model gptj-tiny --tp 2 --steps 50 --out runs/one
+
+Exit codes: 0 done; 2 the arguments, the plan or the files that they name are wrong (one line,
+nothing written); 1 it failed (the traceback, or one line where the disk is full).
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from helpers.engine.adapters.lora import save_adapters, save_merged, trainable_parameters
+from helpers.engine.adapters.qlora import load_adapted
+from helpers.engine.errors import UserError
+from helpers.engine.files.checkpoints import CheckpointFailed, Checkpoints
+from helpers.engine.files.run_record import (
+    Clock,
+    Metrics,
+    is_disk_full,
+    versions,
+    write_summary,
+)
+from helpers.engine.files.weights import load_model, save_model
+from helpers.engine.memory.states import peak_memory_bytes
+from helpers.engine.plan import DTYPES
+from helpers.engine.precision.compiling import compilations, compile_s
+from helpers.engine.ranks import distributed, on_all_ranks, over_ranks, pick_device
+from helpers.engine.trainer import Trainer
+from helpers.planner.cost import mfu, train_flops_per_token
+from helpers.planner.hardware.lookup import peak_flops
+from helpers.planner.shape import model_shape
+from helpers.text import tokens
+from helpers.trace import timelines
+from helpers.trace.findings import write_findings
+from helpers.trace.recorder import profiled
+from helpers.train.arguments import is_first, parse, refuse
+from helpers.train.job import Job, prepare
+
+
+def run(job: Job, clock: Clock) -> None:
+    args, device = job.args, pick_device()
+    began = time.perf_counter()
+    with distributed(job.plan, device) as mesh:
+        clock.phases_s["start"] += time.perf_counter() - began
+        checkpoints = Checkpoints(args.out / "checkpoints", args.keep, args.background, job.fixed())
+        with clock.phase("load"):
+            try:
+                trainer = load(job, mesh, device, checkpoints)
+                trainer.pipeline.timed = args.timeline
+                batches = traced_batches(job, trainer)
+            except UserError as error:  # broken files are a mistake in the input, found only now
+                refuse(str(error))
+        if is_first():
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
+        metrics = Metrics(args.out / "metrics.jsonl" if is_first() else None, trainer.steps_done)
+        train(job, trainer, batches, metrics, checkpoints, clock)
+        metrics.close()
+        if args.profile:
+            with clock.phase("save"):
+                over_ranks(None)  # until all traces are there
+                if is_first():
+                    print(*write_findings(args.out), sep="\n")
+        if args.timeline:
+            steps = timelines.gather(trainer)
+            if is_first():
+                timelines.write_timelines(args.out / "timeline.json", steps)
+        scores = None
+        if job.evaluation is not None:
+            with clock.phase("evaluate"):
+                scores = evaluate(job, trainer)
+        if args.save or args.merge:
+            with clock.phase("save"):
+                save(job, trainer.model)
+        finish(job, trainer, metrics, clock, scores)
+
+
+def save(job: Job, model: nn.Module) -> None:
+    """What was trained: the model, or its adapters and if asked for the model with them in it."""
+    out = job.args.out
+    if job.adapting is None:
+        save_model(model, out / "model")
+        return
+    save_adapters(model, out / "adapters")
+    if job.args.merge:
+        save_merged(model, out / "model")
+
+
+def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoints) -> Trainer:
+    """The model and its trainer, as they start or as a checkpoint left them."""
+    args = job.args
+    models: list[nn.Module] = []  # not a result of `on_all_ranks`: those travel to every rank
+    options = {"config": job.config, "seed": args.seed, "device": device}
+
+    def load_one() -> None:
+        if job.adapting is not None:
+            models.append(load_adapted(args.model, job.plan, mesh, job.adapting, **options))
+        else:
+            models.append(load_model(args.model, job.plan, mesh, **options))
+
+    on_all_ranks(load_one)
+    trainer = Trainer(
+        models[0],
+        job.plan,
+        mesh,
+        lr=args.lr,
+        weight_decay=args.weight_decay,
+        clip=args.clip,
+        lr_schedule=args.lr_schedule,
+        warmup_steps=args.warmup,
+        total_steps=job.steps,
+        seed=args.seed,
+        optimizer=args.optimizer,
+    )
+    if job.resume_from is not None:
+        checkpoints.load(trainer, job.resume_from)
+    return trainer
+
+
+def traced_batches(job: Job, trainer: Trainer) -> Iterator[tokens.Batch]:
+    """The run's batches, traced from the first to the last of the steps to profile."""
+    batches = job.batches(trainer.steps_done)
+    if job.args.profile is None:
+        return batches
+    return profiled(
+        batches,
+        job.args.out / "traces",
+        *job.args.profile,
+        done=trainer.steps_done,
+        device=trainer.device,
+        states=trainer.state_bytes,
+    )
+
+
+def train(
+    job: Job,
+    trainer: Trainer,
+    batches: Iterator[tokens.Batch],
+    metrics: Metrics,
+    checkpoints: Checkpoints,
+    clock: Clock,
+) -> None:
+    """Take the run's steps, a line of metrics each, and a checkpoint every so often."""
+    peak = peak_flops(device_name(trainer.device), DTYPES[job.plan.precision])
+    counted = peak if job.adapting is None else None  # a frozen base does less work a token
+    shape = model_shape(job.config)
+    for batch in batches:
+        before_s = compile_s() if job.plan.compile else 0.0
+        with clock.phase("train"):
+            result = trainer.step(batch.input_ids, batch.labels, batch.documents)
+            compiling_s = compile_s() - before_s if job.plan.compile else 0.0
+            clock.move(compiling_s, "train", "compile")
+            step_s = result.step_s - compiling_s
+            per_second = batch.tokens / step_s
+            flops = train_flops_per_token(shape, batch.input_ids.shape[1])
+            metrics.add(
+                {
+                    "step": result.step,
+                    "loss": result.loss,
+                    "grad_norm": result.grad_norm,
+                    "lr": result.lr,
+                    "tokens": batch.tokens,
+                    "samples": batch.samples,
+                    "step_s": step_s,
+                    "tokens_per_s": per_second,
+                    "mfu": counted and mfu(per_second, flops, job.plan.world_size, counted),
+                    "peak_memory_bytes": max(over_ranks(peak_memory_bytes(trainer.device))),
+                }
+            )
+        with clock.phase("save"):
+            if job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0:
+                checkpoints.save(trainer)
+            checkpoints.poll()
+    with clock.phase("save"):
+        checkpoints.finish()
+
+
+def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:
+    found = job.evaluation
+    batches = tokens.batches(found, job.args.batch_size, seed=0, shuffle=False)
+    answers = list((found.label_token_ids or {}).values())
+    rows = ((batch.input_ids, batch.labels, batch.documents) for batch in batches)
+    return trainer.evaluate(rows, answers or None) | {"samples": len(found)}
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def trainable_over_stages(job: Job, trainer: Trainer) -> int:
+    """How many numbers the optimizers of all stages update."""
+    if job.adapting is None:
+        return trainer.model.parameter_count
+    stage = trainer.mesh.get_local_rank("pp")
+    by_stage = dict(over_ranks((stage, trainable_parameters(trainer.model))))
+    return sum(by_stage.values())
+
+
+def finish(
+    job: Job, trainer: Trainer, metrics: Metrics, clock: Clock, scores: dict[str, Any] | None
+) -> None:
+    """Gather what each rank measured, and let the first write summary.json."""
+    peaks = over_ranks(peak_memory_bytes(trainer.device))
+    states = over_ranks(trainer.state_bytes())
+    trainable = trainable_over_stages(job, trainer)
+    if not is_first():
+        return
+    summary = {
+        "plan": job.plan.to_dict(),
+        "model": job.args.model,
+        "parameters": trainer.model.parameter_count,
+        "trainable_parameters": trainable,
+        "world_size": job.plan.world_size,
+        "device": device_name(trainer.device),
+        "phases_s": clock.phases_s,
+        "tokens_per_s": metrics.median_rate("tokens"),
+        "samples_per_s": metrics.median_rate("samples"),
+        "peak_memory_bytes": peaks,
+        "state_bytes": states,
+        "final_loss": metrics.lines[-1]["loss"] if metrics.lines else None,
+        "skipped_steps": trainer.scaler.skipped,
+        "compiled": [dataclasses.asdict(one) for one in compilations()],
+        "eval": scores,
+        "versions": versions(),
+        "status": "done",
+    }
+    write_summary(job.args.out / "summary.json", summary)
+    scored = "".join(f", {name} {value:.4g}" for name, value in (scores or {}).items())
+    print(f"done: {trainer.steps_done} steps, final loss {summary['final_loss']}{scored}")
+
+
+@record
+def main(started: float) -> None:
+    """Train as the command line says.
+
+    Args:
+        started: time.perf_counter() when the process began, for the time that starting took.
+    """
+    clock = Clock()
+    try:
+        job = prepare(parse())
+    except UserError as error:
+        refuse(str(error))
+    clock.phases_s["start"] = time.perf_counter() - started
+    try:
+        run(job, clock)
+    except CheckpointFailed as error:
+        refuse(str(error), code=1)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        refuse(f"the disk of {job.args.out} is full", code=1)

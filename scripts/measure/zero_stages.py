@@ -1,0 +1,195 @@
+"""What each way to share the training state holds, sends and takes: all go in turn, on the same
+ranks, weights and batches.
+
+    torchrun --nproc-per-node 4 scripts/measure/zero_stages.py --out runs/ladder
+
+In a round every rung takes one step, so what else the machine does meets all alike. Writes
+ladder.json: by rung, the losses, the seconds of each step, the state of each rank in bytes and, by
+kind of message, the bytes of all that the first rank took part in during one step.
+"""
+
+import argparse
+import copy
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.engine.errors import UserError
+from helpers.engine.files.weights import load_model
+from helpers.engine.models.configurations import check_length, load_config
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave
+from helpers.engine.tensor.gloo_exchange import TAGS
+from helpers.engine.trainer import Trainer
+from helpers.text import tokens as data
+from helpers.text.bundled import bundled
+from helpers.train.arguments import is_first, refuse
+
+RANKS = int(os.environ.get("WORLD_SIZE", 1))
+WARMUP = 2  # rounds; in the second the messages are counted
+KINDS = {
+    "allreduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "allgather": "all_gather",
+}
+PIECES = {tag: kind for kind, tag in TAGS.items()}
+
+
+def rungs(ranks: int) -> dict[str, dict[str, Any]]:
+    """Fields of each rung's plan. Those below HSDP change one thing of ZeRO-3."""
+    zero3 = {"dp_shard": ranks}
+    return {
+        "DDP": {"dp_replicate": ranks},
+        "ZeRO-1": {**zero3, "zero_stage": 1},
+        "ZeRO-2": {**zero3, "zero_stage": 2},
+        "ZeRO-3": zero3,
+        "HSDP": {"dp_replicate": 2, "dp_shard": ranks // 2},
+        "ZeRO-3, bf16": {**zero3, "precision": "bf16"},
+        "ZeRO-3, recomputing": {**zero3, "activation": "full"},
+        "ZeRO-3, offloading": {**zero3, "offload": True},
+    }
+
+
+class Messages(TorchDispatchMode):
+    """Bytes of every collective, whole: what goes in or what comes out, whichever is larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+        self.pieces: Counter[str] = Counter()  # of collectives that are made of sends
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        if name.startswith("c10d.send"):
+            self.pieces[PIECES[args[3]]] += size_bytes(args[0])
+        for word, kind in KINDS.items():
+            if name.startswith("c10d.") and word in name:
+                self.bytes[kind] += max(map(size_bytes, args[:2]))
+        return func(*args, **(kwargs or {}))
+
+
+def size_bytes(argument: Any) -> int:
+    if isinstance(argument, Tensor):
+        return argument.nbytes
+    return sum(map(size_bytes, argument)) if isinstance(argument, (list, tuple)) else 0
+
+
+@dataclass
+class Rung:
+    """A way to share the state, and what it did."""
+
+    plan: ParallelPlan
+    trainer: Trainer
+    losses: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    sent: Counter[str] = field(default_factory=Counter)
+
+    def step(self, batch: data.Batch) -> None:
+        result = self.trainer.step(batch.input_ids, batch.labels)
+        self.losses.append(result.loss)
+        self.step_s.append(result.step_s)
+
+    def step_counting(self, batch: data.Batch) -> None:
+        with Messages() as messages:
+            self.step(batch)
+        self.sent, ranks = messages.bytes, self.plan.dp_shard
+        for kind, pieces in messages.pieces.items():  # over gloo, see exchange.py
+            self.sent[kind] += pieces * ranks // (ranks - 1)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan.to_dict(),
+            "parameters": self.trainer.model.parameter_count,
+            "losses": self.losses,
+            "step_s": self.step_s[WARMUP:],
+            "state_bytes": over_ranks(self.trainer.state_bytes()),
+            "message_bytes": dict(self.sent),
+        }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--rungs", nargs="+", help="names of rungs; all without it")
+    add("--steps", type=int, default=6, help="timed steps of each rung")
+    add("--microbatches", type=int, default=2)
+    add("--model", default="neox-tiny", help="preset or folder")
+    for size in ("layers", "hidden", "heads"):
+        add(f"--{size}", type=int, help="replaces the model's")
+    add("--data", default=bundled("reviews/train.tsv"))
+    add("--batch-size", type=int, default=16)
+    add("--seq-len", type=int, default=64)
+    add("--lr", type=float, default=1e-3)
+    add("--seed", type=int, default=0)
+    add("--out", required=True, type=Path)
+    return parser.parse_args()
+
+
+def plans(args: argparse.Namespace, config: Any) -> dict[str, ParallelPlan]:
+    """The wanted rungs' plans by name. Raises UserError."""
+    if RANKS < 4 or RANKS % 2:
+        raise UserError(f"HSDP needs an even number of at least 4 ranks, not {RANKS}")
+    known = rungs(RANKS)
+    found = {}
+    for name in args.rungs or known:
+        if name not in known:
+            raise UserError(f"no rung is called {name!r}; there are: {', '.join(known)}")
+        found[name] = ParallelPlan(**known[name], microbatches=args.microbatches)
+        found[name].validate(config, world_size=RANKS)
+    return found
+
+
+def batches(args: argparse.Namespace) -> Iterator[data.Batch]:
+    tokenizer = data.load_tokenizer(bundled("tokenizer"))
+    rows = data.tokenize(data.load_examples(args.data, "lm"), tokenizer, "lm", args.seq_len)
+    for epoch in itertools.count():
+        yield from data.batches(rows, args.batch_size, seed=args.seed, epoch=epoch)
+
+
+def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPlan]) -> None:
+    device = pick_device()
+    with distributed(next(iter(chosen.values())), device):
+        ladder = {}
+        for name, plan in chosen.items():
+            mesh = plan.mesh(device.type)
+            own = copy.deepcopy(config)  # laying a model out changes its configuration
+            model = load_model(args.model, plan, mesh, config=own, seed=args.seed, device=device)
+            ladder[name] = Rung(plan, Trainer(model, plan, mesh, lr=args.lr, seed=args.seed))
+        for number, batch in enumerate(itertools.islice(batches(args), WARMUP + args.steps)):
+            for rung in ladder.values():
+                rung.step_counting(batch) if number == WARMUP - 1 else rung.step(batch)
+        report = {name: rung.report() for name, rung in ladder.items()}
+    if is_first():
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "ladder.json").write_text(json.dumps(report, indent=1) + "\n")
+        print(f"{len(ladder)} rungs on {RANKS} ranks, {args.steps} timed steps each")
+
+
+@record
+def main() -> None:
+    args = parse()
+    try:
+        overrides = {
+            "num_hidden_layers": args.layers,
+            "hidden_size": args.hidden,
+            "num_attention_heads": args.heads,
+        }
+        config = load_config(args.model, **overrides)
+        check_length(config, args.seq_len)
+        chosen = plans(args, config)
+    except UserError as error:
+        refuse(str(error))
+    measure(args, config, chosen)
+
+
+if __name__ == "__main__":
+    run_and_leave(main)

@@ -1,0 +1,118 @@
+"""What gradients on their way to the data ranks' sums hold in memory."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.engine.data_parallel.buckets import ReduceScattered
+from helpers.engine.data_parallel.chunks import rank_major
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from tests.support import tiny
+from tests.support.ranks import mesh_of, pool
+
+
+def make(plan: ParallelPlan, family: str = "gptj") -> Trainer:
+    model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
+    return Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+
+
+def most_under_way(plan: ParallelPlan) -> tuple[int, int]:
+    """The most buckets whose message is alive at once, and how many buckets there are."""
+    bucket_bytes = "helpers.engine.data_parallel.buckets.BUCKET_BYTES"
+    with patch(bucket_bytes, 1):  # every parameter is a bucket
+        trainer = make(plan)
+    buckets, alive = trainer.data.buckets, []
+    send = buckets._send
+
+    def counted(bucket):
+        send(bucket)
+        alive.append(sum(one.flat is not None for one in buckets.buckets))
+
+    with patch.object(buckets, "_send", counted):
+        trainer.step(*tiny.batch(0))
+    return max(alive), len(buckets.buckets)
+
+
+@pytest.mark.parametrize("stage", (1, 2))
+def test_zero_frees_what_it_sent_while_the_backward_runs(stage):
+    """Kept until the step's end they would be a whole gradient, which is what ZeRO saves."""
+    plan = ParallelPlan(dp_shard=2, zero_stage=stage)
+    for most, buckets in pool(2).run(most_under_way, plan):
+        assert most <= ReduceScattered.most_under_way + 1 < buckets
+
+
+def waiting(plan: ParallelPlan) -> tuple[set[torch.dtype], set[torch.dtype]]:
+    """The dtypes of gradients that wait, in the model and beside it, after one micro-batch."""
+    trainer = make(plan)
+    buckets, found = trainer.data.buckets, []
+    end = buckets.end
+
+    def noted():
+        end()
+        own = {p.grad.dtype for b in buckets.buckets for p in b.parameters if p.grad is not None}
+        found.append((own, {kept.dtype for kept in buckets.unsent.values()}))
+
+    with patch.object(buckets, "end", noted):
+        trainer.step(*tiny.batch(0))
+    return found[0]
+
+
+def test_low_gradients_of_earlier_micro_batches_wait_in_the_sums_dtype_alone():
+    plan = ParallelPlan(dp_replicate=2, precision="bf16", microbatches=2)
+    assert pool(2).run(waiting, plan) == [(set(), {torch.float32})] * 2
+
+
+class Operations(TorchDispatchMode):
+    """Their names, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def added_twice(plan: ParallelPlan) -> tuple[list[str], float]:
+    """The operations of adding a low gradient to one that waits, and the sum's first number."""
+    buckets = make(plan).data.buckets
+    name, parameter = next(zip(buckets.buckets[0].names, buckets.buckets[0].parameters))
+    gradient = torch.ones(parameter.shape, dtype=torch.bfloat16)
+    buckets.add(name, gradient)
+    with Operations() as operations:
+        buckets.add(name, gradient)
+    return operations.names, buckets.unsent[name].flatten()[0].item()
+
+
+def test_a_gradient_that_was_put_off_is_added_without_a_copy_in_the_sums_dtype():
+    plan = ParallelPlan(dp_replicate=2, precision="bf16")
+    assert pool(2).run(added_twice, plan) == [(["aten.add_.Tensor"], 2.0)] * 2
+
+
+def test_a_bucket_of_one_even_matrix_is_sent_as_it_lies():
+    even, uneven = torch.randn(6, 4), torch.randn(5, 4)
+    assert rank_major([even], 2).data_ptr() == even.data_ptr()
+    assert rank_major([uneven], 2).data_ptr() != uneven.data_ptr()
+    both = rank_major([even, uneven], 2)
+    assert torch.equal(both[:12], even[:3].flatten())
+    assert torch.equal(both[12:24], uneven[:3].flatten())
+
+
+def gathered_ahead(plan: ParallelPlan) -> list[int]:
+    """How many units each unit gathers ahead in the forward."""
+    model = parallelize(tiny.fresh("gptj", torch.float32, layers=8), plan, mesh_of(plan))
+    stages = [list(stage.blocks.values()) for stage in model.stages]
+    states = [block._get_fsdp_state() for blocks in stages for block in blocks]
+    return [len(state._states_to_forward_prefetch) for state in states]
+
+
+def test_the_last_block_of_a_stage_gathers_nothing_ahead():
+    """The next stage of the rank has its turn later, and would be held until then."""
+    plan = ParallelPlan(dp_shard=2, pp=2, virtual_stages=2, schedule="interleaved", microbatches=2)
+    ahead = pool(4).run(gathered_ahead, plan)
+    assert all(sum(each) == len(each) - 2 for each in ahead), ahead

@@ -1,0 +1,151 @@
+"""Checkpoints: exact under the same plan, equal under any other, atomic, checked."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.engine.errors import UserError
+from helpers.engine.files import checkpoints as checkpoint
+from helpers.engine.files.checkpoints import Checkpoints
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from tests.support import parity, tiny
+from tests.support.matrix import product
+from tests.support.ranks import mesh_of, pool
+
+PLANS = {
+    "one": ParallelPlan(),
+    "tp2": ParallelPlan(tp=2),
+    "zero1": ParallelPlan(dp_shard=2, zero_stage=1),
+    "zero3": ParallelPlan(dp_shard=2),
+    "zero3-4": ParallelPlan(dp_shard=4),
+    "tp2-zero2": ParallelPlan(tp=2, dp_shard=2, zero_stage=2),
+    "tp2-zero3": ParallelPlan(tp=2, dp_shard=2),
+    "tp4": ParallelPlan(tp=4),
+    "hsdp": ParallelPlan(dp_replicate=2, dp_shard=2),
+    "tp2-hsdp": ParallelPlan(tp=2, dp_replicate=2, dp_shard=2),
+    "pp2": ParallelPlan(pp=2, microbatches=4),
+    "pp4": ParallelPlan(pp=4, microbatches=4, schedule="gpipe"),
+    "pp2-v-zero1": ParallelPlan(
+        pp=2, dp_shard=2, zero_stage=1, microbatches=4, schedule="zero-bubble-v"
+    ),
+}
+
+
+def trainer_of(family: str, plan: ParallelPlan) -> Trainer:
+    model = parallelize(tiny.fresh(family, torch.float64, layers=4), plan, mesh_of(plan))
+    return Trainer(model, plan, mesh_of(plan), lr=tiny.LR, clip=tiny.CLIP)
+
+
+def run_and_save(family: str, plan: ParallelPlan, folder: Path, background: bool) -> list[float]:
+    """Ten steps, a checkpoint after the fifth; the losses of the last five."""
+    trainer = trainer_of(family, plan)
+    checkpoints = Checkpoints(folder, background=background)
+    losses = []
+    for step in range(10):
+        losses.append(trainer.step(*tiny.batch(step)).loss)
+        if step == 4:
+            checkpoints.save(trainer)
+        checkpoints.poll()
+    checkpoints.finish()
+    return losses[5:]
+
+
+def resume(family: str, plan: ParallelPlan, folder: Path) -> list[float]:
+    trainer = trainer_of(family, plan)
+    Checkpoints(folder).load(trainer, checkpoint.pick(folder))
+    assert trainer.steps_done == 5
+    return [trainer.step(*tiny.batch(step)).loss for step in range(5, 10)]
+
+
+@pytest.mark.parametrize("background", (False, True), ids=("at-once", "background"))
+@pytest.mark.parametrize("name", ("one", "tp2", "zero1", "tp2-zero3", "hsdp", "pp2"))
+def test_the_same_plan_goes_on_to_the_last_digit(
+    name: str, background: bool, tmp_path: Path
+) -> None:
+    plan = PLANS[name]
+    ranks = pool(plan.world_size)
+    expected = ranks.run(run_and_save, "gptj", plan, tmp_path, background)
+    assert ranks.run(resume, "gptj", plan, tmp_path) == expected
+
+
+CHANGES = (
+    "one to tp2-hsdp",
+    "tp2 to one",
+    "zero1 to tp4",
+    "zero3 to zero3-4",
+    "tp2-zero3 to zero1",
+    "zero3-4 to tp2-zero2",
+    "tp2-hsdp to zero3",
+    "tp2-zero2 to hsdp",
+    "pp2 to one",
+    "pp2 to pp4",
+    "pp2 to tp2",
+    "tp2-zero3 to pp2-v-zero1",
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "change"), product(("gpt2", "falcon-mqa", "llama", "neox"), CHANGES)
+)
+def test_another_plan_goes_on_alike(family: str, change: str, tmp_path: Path) -> None:
+    first, then = (PLANS[name] for name in change.split(" to "))
+    expected = pool(first.world_size).run(run_and_save, family, first, tmp_path, False)[0]
+    for losses in pool(then.world_size).run(resume, family, then, tmp_path):
+        parity.close("losses", torch.tensor(losses), torch.tensor(expected), 1e-10)
+
+
+def save_steps(folder: Path, steps: int, keep: int) -> None:
+    trainer = trainer_of("gptj", ParallelPlan())
+    checkpoints = Checkpoints(folder, keep=keep, fixed={"batch_size": 8})
+    for step in range(steps):
+        trainer.step(*tiny.batch(step))
+        checkpoints.save(trainer)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in checkpoint.list_checkpoints(folder)]
+
+
+def test_the_last_few_are_kept(tmp_path: Path) -> None:
+    pool(1).run(save_steps, tmp_path, 4, 2)
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
+
+
+def load_error(folder: Path, fixed: dict) -> str:
+    trainer = trainer_of("gptj", ParallelPlan())
+    with pytest.raises(UserError) as caught:
+        Checkpoints(folder, fixed=fixed).load(trainer, checkpoint.pick(folder))
+    return str(caught.value)
+
+
+def test_a_flipped_byte_is_found_and_the_one_before_offered(tmp_path: Path) -> None:
+    pool(1).run(save_steps, tmp_path, 3, 3)
+    victim = next((tmp_path / "step-00000003").glob("*.distcp"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    said = pool(1).run(load_error, tmp_path, {})[0]
+    assert victim.name in said and "damaged" in said and "step-00000002" in said
+    victim.unlink()
+    assert "lacks" in pool(1).run(load_error, tmp_path, {})[0]
+
+
+def test_a_fact_that_must_not_change_is_named(tmp_path: Path) -> None:
+    pool(1).run(save_steps, tmp_path, 1, 1)
+    assert "batch_size 8" in pool(1).run(load_error, tmp_path, {"batch_size": 16})[0]
+
+
+def test_half_a_checkpoint_is_not_seen(tmp_path: Path) -> None:
+    pool(1).run(save_steps, tmp_path, 2, 2)
+    newest = tmp_path / "step-00000002"
+    shutil.copytree(newest, tmp_path / "step-00000003.partial")
+    (tmp_path / "step-00000003.partial" / "manifest.json").unlink()
+    assert checkpoint.pick(tmp_path) == newest
+    assert json.loads((newest / "manifest.json").read_text())["step"] == 2
+    with pytest.raises(UserError, match="no checkpoint"):
+        checkpoint.pick(tmp_path / "elsewhere")

@@ -1,0 +1,190 @@
+"""Weights in and out: every layout reads, draws and writes the same model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from helpers.engine.errors import UserError
+from helpers.engine.files import weight_files
+from helpers.engine.files.weights import load_model, save_model, whole_weights
+from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
+from helpers.train.job import fit_vocabulary
+from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model saved by transformers itself."""
+    tiny.fresh("gptj", torch.float32).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def theirs(folder: Path) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        return model(input_ids=tiny.batch(0)[0]).logits
+
+
+def load_and_export(folder: Path, tp: int, out: Path) -> torch.Tensor:
+    plan = ParallelPlan(tp=tp)
+    model = load_model(folder, plan, mesh_of(plan))
+    save_model(model, out)
+    with torch.no_grad():
+        return model(input_ids=tiny.batch(0)[0]).logits
+
+
+@pytest.mark.parametrize("tp", (1, 2, 4))
+def test_a_transformers_folder_in_and_out(folder: Path, tmp_path: Path, tp: int) -> None:
+    expected = theirs(folder)
+    for logits in pool(tp).run(load_and_export, folder, tp, tmp_path / "out"):
+        parity.close("logits", logits, expected, 1e-6)
+    parity.close("logits of the export", theirs(tmp_path / "out"), theirs(folder), 0)
+
+
+def through_stages(folder: Path, plan: ParallelPlan, out: Path) -> None:
+    save_model(load_model(folder, plan, mesh_of(plan)), out)
+
+
+@pytest.mark.parametrize("family", ("gptj", "gpt2", "neox"))
+@pytest.mark.parametrize("plan", ({"pp": 2}, {"pp": 2, "schedule": "zero-bubble-v", "tp": 2}))
+def test_a_folder_in_and_out_of_a_pipeline(family: str, plan: dict, tmp_path: Path) -> None:
+    before = tiny.fresh(family, torch.float32, layers=4)
+    before.save_pretrained(tmp_path / "model")
+    made = ParallelPlan(**plan)
+    pool(made.world_size).run(through_stages, tmp_path / "model", made, tmp_path / "out")
+    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    for name, value in before.state_dict().items():
+        assert torch.equal(after[name], value), name
+
+
+def drawn_in_stages(plan: ParallelPlan) -> dict[str, torch.Tensor]:
+    config = tiny.config("gpt2", layers=4)
+    model = load_model("gpt2-tiny", plan, mesh_of(plan), config=config, seed=3)
+    return dict(whole_weights(model))
+
+
+def test_initialisation_does_not_know_the_stages() -> None:
+    alone = pool(1).run(drawn_in_stages, ParallelPlan())[0]
+    for weights in pool(2).run(drawn_in_stages, ParallelPlan(pp=2)):
+        assert weights.keys() == alone.keys()
+        assert all(torch.equal(weights[name], value) for name, value in alone.items())
+
+
+def test_weights_in_several_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 20_000)
+    pool(1).run(_export_small, folder, tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
+    parity.close("logits", theirs(tmp_path / "out"), theirs(folder), 0)
+    logits = pool(2).run(load_and_export, tmp_path / "out", 2, tmp_path / "again")[0]
+    parity.close("logits", logits, theirs(folder), 1e-6)
+
+
+def _export_small(folder: Path, out: Path) -> None:
+    weight_files.SHARD_BYTES, before = 20_000, weight_files.SHARD_BYTES
+    try:
+        plan = ParallelPlan()
+        save_model(load_model(folder, plan, mesh_of(plan)), out)
+    finally:
+        weight_files.SHARD_BYTES = before
+
+
+def test_older_pickled_weights_without_the_prefix(folder: Path, tmp_path: Path) -> None:
+    expected = theirs(folder)
+    state = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    torch.save(
+        {name.removeprefix("transformer."): tensor for name, tensor in state.items()},
+        folder / "pytorch_model.bin",
+    )
+    (folder / "model.safetensors").unlink()
+    for logits in pool(2).run(load_and_export, folder, 2, tmp_path / "out"):
+        parity.close("logits", logits, expected, 1e-6)
+
+
+def drawn(folder: Path, tp: int, seed: int) -> dict[str, torch.Tensor]:
+    plan = ParallelPlan(tp=tp)
+    model = load_model(folder, plan, mesh_of(plan), seed=seed)
+    return {name: parity.whole(p.detach()).clone() for name, p in model.named_parameters()} | {
+        name: buffer.clone() for name, buffer in model.named_buffers()
+    }
+
+
+def test_initialisation_does_not_depend_on_the_layout(tmp_path: Path) -> None:
+    tiny.config("gptj").save_pretrained(tmp_path)
+    one = pool(1).run(drawn, tmp_path, 1, 7)[0]
+    for ranks in (2, 4):
+        for other in pool(ranks).run(drawn, tmp_path, ranks, 7):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], other[name]) for name in one)
+    another = pool(1).run(drawn, tmp_path, 1, 8)[0]
+    assert not torch.equal(one["lm_head.weight"], another["lm_head.weight"])
+
+
+def test_initialisation_is_transformers_own_in_kind(tmp_path: Path) -> None:
+    config = tiny.config("gptj")
+    config.save_pretrained(tmp_path)
+    ours = pool(1).run(drawn, tmp_path, 1, 0)[0]
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        spread = parameter.std().item()
+        assert ours[name].mean().item() == pytest.approx(parameter.mean().item(), abs=0.005)
+        assert ours[name].std().item() == pytest.approx(spread, abs=0.005)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(ours[name], buffer), f"{name} is not set after the meta device"
+
+
+def message(function, *arguments) -> str:
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def load_one(folder: Path) -> None:
+    plan = ParallelPlan()
+    load_model(folder, plan, mesh_of(plan))
+
+
+def load_error(folder: Path) -> str:
+    return message(load_one, folder)
+
+
+def test_a_missing_weight_is_named(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["transformer.ln_f.bias"]
+    save_file(tensors, folder / "model.safetensors")
+    assert "transformer.ln_f.bias" in pool(1).run(load_error, folder)[0]
+
+
+def test_another_shape_is_named(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 128}))
+    said = pool(1).run(load_error, folder)[0]
+    assert "wte.weight" in said and "101" in said and "128" in said
+
+
+def test_a_broken_file_is_named(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert "model.safetensors" in pool(1).run(load_error, folder)[0]
+
+
+def test_no_such_model() -> None:
+    assert "gptj-tiny" in message(load_config, "no-such-model-anywhere")
+    assert "config.json" in message(load_config, Path(__file__).parent)
+
+
+def test_the_vocabulary_is_widened_only_without_weights(folder: Path, tmp_path: Path) -> None:
+    assert "101" in message(fit_vocabulary, load_config(folder), folder, 500)
+    tiny.config("gptj").save_pretrained(tmp_path / "bare")
+    config = load_config(tmp_path / "bare")
+    fit_vocabulary(config, tmp_path / "bare", 500)
+    assert config.vocab_size == 500

@@ -1,0 +1,58 @@
+"""What a process frees stays with it, so that the next step need not ask the system again."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from helpers.engine.memory.cpu_allocator import SETTINGS, keep_freed_memory
+
+PAGES = """
+import resource, torch
+from helpers.engine.memory.cpu_allocator import keep_freed_memory
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.ranks import distributed
+
+def pages(tensors: int) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(tensors):
+        torch.ones(16 * 2**20)  # 64 MiB, freed at once
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+{before}
+pages(3)  # until there is enough
+print(pages(8))
+"""
+KEPT = "assert keep_freed_memory()"
+IN_A_PLAN = """
+with distributed(ParallelPlan(), torch.device("cpu")):
+    pass
+"""
+of_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc's malloc")
+
+
+def pages_of_eight_tensors(before: str, **environment: str) -> int:
+    """Pages that the system gave a new process for eight tensors of 64 MiB, one after another."""
+    command = [sys.executable, "-c", PAGES.format(before=before)]
+    return int(subprocess.check_output(command, text=True, env=os.environ | environment))
+
+
+@of_glibc
+def test_memory_is_asked_for_once_instead_of_in_every_step():
+    assert pages_of_eight_tensors("") >= 8 * 32  # of 2 MiB at most
+    assert pages_of_eight_tensors(KEPT) < 20
+    assert pages_of_eight_tensors(IN_A_PLAN) < 20
+
+
+@of_glibc
+def test_the_environment_has_the_last_word():
+    assert pages_of_eight_tensors(IN_A_PLAN, MALLOC_MMAP_THRESHOLD_="1048576") >= 8 * 32
+
+
+def test_another_malloc_is_left_alone(monkeypatch):
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert not keep_freed_memory()

@@ -1,0 +1,118 @@
+"""Compiled blocks equal the blocks as they are, alone and in every layout, and compile once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.engine.errors import UserError
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision import compiling as compiled
+from helpers.engine.trainer import Trainer
+from tests.support import parity, scripts, tiny
+from tests.support.ranks import mesh_of, pool
+
+LAYOUTS = {
+    "tp2": {"tp": 2},
+    "zero3": {"dp_shard": 2},
+    "pp2": {"pp": 2, "microbatches": 4},
+    "zero1-full": {"dp_shard": 2, "zero_stage": 1, "activation": "full"},
+}
+
+
+def check(family: str, plan: ParallelPlan) -> None:
+    """Runs on each rank. A process gives up compiling a function that it has compiled for too many
+    tests, and would run it as it is."""
+    torch._dynamo.reset()
+    before = len(compiled.compilations())
+    parity.check(family, plan, torch.float32, 3)
+    assert len(compiled.compilations()) > before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ("gptj", "gpt2", "neox", "falcon-new", "llama"))
+def test_compiled_equals_one_process(family: str) -> None:
+    pool(1).run(check, family, ParallelPlan(compile=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiled_in_a_layout_equals_one_process(layout: str) -> None:
+    plan = ParallelPlan(**LAYOUTS[layout], compile=True)
+    pool(2).run(check, "gpt2", plan)
+
+
+def compile_while_training(layers: int) -> list[list[str]]:
+    """Runs on each rank: by step, the names and reasons of what was compiled in it."""
+    torch._dynamo.reset()
+    plan = ParallelPlan(compile=True)
+    model = parallelize(tiny.fresh("gpt2", torch.float32, layers), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    found, seen = [], len(compiled.compilations())
+    for step in range(6):
+        ids, labels = tiny.batch(step)
+        length = 17 - step  # no two batches are as long
+        trainer.step(ids[:, :length], labels[:, :length])
+        every = compiled.compilations()
+        found.append([f"{one.name}: {one.reason}" for one in every[seen:]])
+        seen = len(every)
+    model.eval()
+    trainer.evaluate([tiny.batch(0)])
+    assert len(compiled.compilations()) == seen  # evaluation is not compiled
+    return found
+
+
+@pytest.mark.slow
+def test_layers_share_a_graph_and_lengths_do_not_matter_for_long() -> None:
+    """Once for a first length, once more for any; more layers compile no more."""
+    few, many = (pool(1).run(compile_while_training, layers)[0] for layers in (2, 6))
+    assert few[0] and not any(few[2:]), few
+    assert [len(step) for step in few] == [len(step) for step in many], many
+    assert compiled.compilations() == []  # this process has compiled nothing
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"activation": "selective"}, "with compile take none, full or group_N"),
+        ({"pp": 2, "schedule": "zero-bubble"}, "with compile take gpipe, 1f1b or interleaved"),
+    ],
+)
+def test_what_cannot_be_compiled(fields: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ParallelPlan(**fields, compile=True)
+
+
+@pytest.mark.slow
+def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, scripts.SCRIPTS / "train.py", "--compile", "--out", tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CXX": "/no/such/compiler", "PATH": "/nowhere"},
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert scripts.the_line(done.stderr).startswith("compile needs a C++ compiler")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_says_what_was_compiled(tmp_path: Path) -> None:
+    sizes = {"model": "gpt2-tiny", "layers": 2, "seq_len": 32, "batch_size": 8, "steps": 6}
+    done = scripts.process(**sizes, compile=True, out=tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    phases = summary["phases_s"]
+    spent = sum(one["seconds"] for one in summary["compiled"])
+    assert phases["compile"] == pytest.approx(spent, rel=0.01) and phases["train"] > 0
+    # what torch's cache on disk holds of a backward comes with its forward, without a line
+    forwards = [one for one in summary["compiled"] if one["name"] != "backward"]
+    assert forwards and spent > 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["step_s"] for line in lines) <= phases["train"]  # none compiles

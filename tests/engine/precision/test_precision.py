@@ -1,0 +1,115 @@
+"""bf16 and fp16 with float32 masters; the loss scaler sees what all ranks see."""
+
+import copy
+
+import pytest
+import torch
+
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.loss_scaling import LossScaler
+from helpers.engine.tensor.shards import local
+from helpers.engine.trainer import Trainer
+from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
+
+LAYOUTS = {
+    "one": {},
+    "tp2": {"tp": 2},
+    "tp2-sp": {"tp": 2, "sequence_parallel": True},
+    "ddp2": {"dp_replicate": 2},
+    "zero1": {"dp_shard": 2, "zero_stage": 1},
+    "zero2": {"dp_shard": 2, "zero_stage": 2},
+    "zero3": {"dp_shard": 2},
+    "tp2-zero3": {"tp": 2, "dp_shard": 2},
+    "pp2": {"pp": 2},
+    "pp2-zero-bubble": {"pp": 2, "schedule": "zero-bubble"},
+    "pp2-zero3": {"pp": 2, "dp_shard": 2, "schedule": "zero-bubble"},
+}
+
+
+def make(plan: ParallelPlan, family: str = "gpt2", **options) -> Trainer:
+    model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
+    return Trainer(model, plan, mesh_of(plan), lr=tiny.LR, **options)
+
+
+def compare_with_fp32(plan: ParallelPlan, tolerance: float) -> None:
+    low, full = make(plan), make(ParallelPlan(**_degrees(plan)))
+    for step in range(5):
+        ours, theirs = low.step(*tiny.batch(step)), full.step(*tiny.batch(step))
+        assert not ours.skipped
+        parity.close(f"loss {step}", ours.loss, theirs.loss, tolerance)
+        parity.close(f"norm {step}", ours.grad_norm, theirs.grad_norm, tolerance * 4)
+    for part in low.parts:
+        assert part.tensor.dtype == torch.float32, "the optimizer works on float32 masters"
+        expected = next(p for p in full.parts if p.name == part.name)
+        parity.close(part.name, part.tensor, expected.tensor, 0.02)
+
+
+def _degrees(plan: ParallelPlan) -> dict:
+    return plan.to_dict() | {"precision": "fp32", "microbatches": 1}
+
+
+@pytest.mark.parametrize("precision", ("bf16", "fp16"))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_low_precision_follows_fp32(layout: str, precision: str) -> None:
+    plan = ParallelPlan(**LAYOUTS[layout], precision=precision, microbatches=2)
+    pool(plan.world_size).run(compare_with_fp32, plan, 0.02)
+
+
+def small_updates_survive() -> None:
+    """A bf16 weight of 1 swallows an update of 1e-4; its float32 master does not."""
+    plan = ParallelPlan(precision="bf16")
+    trainer = make(plan, weight_decay=0.0)
+    part = next(p for p in trainer.parts if p.name.endswith("ln_f.weight"))
+    trainer.lr = 1e-4
+    before = part.tensor.detach().clone()
+    for step in range(20):
+        trainer.step(*tiny.batch(step))
+    held = local(dict(trainer.model.named_parameters())[part.name])
+    assert held.dtype == torch.bfloat16
+    assert (part.tensor - before).abs().max() > 1e-4
+    assert torch.equal(held, part.tensor.to(torch.bfloat16))
+
+
+def test_small_updates_survive() -> None:
+    pool(1).run(small_updates_survive)
+
+
+def _infinite_loss(model, args, out):
+    if isinstance(out, torch.Tensor):  # of a stage that is not the last
+        return out * float("inf")
+    out.loss = out.loss * float("inf")
+    return out
+
+
+def overflow_is_seen_by_all(plan: ParallelPlan) -> list:
+    trainer = make(plan)
+    trainer.scaler.scale = 2.0**16
+    before = copy.deepcopy([part.tensor.detach() for part in trainer.parts])
+    if torch.distributed.get_rank() == 0:  # one rank alone sees a bad number
+        trainer.model.register_forward_hook(_infinite_loss)
+    result = trainer.step(*tiny.batch(0))
+    same = all(torch.equal(old, p.tensor) for old, p in zip(before, trainer.parts, strict=True))
+    return [result.skipped, trainer.scaler.scale, trainer.scaler.skipped, same]
+
+
+@pytest.mark.parametrize("layout", ("tp2", "ddp2", "zero2", "tp2-zero3", "pp2"))
+def test_an_overflow_on_one_rank_skips_the_step_on_all(layout: str) -> None:
+    plan = ParallelPlan(**LAYOUTS[layout], precision="fp16")
+    answers = pool(plan.world_size).run(overflow_is_seen_by_all, plan)
+    assert answers == [[True, 2.0**15, 1, True]] * plan.world_size
+
+
+def test_the_scale_grows_and_backs_off() -> None:
+    scaler = LossScaler(scale=8.0, growth_interval=2)
+    assert [scaler.overflowed(n) for n in (1.0, 1.0, float("nan"), float("inf"), 1.0)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert (scaler.scale, scaler.skipped, scaler.good_steps) == (4.0, 2, 1)
+    fixed = LossScaler.for_precision("bf16")
+    assert not fixed.overflowed(float("inf")) and fixed.scale == 1.0

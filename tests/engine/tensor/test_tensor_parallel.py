@@ -1,0 +1,43 @@
+"""Tensor parallelism equals one process: logits, loss, gradients, norm, weights after steps."""
+
+import pytest
+import torch
+
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
+
+DTYPES = (torch.float64, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tp", (1, 2, 4))
+def test_training_equals_one_process(tp: int, dtype: torch.dtype) -> None:
+    pool(tp).run(parity.check, "gptj", ParallelPlan(tp=tp), dtype)
+
+
+def compare_logits(tp: int) -> None:
+    plan = ParallelPlan(tp=tp)
+    ids, _ = tiny.batch(0)
+    expected = tiny.reference("gptj")(input_ids=ids).logits
+    model = parallelize(tiny.fresh("gptj", torch.float64), plan, mesh_of(plan))
+    parity.close("logits", model(input_ids=ids).logits, expected, 1e-10)
+
+
+@pytest.mark.parametrize("tp", (1, 2, 4))
+def test_logits_are_whole_without_labels(tp: int) -> None:
+    pool(tp).run(compare_logits, tp)
+
+
+def first_loss_as_transformers(tp: int) -> None:
+    plan = ParallelPlan(tp=tp)
+    ids, labels = tiny.batch(0)
+    theirs = tiny.fresh("gptj", torch.float32)(input_ids=ids, labels=labels).loss
+    model = parallelize(tiny.fresh("gptj", torch.float32), plan, mesh_of(plan))
+    parity.close("loss", model(input_ids=ids, labels=labels).loss, theirs, 1e-6)
+
+
+@pytest.mark.parametrize("tp", (1, 2))
+def test_step_0_loss_is_transformers_own(tp: int) -> None:
+    pool(tp).run(first_loss_as_transformers, tp)

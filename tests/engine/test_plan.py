@@ -1,0 +1,177 @@
+"""Plans, their checks and the maps of what lies where."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.engine.data_parallel.chunks import from_rank_major, padded_chunk, rank_major
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
+from helpers.engine.models.families import check_tensor_degree
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.optimizer import SCHEDULES, lr_factor
+from helpers.engine.tensor.shards import chunk
+from helpers.engine.tensor.split import kv_rows
+
+degrees = st.integers(1, 6)
+
+
+@given(dp_replicate=degrees, dp_shard=degrees, pp=degrees, tp=degrees)
+def test_the_degrees_multiply_to_the_world(
+    dp_replicate: int, dp_shard: int, pp: int, tp: int
+) -> None:
+    plan = ParallelPlan(dp_replicate=dp_replicate, dp_shard=dp_shard, pp=pp, tp=tp)
+    assert plan.world_size == dp_replicate * dp_shard * pp * tp == plan.dp * pp * tp
+    assert ParallelPlan.from_dict(plan.to_dict()) == plan
+    plan.validate(world_size=plan.world_size)
+    with pytest.raises(UserError, match=f"needs {plan.world_size} processes"):
+        plan.validate(world_size=plan.world_size + 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    (
+        ({"tp": 0}, "tp must be a whole number"),
+        ({"tp": 2.0}, "tp must be a whole number"),
+        ({"dp_shard": True}, "dp_shard must be a whole number"),
+        ({"zero_stage": 4}, "zero_stage must be one of 1, 2, 3"),
+        ({"precision": "fp8"}, "precision must be one of"),
+        ({"activation": "group_0"}, "group_N"),
+        ({"sequence_parallel": True}, "needs tp above 1"),
+        ({"pp": 0}, "pp must be a whole number"),
+        ({"microbatches": -1}, "microbatches must be a whole number"),
+        ({"schedule": "2f2b"}, "schedule must be one of naive, gpipe"),
+        ({"pp": 2, "virtual_stages": 2}, "1f1b has 1 stage a rank"),
+        ({"virtual_stages": 2, "schedule": "interleaved"}, "need pp above 1"),
+        ({"pp": 2, "partition": "half"}, "layers of each stage as 7,7,7,7"),
+        ({"placement": "near"}, "cluster, spread or a permutation"),
+    ),
+)
+def test_a_wrong_field_is_named(fields: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        ParallelPlan(**fields)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    (
+        ({"pp": 32}, "32 stages are too many for 28 layers"),
+        ({"pp": 8, "schedule": "interleaved", "virtual_stages": 4}, "too many for 28 layers"),
+        ({"pp": 2, "partition": "14,13"}, "27 layers, the model 28"),
+        ({"pp": 2, "partition": "28"}, "1 stages, the pipeline 2"),
+        ({"pp": 3, "partition": "14,0,14"}, "leaves stage 1 empty"),
+    ),
+)
+def test_a_pipeline_that_does_not_fit_the_model_is_refused(fields: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ParallelPlan(**fields).validate(load_config("gptj-6b"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "rows", "expected"),
+    (
+        (ParallelPlan(), 32, 1),
+        (ParallelPlan(microbatches=4), 32, 4),
+        (ParallelPlan(pp=2), 32, 8),
+        (ParallelPlan(pp=4), 6, 6),
+        (ParallelPlan(pp=2, microbatches=3), 32, 3),
+    ),
+)
+def test_micro_batches_are_chosen_from_the_batch(
+    plan: ParallelPlan, rows: int, expected: int
+) -> None:
+    assert plan.microbatches_of(rows) == expected
+
+
+def test_an_unknown_field_is_named() -> None:
+    with pytest.raises(UserError, match="no field 'zp'"):
+        ParallelPlan.from_dict({"zp": 2})
+
+
+@pytest.mark.parametrize(
+    ("preset", "tp", "said"),
+    (
+        ("gptj-6b", 3, "16 attention heads; tp can be 2, 4, 8, 16"),
+        ("falcon-7b", 2, "only 71"),
+        ("falcon-40b", 3, "128 attention heads"),
+        ("llama2-70b", 5, "64 attention heads"),
+    ),
+)
+def test_a_degree_that_does_not_divide_says_what_would(preset: str, tp: int, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_tensor_degree(load_config(preset), tp)
+
+
+def test_a_single_head_can_be_split_over_one_rank_only() -> None:
+    with pytest.raises(UserError, match="1 attention heads; tp can be only 1 here"):
+        check_tensor_degree(load_config("gptj-tiny", num_attention_heads=1), 2)
+
+
+@given(rows=st.integers(0, 40), n=st.integers(1, 9))
+def test_chunks_are_torchs_and_cover_all_rows(rows: int, n: int) -> None:
+    whole = torch.arange(rows)
+    chunks = [chunk(whole, 0, n, index) for index in range(n)]
+    assert torch.cat(chunks).tolist() == whole.tolist()
+    expected = [chunk.tolist() for chunk in whole.chunk(n)] if rows else []
+    assert [chunk.tolist() for chunk in chunks if len(chunk)] == expected
+
+
+shapes = st.lists(
+    st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5
+)
+
+
+@given(shapes=shapes, n=st.integers(1, 6))
+def test_a_message_by_rank_holds_each_ranks_chunks(shapes: list, n: int) -> None:
+    tensors = [torch.randn(shape) for shape in shapes]
+    message = rank_major(tensors, n)
+    back = [torch.empty_like(tensor) for tensor in tensors]
+    from_rank_major(message, back, n)
+    assert all(torch.equal(one, tensor) for one, tensor in zip(back, tensors, strict=True))
+    for rank, piece in enumerate(message.view(n, -1)):
+        sizes = [padded_chunk(tensor, n) for tensor in tensors]
+        for part, tensor in zip(piece.split(sizes), tensors, strict=True):
+            mine = chunk(tensor, 0, n, rank).flatten()
+            assert torch.equal(part[: len(mine)], mine)
+
+
+@given(
+    groups=st.sampled_from((1, 2, 4)),
+    sharing=st.sampled_from((2, 4)),
+    queries=st.sampled_from((4, 8)),
+    head_dim=st.integers(1, 4),
+)
+def test_shared_keys_and_values_cover_each_query_once(
+    groups: int, sharing: int, queries: int, head_dim: int
+) -> None:
+    ranks, group_rows = groups * sharing, (queries + 2) * head_dim
+    rows = torch.arange(groups * group_rows)
+    of_queries, of_keys = [], []
+    for rank in range(ranks):
+        first, keys = kv_rows(group_rows, head_dim, groups, ranks, rank)
+        of_queries += rows[first].tolist()
+        of_keys.append(rows[keys].tolist())
+    expected = rows.view(groups, queries + 2, head_dim)
+    assert of_queries == expected[:, :queries].flatten().tolist()
+    assert of_keys == [
+        group.flatten().tolist() for group in expected[:, queries:] for _ in range(sharing)
+    ]
+    alone = [kv_rows(head_dim, head_dim, groups, ranks, rank) for rank in range(ranks)]
+    assert [rows[one].tolist()[0] // head_dim for (one,) in alone] == [
+        rank // sharing for rank in range(ranks)
+    ]
+
+
+@given(
+    schedule=st.sampled_from(tuple(SCHEDULES)),
+    warmup=st.integers(0, 20),
+    total=st.integers(1, 100),
+)
+def test_the_learning_rate_rises_then_never_does(schedule: str, warmup: int, total: int) -> None:
+    factors = [lr_factor(step, schedule, warmup, total) for step in range(warmup + total)]
+    assert all(0 <= factor <= 1 for factor in factors)
+    rise, rest = factors[: warmup + 1], factors[warmup:]
+    assert rise == sorted(rise) and rest == sorted(rest, reverse=True)
+    assert factors[warmup] == pytest.approx(1.0)

@@ -1,0 +1,441 @@
+"""What silently goes wrong in parallel training, one named test each."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
+from helpers.engine.models.families import check_tensor_degree, family_of
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor.boundary import Boundary
+from helpers.engine.tensor.shards import local
+from helpers.engine.tensor.split import fuse_gelu
+from helpers.engine.trainer import Trainer
+from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
+
+
+def laid_out(family: str, plan: ParallelPlan, dtype: torch.dtype = torch.float64):
+    return parallelize(tiny.fresh(family, dtype), plan, mesh_of(plan))
+
+
+def trainer_of(family: str, plan: ParallelPlan, **options) -> Trainer:
+    return Trainer(laid_out(family, plan), plan, mesh_of(plan), lr=tiny.LR, **options)
+
+
+# Fused projections
+
+
+def gpt2_thirds() -> None:
+    plan, rank = ParallelPlan(tp=2), dist.get_rank()
+    plain = tiny.fresh("gpt2", torch.float64).transformer.h[0].attn.c_attn.weight
+    mine = local(laid_out("gpt2", plan).transformer.h[0].attn.c_attn.weight).flatten(1)
+    query, key, value = (third.chunk(2, 1)[rank] for third in plain.chunk(3, 1))
+    assert torch.equal(mine, torch.cat([query, key, value], 1))
+
+
+def test_gpt2_splits_each_third_of_its_transposed_projection() -> None:
+    pool(2).run(gpt2_thirds)
+
+
+def neox_heads() -> None:
+    plan, rank = ParallelPlan(tp=2), dist.get_rank()
+    plain = tiny.fresh("neox", torch.float64).gpt_neox.layers[0].attention.query_key_value.weight
+    mine = local(laid_out("neox", plan).gpt_neox.layers[0].attention.query_key_value.weight)
+    heads = plain.view(4, 3, 8, 32)[2 * rank : 2 * rank + 2]
+    assert torch.equal(mine, heads.reshape(-1, 32))
+
+
+def test_neox_splits_its_interleaved_projection_by_whole_heads() -> None:
+    pool(2).run(neox_heads)
+
+
+def shared_kv_gradients(family: str, name: str) -> None:
+    """A key-value head that several ranks use gets gradients from each of them."""
+    trainer = trainer_of(family, ParallelPlan(tp=4))
+    assert name in trainer.model.partial_gradients
+    trainer.backward(*tiny.batch(0))
+    before = trainer.data.take()[name].clone()
+    trainer.backward(*tiny.batch(0))
+    after = trainer.gradients()[name]
+    truth = tiny.truth(family, torch.float64)["gradients"][name]
+    parity.close(name, after, truth, 1e-10)
+    assert (before - truth).abs().max() > 1e-4, "one rank's own gradient is only a part"
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    (
+        ("falcon-mqa", "transformer.h.0.self_attention.query_key_value.weight"),
+        ("llama", "model.layers.0.self_attn.k_proj.weight"),
+    ),
+)
+def test_shared_keys_and_values_sum_their_gradients_over_tp(family: str, name: str) -> None:
+    pool(4).run(shared_kv_gradients, family, name)
+
+
+def test_falcon_7b_is_refused_with_the_reason() -> None:
+    with pytest.raises(UserError, match=r"71 attention heads.*data and pipeline parallelism"):
+        check_tensor_degree(load_config("falcon-7b"), 2)
+    check_tensor_degree(load_config("falcon-40b"), 8)
+
+
+# Sums
+
+
+def sums(family: str, layers: int) -> tuple[int, int]:
+    """All-reduces of activations a block, forward and backward."""
+    counts, all_reduce = [], dist.all_reduce
+    plan = ParallelPlan(tp=2)
+    model = laid_out(family, plan)
+
+    def counted(tensor, *args, **kwargs):
+        if tensor.dim() == 3:  # [batch, seq, hidden]; the loss sends smaller ones
+            counts.append(1)
+        return all_reduce(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        ids, labels = tiny.batch(0)
+        loss = model(input_ids=ids, labels=labels).loss
+        forward = len(counts)
+        loss.backward()
+    finally:
+        dist.all_reduce = all_reduce
+    # the embedding's sum, and the one by which the head's gradient leaves
+    return (forward - 1) / layers, (len(counts) - forward - 1) / layers
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    (
+        ("gptj", 1),
+        ("neox", 1),
+        ("falcon-mqa", 1),
+        ("falcon-new", 1),
+        ("gpt2", 2),
+        ("neox-sequential", 2),
+        ("llama", 2),
+    ),
+)
+def test_parallel_residual_needs_one_sum_a_layer_and_direction(family: str, expected: int) -> None:
+    assert pool(2).run(sums, family, 2)[0] == (expected, expected)
+
+
+def biased_rows() -> None:
+    ids, _ = tiny.batch(0)
+    plain = tiny.reference("gptj")
+    for block in plain.transformer.h:
+        block.mlp.fc_out.bias.data += 3.0
+    expected = plain(input_ids=ids).logits
+    for block in plain.transformer.h:
+        block.attn.__dict__.pop("_attn")
+    plan = ParallelPlan(tp=2)
+    model = parallelize(plain, plan, mesh_of(plan))
+    parity.close("logits", model(input_ids=ids).logits, expected, 1e-10)
+
+
+def test_a_row_bias_is_added_once() -> None:
+    pool(2).run(biased_rows)
+
+
+def norms_under_sp(family: str) -> None:
+    """Left alone, a norm's gradient under sequence parallelism covers one rank's tokens."""
+    plan = ParallelPlan(tp=2, sequence_parallel=True)
+    trainer = trainer_of(family, plan)
+    name = f"{family_of(trainer.model.config).norm}.weight"
+    truth = tiny.truth(family, torch.float64)["gradients"][name]
+    trainer.backward(*tiny.batch(0))
+    alone = trainer.data.take()[name]
+    assert (alone - truth).abs().max() > 1e-4
+    trainer.backward(*tiny.batch(0))
+    parity.close(name, trainer.gradients()[name], truth, 1e-10)
+
+
+@pytest.mark.parametrize("family", ("gptj", "gpt2", "llama"))
+def test_norms_in_a_sequence_parallel_model_sum_their_gradients(family: str) -> None:
+    pool(2).run(norms_under_sp, family)
+
+
+def norm_counted_once(plan: ParallelPlan) -> float:
+    trainer = trainer_of("gpt2", plan, clip=None)
+    return trainer.step(*tiny.batch(0)).grad_norm
+
+
+def test_the_gradient_norm_counts_replicated_parameters_once() -> None:
+    truth = tiny.truth("gpt2", torch.float64)["norms"][0]
+    for plan in (
+        ParallelPlan(tp=2, dp_replicate=2),
+        ParallelPlan(tp=2, dp_shard=2),
+        ParallelPlan(dp_replicate=2, dp_shard=2, zero_stage=1),
+    ):
+        assert pool(4).run(norm_counted_once, plan)[0] == pytest.approx(truth, rel=1e-12)
+
+
+# Data ranks
+
+
+def few_rows(plan: ParallelPlan, rows: int) -> None:
+    """Fewer rows than data ranks and micro-batches: the loss is still the mean over all tokens."""
+    ids, labels = tiny.batch(0, rows=rows)
+    expected = tiny.plain_loss(tiny.reference("gpt2"), ids, labels)
+    trainer = trainer_of("gpt2", plan)
+    parity.close("loss", trainer.backward(ids, labels), expected, 1e-10)
+    trainer.update(trainer.gradients())
+
+
+@pytest.mark.parametrize(
+    "plan", ({"dp_replicate": 4}, {"dp_shard": 4}, {"dp_shard": 4, "zero_stage": 2}), ids=str
+)
+@pytest.mark.parametrize("rows", (1, 3, 5))
+def test_uneven_tokens_and_too_few_rows(plan: dict, rows: int) -> None:
+    pool(4).run(few_rows, ParallelPlan(**plan, microbatches=2), rows)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    (
+        {"dp_replicate": 2},
+        {"dp_shard": 2, "zero_stage": 1},
+        {"dp_shard": 2, "zero_stage": 2},
+        {"dp_shard": 2},
+        {"tp": 2},
+    ),
+    ids=str,
+)
+def test_accumulation_changes_no_number(layout: dict) -> None:
+    pool(2).run(parity.check, "gpt2", ParallelPlan(**layout, microbatches=3))
+
+
+def messages(plan: ParallelPlan) -> int:
+    """Messages of gradients in one step."""
+    from helpers.engine.data_parallel import buckets
+
+    sent, scatter, all_reduce = [], buckets.scatter_single, dist.all_reduce
+    trainer = trainer_of("gpt2", plan)
+    dist.all_reduce = lambda t, *a, **k: (
+        sent.append(1) if k.get("async_op") else None,
+        all_reduce(t, *a, **k),
+    )[1]
+    buckets.scatter_single = lambda *a, **k: (sent.append(1), scatter(*a, **k))[1]
+    try:
+        trainer.backward(*tiny.batch(0))
+    finally:
+        dist.all_reduce, buckets.scatter_single = all_reduce, scatter
+    return len(sent)
+
+
+def test_accumulation_sends_gradients_once_except_where_they_are_sharded() -> None:
+    ddp, zero1 = ParallelPlan(dp_replicate=2), ParallelPlan(dp_shard=2, zero_stage=1)
+    zero2 = ParallelPlan(dp_shard=2, zero_stage=2)
+    for plan, factor in ((ddp, 1), (zero1, 1), (zero2, 4)):
+        once, four = (pool(2).run(messages, replace(plan, microbatches=n))[0] for n in (1, 4))
+        assert once > 0 and four == factor * once
+
+
+def hooked() -> None:
+    plan = ParallelPlan(dp_replicate=2)
+    compressed = trainer_of("gpt2", plan, hook=default_hooks.bf16_compress_hook)
+    loss = compressed.backward(*tiny.batch(0))
+    truth = tiny.truth("gpt2", torch.float64)
+    parity.close("loss", loss, truth["losses"][0], 1e-10)
+    gradients = compressed.gradients()
+    errors = []
+    for part in compressed.parts:
+        expected = truth["gradients"][part.name].reshape(gradients[part.name].shape)
+        parity.close(part.name, gradients[part.name], expected, 0.02)
+        errors.append((gradients[part.name] - expected).abs().max().item())
+    assert max(errors) > 1e-9, "nothing was compressed"
+
+
+def test_torchs_communication_hooks_compress_the_reduction() -> None:
+    pool(2).run(hooked)
+
+
+# Dropout
+
+
+def dropped(p_inside: float, p_outside: float, plan: ParallelPlan) -> tuple[float, float]:
+    config = tiny.config("gpt2")
+    config.attn_pdrop, config.resid_pdrop, config.embd_pdrop = p_inside, p_outside, p_outside
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).double()
+    trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-3, seed=5)
+    first = trainer.backward(*tiny.batch(0)).item()
+    return first, float(torch.rand(()))  # and where the shared stream stands
+
+
+def test_outside_the_region_dropout_is_that_of_one_process() -> None:
+    one = pool(1).run(dropped, 0.0, 0.2, ParallelPlan())[0]
+    for answer in pool(2).run(dropped, 0.0, 0.2, ParallelPlan(tp=2)):
+        assert answer == pytest.approx(one, rel=1e-12)
+
+
+def test_the_shared_stream_stays_in_step_and_recomputation_draws_the_same() -> None:
+    for extra in ({}, {"sequence_parallel": True}):
+        plain = pool(2).run(dropped, 0.2, 0.2, ParallelPlan(tp=2, **extra))
+        assert plain[0] == plain[1], "all ranks see one loss and one stream"
+        again = pool(2).run(dropped, 0.2, 0.2, ParallelPlan(tp=2, activation="full", **extra))
+        assert again == plain
+
+
+def masks() -> tuple[list[float], float]:
+    torch.manual_seed(3)
+    boundary = Boundary(mesh_of(ParallelPlan(tp=2))["tp"])
+    with boundary.own_stream(True):
+        inside = torch.rand(4).tolist()
+    return inside, float(torch.rand(()))
+
+
+def test_inside_the_region_each_rank_draws_its_own() -> None:
+    (first, after), (second, also_after) = pool(2).run(masks)
+    assert first != second and after == also_after
+
+
+def recompute_gradients(activation: str) -> list[float]:
+    config = tiny.config("gpt2")
+    config.attn_pdrop = config.resid_pdrop = 0.3
+    import transformers
+
+    torch.manual_seed(0)
+    plan = ParallelPlan(tp=2, activation=activation)
+    model = parallelize(transformers.GPT2LMHeadModel(config).double(), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3, seed=5)
+    trainer.backward(*tiny.batch(0))
+    return [g.double().sum().item() for g in trainer.gradients().values()]
+
+
+def test_recomputed_dropout_gives_the_same_gradients() -> None:
+    none, full = (pool(2).run(recompute_gradients, a) for a in ("none", "full"))
+    assert full == none
+
+
+# Wiring
+
+
+def tied_stays_tied(plan: ParallelPlan) -> None:
+    trainer = trainer_of("gpt2", plan)
+    for step in range(2):
+        trainer.step(*tiny.batch(step))
+    model = trainer.model
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert sum(p.shape[0] == tiny.VOCAB for _, p in model.named_parameters()) == 1
+
+
+@pytest.mark.parametrize("plan", ({"tp": 2}, {"dp_shard": 2}, {"dp_replicate": 2}), ids=str)
+def test_tied_embedding_and_head_stay_one_parameter(plan: dict) -> None:
+    pool(2).run(tied_stays_tied, ParallelPlan(**plan))
+
+
+def state_dicts(plan: ParallelPlan) -> None:
+    source = tiny.reference("gpt2", torch.float64, seed=1).state_dict()
+    plain = tiny.fresh("gpt2", torch.float64)
+    plain.load_state_dict(source)  # before sharding: transformers' own
+    before = parallelize(plain, plan, mesh_of(plan))
+    after = laid_out("gpt2", plan)
+    after.load_state_dict(before.state_dict())  # after: the layout's own
+    ids, _ = tiny.batch(0)
+    expected = tiny.reference("gpt2", torch.float64, seed=1)(input_ids=ids).logits
+    for model in (before, after):
+        parity.close("logits", model(input_ids=ids).logits, expected, 1e-10)
+
+
+@pytest.mark.parametrize("plan", ({"tp": 2}, {"dp_shard": 2}), ids=str)
+def test_state_dicts_load_before_and_after_sharding(plan: dict) -> None:
+    pool(2).run(state_dicts, ParallelPlan(**plan))
+
+
+def first_loss(family: str, plan: ParallelPlan) -> None:
+    ids, labels = tiny.batch(0)
+    theirs = tiny.fresh(family, torch.float32)(input_ids=ids, labels=labels).loss
+    ours = laid_out(family, plan, torch.float32)(input_ids=ids, labels=labels).loss
+    parity.close("loss", ours, theirs, 1e-6)
+
+
+@pytest.mark.parametrize("family", (*tiny.FAMILIES, *tiny.PUBLISHED))
+def test_step_0_loss_is_transformers_own(family: str) -> None:
+    pool(2).run(first_loss, family, ParallelPlan(tp=2))
+
+
+def weights_move(plan: ParallelPlan) -> None:
+    trainer = trainer_of("gptj", plan)
+    before = [local(p).detach().clone() for p in trainer.model.parameters()]
+    trainer.step(*tiny.batch(0))
+    for old, new in zip(before, trainer.model.parameters(), strict=True):
+        assert not torch.equal(old, local(new))
+
+
+def test_weights_really_change_after_a_step() -> None:
+    for plan in (ParallelPlan(tp=2), ParallelPlan(dp_shard=2), ParallelPlan(dp_replicate=2)):
+        pool(2).run(weights_move, plan)
+
+
+def twice(first: dict) -> None:
+    plan = ParallelPlan(**first)
+    model = laid_out("gptj", plan)
+    with pytest.raises(UserError, match="laid out already"):
+        parallelize(model, plan, mesh_of(plan))
+
+
+def after_fully_shard() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    plan = ParallelPlan(tp=2)
+    model = tiny.fresh("gptj", torch.float64)
+    fully_shard(model)
+    with pytest.raises(UserError, match="laid out already"):
+        parallelize(model, plan, mesh_of(plan))
+
+
+def test_the_order_is_asserted() -> None:
+    pool(2).run(twice, {"tp": 2})
+    pool(2).run(twice, {"dp_shard": 2})
+    pool(2).run(after_fully_shard)
+
+
+def missing_module() -> None:
+    plan = ParallelPlan(tp=2)
+    model = tiny.fresh("gptj", torch.float64)
+    del model.transformer.h[1].mlp.fc_in
+    with pytest.raises(UserError, match=r"mlp\.fc_in"):
+        parallelize(model, plan, mesh_of(plan))
+
+
+def test_a_rule_that_matches_no_module_is_an_error() -> None:
+    pool(2).run(missing_module)
+
+
+def test_a_model_without_a_published_plan_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"opt has no family record.*GPT-J"):
+        family_of(SimpleNamespace(model_type="opt"))
+
+
+def test_the_published_plan_is_used_for_other_models() -> None:
+    record = family_of(tiny.config("qwen2"))
+    assert "self_attn.q_proj" in record.column and "mlp.down_proj" in record.row
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast"])
+def test_gelu_in_one_pass_is_transformers_own(name: str) -> None:
+    """Its value and gradient; transformers' constants have ten digits."""
+    from transformers.activations import ACT2FN
+
+    own, model = ACT2FN[name], torch.nn.Sequential(ACT2FN[name])
+    fuse_gelu(model)
+    results = []
+    for activation in (own, model):
+        x = torch.linspace(-6, 6, 1001, dtype=torch.float64, requires_grad=True)
+        activation(x).sum().backward()
+        results.append((activation(x).detach(), x.grad))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+    nodes = model(x).grad_fn
+    assert "Gelu" in type(nodes).__name__

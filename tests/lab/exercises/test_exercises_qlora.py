@@ -1,0 +1,108 @@
+"""The exercises about adapters and 4-bit weights, and the drawn idea."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+from helpers.engine.files.weights import load_config
+from helpers.lab.drawings.lora import HELD, draw_adapters
+from helpers.lab.exercises import qlora as grading
+from helpers.planner.cost import model_shape, parameters
+from helpers.planner.model.adapters import adapted_state
+
+WIDTH, FUSED = 4544, 4544 + 2 * 64
+
+
+@pytest.mark.parametrize(("model", "rank"), [("falcon-7b", 16), ("falcon-40b", 64)])
+def test_the_count_is_that_of_the_model_itself(model, rank):
+    config = load_config(model)
+    count = grading.adapter_numbers(model_shape(config), rank)
+    assert 4 * count == adapted_state(config, rank).gradients
+
+
+def test_what_full_lora_and_qlora_hold_by_hand():
+    config = load_config("falcon-40b")
+    count, adapters = parameters(model_shape(config)), 444_334_080
+    lora = adapted_state(config, 64, base_bytes=2)
+    assert vars(lora) == {
+        "parameters": 2 * count + 4 * adapters,
+        "gradients": 4 * adapters,
+        "optimizer": 8 * adapters,
+    }
+    matrices = 60 * 8192 * (9216 + 8192 + 2 * 4 * 8192)
+    held = adapted_state(config, 64, quantize=True, base_bytes=2).parameters
+    eighths = (lora.parameters - held) / matrices  # a half byte and an eighth of a bit are left
+    assert eighths == pytest.approx(2 - 0.5 - 1 / 64, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (32 * 16 * (WIDTH + 3 * WIDTH + 12 * WIDTH), "one head of keys"),
+        (32 * 16 * (WIDTH + FUSED + WIDTH + 12 * WIDTH), "one A, not two"),
+        (32 * 16 * (WIDTH + FUSED), "four layers"),
+        (16 * (WIDTH + FUSED + 12 * WIDTH), "one layer's"),
+        (32 * (WIDTH + FUSED + 12 * WIDTH), "rank 1"),
+        (1, ""),
+        ("many", "A number is wanted"),
+    ],
+)
+def test_wrong_counts(answer, words):
+    result = grading.trainable_count(answer)
+    assert not result.right and words in result.words
+
+
+def test_the_levels_and_the_rounding_are_bitsandbytes_own():
+    functional = pytest.importorskip("bitsandbytes").functional
+    weights = torch.randn(640, generator=torch.Generator().manual_seed(0))
+    codes, state = functional.quantize_4bit(weights, blocksize=64, quant_type="nf4")
+    assert torch.equal(state.code, torch.tensor(grading.LEVELS))
+    theirs = functional.dequantize_4bit(codes, state)
+    assert torch.allclose(grading.rounded(weights), theirs, atol=1e-6)
+
+
+def one_magnitude(weights):
+    largest = weights.abs().max()
+    levels = torch.tensor(grading.LEVELS)
+    return levels[((weights / largest)[:, None] - levels).abs().argmin(1)] * largest
+
+
+def even_levels(weights):
+    blocks = weights.view(-1, 64)
+    largest = blocks.abs().amax(1, keepdim=True)
+    return ((blocks / largest * 7).round() / 7 * largest).flatten()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (one_magnitude, "each block has a magnitude of its own"),
+        (even_levels, "not the nearest ones"),
+        (lambda weights: weights / 2, "its level is 1 or -1"),
+        (lambda weights: weights[:3], "a tensor of shape"),
+        (lambda weights: 1 / 0, "raises ZeroDivisionError"),
+        (3, "A function is wanted"),
+    ],
+)
+def test_wrong_roundings(answer, words):
+    result = grading.nf4(answer)
+    assert not result.right and words in result.words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"lora": 89.7}, "lora"), ({"qlora": 5.0}, "qlora"), ({"full": None}, "no 'full'")],
+)
+def test_wrong_states(change, words):
+    right = {"full": 165.2, "lora": 22.4, "qlora": 7.3}
+    assert grading.which_fits(right).right
+    result = grading.which_fits(right | change)
+    assert not result.right and words in result.words
+
+
+def test_the_idea_shows_every_method():
+    fig, table, alt = draw_adapters()
+    assert list(table.index) == list(HELD) and all(name in alt for name in HELD)
+    boxes = len(fig.axes[0].patches) / 2  # each is filled and outlined
+    assert boxes == 4 + 2 * (1 + 2 * 4)

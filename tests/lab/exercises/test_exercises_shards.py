@@ -1,0 +1,121 @@
+"""The exercises about sharded data parallelism, and the ladder's arithmetic."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
+from helpers.lab.drawings.shards import CUTS, draw_shards
+from helpers.lab.exercises import sharding as grading
+from helpers.lab.figures.shard_ladder import compare_rungs, plot_ladder, sent_bytes
+from helpers.planner import cost
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 4}, "Not right: ZeRO-3"),
+        ({"ZeRO-1": 64, "ZeRO-2": 7, "ZeRO-3": 5}, "Not right: ZeRO-1, ZeRO-2"),
+        ({"ZeRO-1": 0}, "no 'ZeRO-2' in the answer yet"),
+        (5, "A dictionary is wanted"),
+    ],
+)
+def test_wrong_numbers_of_gpus(answer, words):
+    result = grading.fewest_gpus(answer)
+    assert not result.right and words in result.words
+
+
+def test_the_fewest_gpus_by_hand():
+    count = cost.parameters(cost.model_shape(load_config("neox-20b")))
+    assert 4 * count > 80e9  # ZeRO-1 keeps parameters and gradients whole
+    assert 2 * count + 14 * count / 8 < 80e9 < 2 * count + 14 * count / 7
+    assert 16 * count / 5 < 80e9 < 16 * count / 4
+    assert grading.fewest_gpus({"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 5}).right
+
+
+def whole_on_each_rank(weights, gradients, lr):
+    return [weights - lr * sum(gradients) for _ in gradients]
+
+
+def own_gradient_only(weights, gradients, lr):
+    n = -(-len(weights) // len(gradients))
+    parts = [slice(rank * n, (rank + 1) * n) for rank in range(len(gradients))]
+    return [weights[part] - lr * gradient[part] for part, gradient in zip(parts, gradients)]
+
+
+def even_only(weights, gradients, lr):
+    return list((weights - lr * sum(gradients)).chunk(len(gradients)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (whole_on_each_rank, "a rank holds 12 weights; 3 are enough"),
+        (own_gradient_only, "the sum of all gradients"),
+        (even_only, "one chunk a rank is wanted"),
+        (lambda weights, gradients, lr: weights, "one chunk a rank is wanted"),
+        (lambda weights, gradients, lr: 1 / 0, "raises ZeroDivisionError"),
+        (3, "A function is wanted"),
+    ],
+)
+def test_wrong_steps(answer, words):
+    result = grading.sharded_step(answer)
+    assert not result.right and words in result.words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"usd": 98.5}, "usd"), ({"gpu_hours": 5.2}, "gpu_hours")]
+)
+def test_the_published_bill(change, words):
+    right = {"usd": 196.97, "gpu_hours": 41.8, "state_gb": 20.55}
+    assert grading.published_bill(right).right
+    result = grading.published_bill(right | change)
+    assert not result.right and words in result.words
+
+
+def test_what_is_sent_by_hand():
+    shape = cost.model_shape(load_config("neox-tiny"))
+    whole = 4 * cost.parameters(shape)
+    blocks = 4 * shape.layers * shape.block_parameters
+
+    def sent(**fields):
+        return sent_bytes(shape, ParallelPlan(**{"microbatches": 1} | fields))
+
+    assert sent(dp_replicate=4, microbatches=3) == pytest.approx(2 * whole * 3 / 4)
+    assert sent(dp_shard=4, zero_stage=1) == pytest.approx(2 * whole * 3 / 4)
+    assert sent(dp_shard=4, zero_stage=2, microbatches=2) == pytest.approx(3 * whole * 3 / 4)
+    assert sent(dp_shard=4) == pytest.approx((2 * whole + blocks) * 3 / 4)
+
+
+def test_a_rung_in_another_precision_is_not_compared():
+    shape = cost.model_shape(load_config("neox-tiny"))
+    with pytest.raises(UserError, match="not in float32"):
+        compare_rungs({"ZeRO-3, bf16": {"plan": {"precision": "bf16"}}}, shape)
+
+
+def test_the_ladder_is_drawn_with_its_numbers():
+    shape = cost.model_shape(load_config("neox-tiny"))
+    count = cost.parameters(shape)
+    found = {
+        "plan": ParallelPlan(dp_replicate=4, microbatches=2).to_dict(),
+        "state_bytes": [{"parameters": 4 * count, "gradients": 4 * count, "optimizer": 8 * count}],
+        "message_bytes": {"all_reduce": 4 * count},
+        "step_s": [0.1, 0.3, 0.2],
+    }
+    table = compare_rungs({"DDP": found}, shape)
+    row = table.loc["DDP"]
+    assert row["state, predicted MB"] == row["state, measured MB"] == 16 * count / 1e6
+    assert row["sent a step, predicted MB"] == pytest.approx(row["sent a step, measured MB"])
+    assert row["step, ms"] == 200
+    fig, _, sentence = plot_ladder(table)
+    assert len(fig.axes) == 3 and "DDP" in sentence
+
+
+def test_the_idea_shows_every_rung():
+    fig, table, alt = draw_shards()
+    assert list(table.index) == list(CUTS) and all(name in alt for name in CUTS)
+    patches = fig.axes[0].patches
+    assert len(patches) == 3 * 3 * 4 * len(CUTS)  # outline, whole and part of each state and rank
+    assert torch.tensor([p.get_width() for p in patches]).min() > 0

@@ -1,0 +1,267 @@
+"""Figures and tables as a reader meets them: picture, real table, sentence, and files on disk."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.planner.cost import StateBytes
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+from helpers.lab.drawings import parallelism_map as diagrams  # noqa: E402
+from helpers.lab.figures import display as show  # noqa: E402
+from helpers.lab.figures import training_plots as figures  # noqa: E402
+from helpers.lab.runs.run import Run, load_run  # noqa: E402
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def write_run(folder, *, losses, speeds, states, device="cpu", wall_s=20.0) -> Run:
+    """The files that a finished run leaves, read back by load_run."""
+    folder.mkdir()
+    with open(folder / "metrics.jsonl", "w") as file:
+        for step, (loss, speed) in enumerate(zip(losses, speeds), 1):
+            line = {"step": step, "loss": loss, "tokens": 100, "tokens_per_s": speed}
+            file.write(json.dumps({**line, "step_s": 100 / speed, "samples": 4}) + "\n")
+    phases = {"start": 3.0, "load": 1.0, "compile": 0.0, "train": 10.0, "evaluate": 1.0, "save": 0}
+    summary = {
+        "device": device,
+        "phases_s": phases,
+        "state_bytes": states,
+        "peak_memory_bytes": [None] * len(states),
+        "final_loss": losses[-1],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    launched = {"command": "", "state": "done", "wall_s": wall_s, "before_ranks_s": 2.0}
+    (folder / "launch.json").write_text(json.dumps(launched))
+    return load_run(folder)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    whole = {"parameters": 4000, "gradients": 4000, "optimizer": 8000}
+    small = {"parameters": 1900, "gradients": 1900, "optimizer": 3800}
+    large = {"parameters": 2100, "gradients": 2100, "optimizer": 4200}
+    speeds = [10.0] * 2 + [1000.0] * 18
+    return {
+        "one process": write_run(
+            tmp_path / "one",
+            losses=[5 - i / 10 for i in range(20)],
+            speeds=speeds,
+            states=[whole],
+        ),
+        "tp=2": write_run(
+            tmp_path / "two",
+            losses=[5 - i / 10 + 1e-6 for i in range(20)],
+            speeds=[s / 2 for s in speeds],
+            states=[small, large],
+        ),
+    }
+
+
+def text_of(fig) -> list[str]:
+    from matplotlib.text import Text
+
+    return [found.get_text() for found in fig.findobj(Text)]
+
+
+def test_plot_loss_says_how_far_runs_are_apart(runs):
+    fig, table, sentence = figures.plot_loss(runs)
+    assert show.png(fig, "loss").startswith(PNG)
+    assert list(table.index) == ["one process", "tp=2"]
+    assert table.loc["tp=2", "largest difference"] == pytest.approx(1e-6, rel=1e-3)
+    assert table.loc["one process", "last loss"] == pytest.approx(3.1)
+    assert "from 5.000 to 3.100" in sentence and "1e-06" in sentence
+    assert {"one process", "tp=2", "step", "loss"} <= set(text_of(fig))
+
+
+def test_plot_loss_of_one_run_and_of_runs_of_unequal_length(runs, tmp_path):
+    _, table, sentence = figures.plot_loss({"alone": runs["tp=2"]})
+    assert len(table) == 1 and "no step" not in sentence
+    short = write_run(tmp_path / "short", losses=[5.0, 4.9], speeds=[1, 1], states=[{}])
+    _, table, _ = figures.plot_loss({"long": runs["one process"], "short": short})
+    assert table.loc["short", "largest difference"] == pytest.approx(0)  # over the shared steps
+
+
+def test_plot_throughput_leaves_warm_up_out(runs):
+    fig, table, sentence = figures.plot_throughput(runs)
+    assert table.loc["one process", "tokens/s (median)"] == 1000
+    assert table.loc["tp=2", "relative to one process"] == pytest.approx(0.5)
+    assert "tp=2 0.50 times" in sentence and "predicts no GPU" in sentence
+    assert "1,000" in text_of(fig)
+
+
+def test_plot_throughput_says_nothing_of_cpus_on_a_gpu(tmp_path):
+    run = write_run(
+        tmp_path / "gpu", losses=[1.0] * 9, speeds=[5.0] * 9, states=[{}], device="NVIDIA H200"
+    )
+    assert "CPU" not in figures.plot_throughput({"gpu": run})[2]
+
+
+def test_plot_memory_takes_the_fullest_rank(runs):
+    predicted = {"one process": StateBytes(4000, 4000, 8000), "tp=2": StateBytes(2000, 2000, 4000)}
+    fig, table, sentence = figures.plot_memory(predicted, runs)
+    assert table.loc["tp=2: parameters", "measured bytes"] == 2100
+    assert table.loc["tp=2: total", "measured / predicted"] == pytest.approx(1.05)
+    assert "at most 0.05 of it" in sentence and "0.525 of what one process" in sentence
+    assert {"one process\npredicted", "tp=2\nmeasured", "16 kB"} <= set(text_of(fig))
+    exact = {"one process": StateBytes(4000, 4000, 8000), "tp=2": StateBytes(2100, 2100, 4200)}
+    assert "equal to the byte" in figures.plot_memory(exact, runs)[2]
+    with pytest.raises(UserError, match="no prediction for the run 'tp=2'"):
+        figures.plot_memory({"one process": predicted["one process"]}, runs)
+
+
+def test_plot_phases_adds_up_to_the_wall_clock(runs):
+    _, table, sentence = figures.plot_phases(runs["tp=2"])
+    assert table.loc["total", "seconds"] == pytest.approx(20)
+    assert table.loc["train", "share"] == pytest.approx(0.5)
+    assert table["share"].drop("total").sum() == pytest.approx(1)
+    assert "compile" not in table.index  # no time was spent there
+    assert "train takes 10 s: 50.0%" in sentence
+
+
+def test_plot_phases_of_plain_seconds():
+    _, table, sentence = figures.plot_phases({"upload": 90, "train": 10})
+    assert list(table.index) == ["upload", "train", "total"] and "10.0%" in sentence
+    with pytest.raises(UserError, match="no time was spent in the phase 'train'"):
+        figures.plot_phases({"upload": 90})
+
+
+def test_a_plot_of_nothing_is_refused():
+    with pytest.raises(UserError, match="at least one run"):
+        figures.plot_loss({})
+
+
+@pytest.mark.parametrize("draw", [diagrams.draw_map_of_parallelism, diagrams.draw_tensor_parallel])
+def test_drawings_come_with_their_words(draw):
+    fig, table, alt = draw()
+    assert show.png(fig, alt).startswith(PNG)
+    assert len(alt) > 100 and len(table) == 5
+
+
+def test_the_map_names_every_axis_of_the_plan():
+    from dataclasses import fields
+
+    from helpers.engine.plan import AXES
+
+    drawn = {axis for axis, *_ in diagrams.AXES}
+    assert set(AXES) <= drawn <= {"dp_replicate", "dp_shard", "pp", "cp", "tp"}
+    assert {name.name for name in fields(StateBytes)} == set(figures.STATES)
+
+
+def test_texts_of_the_drawings_do_not_overlap():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    for draw in (diagrams.draw_map_of_parallelism, diagrams.draw_tensor_parallel):
+        fig, _, _ = draw()
+        FigureCanvasAgg(fig).draw()  # lays the figure out
+        axes = fig.axes[0]
+        boxes = [(t.get_text(), t.get_window_extent()) for t in axes.texts if t.get_text()]
+        for i, (text, box) in enumerate(boxes):
+            for other, other_box in boxes[:i]:
+                assert not box.overlaps(other_box), f"{text!r} over {other!r}"
+            assert fig.bbox.contains(box.x0, box.y0) and fig.bbox.contains(box.x1, box.y1), text
+
+
+def test_the_picture_is_the_same_each_time_and_carries_its_words():
+    first, second = (show.png(diagrams.draw_tensor_parallel()[0], "words") for _ in range(2))
+    assert first == second
+    assert b"Description\x00words" in first
+
+
+AWKWARD = pd.DataFrame(
+    {
+        "bytes <b>": [1234567, 0],
+        "share": [0.123456, float("nan")],
+        "ok": [True, False],
+        "note": ["a & b", "é"],
+    },
+    index=pd.Index(["row <1>", "row 2"], name="run"),
+)
+
+
+def test_html_table_is_a_real_table():
+    root = ElementTree.fromstring(show.table_html(AWKWARD, "Bytes & shares"))
+    assert root.tag == "table" and root.find("caption").text == "Bytes & shares"
+    heads = root.findall("thead/tr/th")
+    assert [th.text for th in heads] == ["run", "bytes <b>", "share", "ok", "note"]
+    assert {th.get("scope") for th in heads} == {"col"}
+    rows = root.findall("tbody/tr")
+    assert [row.find("th").get("scope") for row in rows] == ["row", "row"]
+    assert [td.text for td in rows[0].findall("td")] == ["1,234,567", "0.1235", "yes", "a & b"]
+    assert [td.text for td in rows[1].findall("td")] == ["0", "–", "no", "é"]
+
+
+def test_a_column_and_its_head_stand_on_one_side():
+    mixed = AWKWARD.assign(mixed=["words", 3])
+    root = ElementTree.fromstring(show.table_html(mixed, "Sides"))
+    rows = [root.findall("thead/tr/th")[1:], *(r.findall("td") for r in root.findall("tbody/tr"))]
+    sides = [[cell.get("style").removeprefix("text-align:") for cell in row] for row in rows]
+    assert sides == [["right", "right", "right", "left", "right"]] * 3
+
+
+def test_two_dollar_signs_are_no_formula():
+    html = show.table_html(AWKWARD, "$1 or $2")
+    assert "<span>$</span>1 or <span>$</span>2" in html
+
+
+def test_text_table_is_aligned():
+    lines = show.table_text(AWKWARD, "Caption").splitlines()
+    assert lines[0] == "Caption" and lines[3].startswith("-------")
+    column = lines[2].index("share") + len("share")
+    assert lines[4][:column].endswith("0.1235") and lines[5][:column].endswith("–")
+
+
+def test_outside_a_notebook_the_words_are_printed(capsys):
+    fig, _ = figures.new_figure()
+    show.show_figure(fig, "what is seen", AWKWARD, "What it means.")
+    printed = capsys.readouterr().out
+    assert printed.index("what is seen") < printed.index("1,234,567") < printed.index("What it")
+
+
+@pytest.mark.parametrize("name", ["loss", "loss.png"])
+def test_files_left_on_disk(tmp_path, name):
+    fig, _ = figures.new_figure()
+    show.show_figure(fig, "alt", AWKWARD, "What it means.", save_to=tmp_path / "sub" / name)
+    folder = tmp_path / "sub"
+    assert sorted(p.name for p in folder.iterdir()) == ["loss.csv", "loss.png", "loss.txt"]
+    assert (folder / "loss.png").read_bytes().startswith(PNG)
+    raw = pd.read_csv(folder / "loss.csv", index_col="run")
+    assert raw.loc["row <1>", "share"] == 0.123456  # not rounded
+    assert (folder / "loss.txt").read_text().rstrip().endswith("What it means.")
+
+
+def test_show_table_leaves_no_picture(tmp_path, capsys):
+    show.show_table(AWKWARD, "Caption", save_to=tmp_path / "t")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "t.txt"]
+    assert "Caption" in capsys.readouterr().out
+
+
+CELL = """
+import pandas as pd
+from helpers.lab.figures import new_figure, show_figure
+fig, axes = new_figure()
+axes.plot([1, 2])
+table = pd.DataFrame({"y": [1, 2]}, index=pd.Index([0, 1], name="x"))
+show_figure(fig, "a rising line", table, "It rises.")
+"""
+
+
+@pytest.mark.slow
+def test_in_a_notebook_each_part_is_an_output(monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    from helpers.lab.paths import ROOT
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(
+        notebook, kernel_name="python3", resources={"metadata": {"path": ROOT}}
+    ).execute()
+    picture, table, sentence = notebook.cells[0].outputs
+    assert picture.data["image/png"] and picture.data["text/plain"] == "a rising line"
+    assert picture.metadata["image/png"] == {"alt": "a rising line", "width": 576}
+    assert table.data["text/html"].startswith("<table><caption")
+    assert "The numbers in the figure" in table.data["text/plain"]
+    assert sentence.data["text/plain"] == "It rises."

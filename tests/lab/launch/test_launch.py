@@ -1,0 +1,379 @@
+"""launch() against ranks that go wrong: the right words, and no process left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.lab.launch import command as job
+from helpers.lab.launch import launch as launch_module
+from helpers.lab.launch import process_guard as guard
+from helpers.lab.launch import progress
+from helpers.lab.launch.launch import launch
+from helpers.lab.runs.failure_report import RunFailed, explain
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = ROOT / "tests" / "support" / "fault_scripts"
+FAULT = "tests/support/fault_scripts/fault.py"
+
+
+@pytest.fixture
+def mark() -> Iterator[dict[str, str]]:
+    """An environment variable by which every process of one test is found, also when it fails."""
+    variables = {"FAULT_MARK": uuid.uuid4().hex}
+    yield variables
+    for process in marked(variables):
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def start_s(tmp_path_factory) -> float:
+    """Seconds that a launch of next to nothing takes here and now: the machine may be busy."""
+    began = time.monotonic()
+    launch(FAULT, nproc=2, out=tmp_path_factory.mktemp("run"), show=False)
+    return time.monotonic() - began
+
+
+def marked(mark: dict[str, str]) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and process.environ().get("FAULT_MARK") == mark["FAULT_MARK"]:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def said(out: Path, words: str) -> bool:
+    """Whether both ranks have said `words`."""
+    return [words in file.read_text() for file in out.glob("logs/*/*/*/stdout.log")] == [True] * 2
+
+
+def fail(fault: str, out: Path, mark: dict[str, str], **options) -> RunFailed:
+    with pytest.raises(RunFailed) as caught:
+        launch(FAULT, nproc=2, out=out, env=mark, fault=fault, **options)
+    assert marked(mark) == []
+    assert caught.value.path == out
+    return caught.value
+
+
+def test_a_run_that_goes_well(tmp_path, mark, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    run = launch(FAULT, nproc=2, out=tmp_path / "run", env=mark, threads=3, steps=20)
+    assert run.state == "done"
+    assert run.flags == {"steps": 20}
+    assert list(run.metrics["step"]) == list(range(20))
+    assert 0 < run.before_ranks_s < run.wall_s
+    assert "rank 1 is done 3" in run.log(1)
+    assert "[rank 0] rank 0 is done 3" in run.log()
+    assert marked(mark) == []
+    printed = capfd.readouterr()
+    assert printed.err == "" and len(printed.out.splitlines()) < 8
+    assert f"$ torchrun --standalone --nproc-per-node 2 {FAULT} --steps 20 --out run" in printed.out
+    assert str(ROOT) not in printed.out and str(tmp_path) not in printed.out
+
+
+@pytest.mark.parametrize("fault", ["collective", "recorded"])
+def test_the_first_failing_rank_is_quoted(fault, tmp_path, mark):
+    error = fail(fault, tmp_path, mark)
+    assert (error.rank, error.exit_code) == (1, 1)
+    first, *rest = error.message.splitlines()
+    assert first == "rank 1 failed: ValueError: boom of rank 1"
+    assert rest[0] == "Traceback (most recent call last):"
+    assert rest[-2] == "ValueError: boom of rank 1"
+    assert f'  File "{FAULT}", line' in rest[-4] or f'  File "{FAULT}", line' in rest[-5]
+    assert "Connection" not in error.message and str(ROOT) not in error.message
+
+
+def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it(tmp_path, mark):
+    error = fail("killed", tmp_path, mark)
+    assert (error.rank, error.exit_code) == (1, -signal.SIGKILL)
+    first, *rest = error.message.splitlines()
+    assert first == ("rank 1 was killed by signal 9 (SIGKILL); out of memory is the usual cause")
+    assert "allocating" in rest and "Connection" not in error.message
+
+
+def write_failures(logs: Path, *ranks: tuple[int, bool, str]) -> None:
+    """What torchrun_agent.py leaves behind; per rank: exit code, closed by torchrun, stderr."""
+    failures = []
+    for rank, (code, closed, stderr) in enumerate(ranks):
+        folder = logs / "id" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(stderr)
+        failures.append({"rank": rank, "exit_code": code, "pid": 1, "closed": closed})
+    (logs / "failures.json").write_text(json.dumps(failures))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "words"),
+    [
+        ([(-15, True, ""), (3, False, "")], 1, "rank 1 ended with code 3 and wrote nothing to"),
+        ([(1, False, "later"), (1, False, "first")], 1, "rank 1 ended with code 1:\nfirst"),
+        ([(2, False, ""), (2, False, "a warning\nerror: tp is 3\n")], 0, "tp is 3"),
+        ([(2, False, "")], 0, "the script refused its arguments"),
+        ([(-9, True, ""), (-11, False, "")], 1, "rank 1 was killed by signal 11 (SIGSEGV)"),
+        ([(1, False, "Connection reset"), (-6, False, "")], 1, "rank 1 was killed by signal 6"),
+    ],
+)  # fmt: skip
+def test_the_cause_is_told_from_its_consequences(ranks, rank, words, tmp_path):
+    write_failures(tmp_path, *ranks)
+    if ranks[0][2] == "later":
+        now = time.time_ns()
+        os.utime(tmp_path / "id/attempt_0/0/stderr.log", ns=(now, now + 10**6))
+        os.utime(tmp_path / "id/attempt_0/1/stderr.log", ns=(now, now))
+    error = explain(tmp_path, tmp_path, 1, [])
+    assert (error.rank, error.exit_code) == (rank, ranks[rank][0])
+    assert error.message.startswith(words)
+
+
+def test_a_torchrun_that_failed_by_itself_is_quoted(tmp_path):
+    error = explain(tmp_path, tmp_path, 1, ["no port is free"])
+    assert error.message.splitlines() == [
+        "torchrun ended with code 1 before any rank failed",
+        "Last lines:",
+        "no port is free",
+    ]
+
+
+def test_refused_arguments_are_one_line(tmp_path, mark):
+    error = fail("refuses", tmp_path, mark)
+    assert error.exit_code == 2
+    assert error.message == "tp is 3, but the model has 4 heads: choose 1, 2 or 4"
+
+
+def test_hanging_ranks_that_ignore_sigterm_end_in_time(
+    tmp_path, mark, monkeypatch, capsys, start_s
+):
+    monkeypatch.setattr(progress, "QUIET_S", 1.0)
+    monkeypatch.setattr(launch_module, "GRACE_S", 1.0)
+    timeout_s = round(2 + 2 * start_s)
+    began = time.monotonic()
+    error = fail("deaf", tmp_path, mark, timeout_s=timeout_s)
+    assert time.monotonic() - began < timeout_s + 5
+    first, *rest = error.message.splitlines()
+    stopped = f"stopped after timeout_s={timeout_s}, before the first step: every process was"
+    assert first.startswith(stopped)
+    assert "rank 0 was running; its last line: entering the collective" in rest
+    assert "rank 1 was running; its last line: entering the collective" in rest
+    assert (error.rank, error.exit_code) == (None, None)
+    assert "no output for 1 s: a rank may be waiting in a collective" in capsys.readouterr().out
+
+
+def test_a_flood_stays_on_disk(tmp_path, mark, capsys, start_s):
+    began = time.monotonic()
+    run = launch(FAULT, nproc=2, out=tmp_path, env=mark, fault="floods")
+    assert time.monotonic() - began < 10 + 3 * start_s
+    assert run.log(0).count("\n") == run.log(1).count("\n") == 100_000
+    assert run.log().count("\n") >= 200_000
+    assert len(capsys.readouterr().out) < 2000
+    assert marked(mark) == []
+
+
+def test_a_deaf_peer_does_not_delay_the_verdict(tmp_path, mark, monkeypatch, start_s):
+    """torchrun alone would wait 30 s for it."""
+    monkeypatch.setattr(launch_module, "GRACE_S", 1.0)
+    began = time.monotonic()
+    error = fail("deaf_peer", tmp_path, mark)
+    assert error.message.startswith("rank 1 failed: ValueError: boom of rank 1")
+    assert time.monotonic() - began < 12 + 3 * start_s
+
+
+@pytest.fixture
+def kernel(tmp_path, mark) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts a process that, like a notebook's kernel, launches ranks that ignore SIGTERM."""
+
+    def start(grace_s: float = 1.0) -> subprocess.Popen:
+        code = f"from helpers.lab.launch import launch; launch.GRACE_S = {grace_s}; launch.launch("
+        code += f"{FAULT!r}, nproc=2, out={str(tmp_path)!r}, fault='deaf')"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **mark},
+        )
+        started.append(process)
+        assert wait_for(lambda: said(tmp_path, "entering"), 60)
+        return process
+
+    started: list[subprocess.Popen] = []
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_an_interrupt_ends_all_and_says_so(kernel, mark):
+    process = kernel(grace_s=launch_module.GRACE_S)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert time.monotonic() - began < 5
+    assert marked(mark) == []
+    assert "interrupted: every process was ended in" in out
+    assert "KeyboardInterrupt: interrupted: every process was ended in" in err
+
+
+def test_a_killed_kernel_leaves_nothing(kernel, mark):
+    process = kernel()
+    assert len(marked(mark)) >= 7  # the kernel, guard, torchrun, two ranks, a child of each
+    process.kill()
+    assert wait_for(lambda: not marked(mark), 8)
+
+
+@pytest.mark.parametrize(
+    "module", ["helpers/lab/launch/process_guard.py", "helpers.lab.launch.torchrun_agent"]
+)
+def test_a_killed_guard_or_torchrun_leaves_nothing(module, kernel, mark):
+    process = kernel()
+    [victim] = [p for p in marked(mark) if any(word.endswith(module) for word in p.cmdline()[:5])]
+    victim.kill()
+    _, err = process.communicate(timeout=30)
+    assert marked(mark) == []
+    assert "RunFailed: torchrun was killed by signal 9 (SIGKILL)" in err
+
+
+def notebook(tmp_path: Path, mark: dict[str, str], fault: str):
+    import nbformat
+
+    setup = (
+        f"import os; os.environ.update({mark!r})\nfrom helpers.lab.launch import launch as module"
+    )
+    out = str(tmp_path / "run")
+    call = f"module.GRACE_S = 1\nmodule.launch({FAULT!r}, nproc=2, fault={fault!r}, out={out!r})"
+    cells = [nbformat.v4.new_code_cell(source) for source in (setup, call, "reached = True")]
+    return nbformat.v4.new_notebook(
+        cells=cells,
+        metadata={"kernelspec": {"name": "python3", "display_name": "", "language": "python"}},
+    )
+
+
+def test_a_failed_rank_fails_the_notebook(tmp_path, mark):
+    import nbformat
+    import papermill
+
+    nbformat.write(notebook(tmp_path, mark, "raises"), tmp_path / "in.ipynb")
+    with pytest.raises(papermill.PapermillExecutionError, match="boom of rank 1"):
+        papermill.execute_notebook(
+            tmp_path / "in.ipynb", tmp_path / "out.ipynb", cwd=ROOT, progress_bar=False
+        )
+    assert wait_for(lambda: not marked(mark), 8)
+    done = nbformat.read(tmp_path / "out.ipynb", 4)
+    panel, error = next(c.outputs for c in done.cells if "launch(" in c.source)
+    assert "rank 1 failed: ValueError: boom of rank 1" in panel.data["text/plain"]
+    assert "<strong>failed</strong>" in panel.data["text/html"]
+    assert error.ename == "RunFailed"
+    assert str(ROOT) not in "\n".join(error.traceback)
+    assert done.cells[-1].execution_count is None
+
+
+def test_a_cell_timeout_leaves_nothing(tmp_path, mark, start_s):
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellTimeoutError
+
+    client = NotebookClient(
+        notebook(tmp_path, mark, "deaf"),
+        timeout=round(3 + 2 * start_s),  # for the first cell's imports, or the ranks' start
+        resources={"metadata": {"path": str(ROOT)}},
+    )
+    with pytest.raises(CellTimeoutError):
+        client.execute()
+    assert said(tmp_path / "run", "entering")
+    assert wait_for(lambda: not marked(mark), 8)
+    text = client.nb.cells[1].outputs[0].data["text/plain"]
+    assert "[rank 0] entering the collective" in text and "done" not in text
+
+
+def test_a_training_that_did_not_finish_is_a_failure(tmp_path, mark):
+    with pytest.raises(
+        RunFailed, match=r"train.py ended with code 0 but did not finish: .*summary"
+    ):
+        launch(SCRIPTS / "train.py", out=tmp_path, env=mark, show=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"script": "scripts/no.py"}, "there is no script scripts/no.py"),
+        ({"nproc": 0}, "nproc is 0"),
+        ({"out": __file__}, "is a file, not a folder"),
+        ({"config": {"a": 1}}, "config is a dict"),
+    ],
+)
+def test_mistakes_are_said_before_anything_starts(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UserError, match=words) as caught:
+        launch(**{"script": FAULT, "out": tmp_path / "new", **arguments})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_a_run_is_kept(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match="already holds a run"):
+        launch(FAULT, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    resumed = job.prepare(FAULT, 1, tmp_path, {"resume": True})
+    again = job.prepare(FAULT, 1, tmp_path, {"resume": True})
+    assert (resumed.logs.name, again.logs.name) == ("logs", "logs-2")
+
+
+def test_new_folders_never_collide(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "ROOT", tmp_path)
+    script = SCRIPTS / "fault.py"
+    outs = [job.prepare(script, 1, None, {"model": "org/gpt-j"}).out for _ in range(3)]
+    assert len(set(outs)) == 3
+    assert {out.parent for out in outs} == {tmp_path / "runs"}
+    assert all("-gpt-j-" in out.name for out in outs)
+    assert "-fault-" in job.prepare(script, 1, None, {}).out.name
+
+
+def test_flags_go_to_the_script_and_into_the_record(tmp_path):
+    flags = {"batch_size": 8, "lr": 1e-3, "compile": True, "tie": False, "x": None, "at": [1, 2]}
+    prepared = job.prepare(FAULT, 1, tmp_path, flags)
+    expected = ["--batch-size", "8", "--lr", "0.001", "--compile", "--no-tie", "--at", "1", "2"]
+    assert prepared.torchrun[prepared.torchrun.index(FAULT) + 1 : -2] == expected
+    assert prepared.torchrun[-2:] == ["--out", str(tmp_path)]
+    del flags["x"]
+    assert prepared.flags == flags
+
+
+@pytest.mark.parametrize("linux", [True, False])
+def test_a_family_is_found_and_ended(linux, mark, monkeypatch):
+    """macOS has no /proc; its way, by ps, is tried here as well."""
+    if linux and not sys.platform.startswith("linux"):
+        pytest.skip("needs /proc")
+    monkeypatch.setattr(guard, "_LINUX", linux)
+    command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'], env={})"]
+    already = guard.family("other", root=os.getpid())  # rank processes that other tests keep
+    child = subprocess.Popen(command, env={**os.environ, **mark, guard.MARKER: "one"})
+    try:
+        assert wait_for(lambda: len(guard.family("one")) == 2, 10)  # the second by descent alone
+        assert guard.family("other") == set()
+        family = guard.family("other", root=os.getpid()) - already
+        assert family == guard.family("one") and child.pid in family
+        assert guard.end_all(lambda: guard.family("one"), 1.0) == set()
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,147 @@
+"""The preflight: the right profile for a machine, as data that the launcher can take."""
+
+import dataclasses
+
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+from helpers.lab.machine.hardware import Device, Machine
+from helpers.lab.notebook.preflight import PROFILES, Profile, preflight
+from helpers.lab.paths import ROOT
+from helpers.planner.cost import model_shape, parameters
+
+pytest.importorskip("pandas")
+
+
+def machine(*gpu_gb: float) -> Machine:
+    devices = tuple(Device("some GPU", int(gb * 1e9)) for gb in gpu_gb)
+    return Machine(devices, 8, 32 * 10**9, 100 * 10**9)
+
+
+def every_profile() -> list[Profile]:
+    named = [profile for profiles in PROFILES.values() for profile in profiles.values()]
+    return named + [profile.larger for profile in named if profile.larger]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "tp"),
+    [
+        ((), "tiny", 2),
+        ((8,), "tiny", 2),  # a GPU too small for the larger run
+        ((80,), "single_gpu", 2),
+        ((42,) * 2, "multi_gpu", 2),
+        ((42,) * 3, "multi_gpu", 2),  # three do not divide the heads
+        ((42,) * 8, "multi_gpu", 8),
+        ((42,) * 16, "multi_gpu", 8),
+    ],
+)
+def test_auto_takes_the_largest_that_fits(gpus, name, tp):
+    record = preflight(1, machine=machine(*gpus), show=False)
+    assert (record.profile.name, record.profile.tp, record.profile.nproc) == (name, tp, tp)
+    assert record.untrue and record.reason
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "pp"),
+    [
+        ((), "tiny", 2),
+        ((80,), "tiny", 2),  # NCCL wants a GPU a rank
+        ((42,) * 3, "multi_gpu", 2),
+        ((42,) * 8, "multi_gpu", 8),
+        ((42,) * 16, "multi_gpu", 8),
+    ],
+)
+def test_a_pipeline_has_as_many_ranks_as_there_are_gpus(gpus, name, pp):
+    profile = preflight(2, machine=machine(*gpus), show=False).profile
+    assert (profile.name, profile.pp, profile.nproc) == (name, pp, pp)
+    assert profile.flags()["pp"] == pp and "pp" not in profile.flags(pp=1)
+    assert len(gpus) < 16 or profile.larger.flags()["pp"] == 8
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "dp_shard"),
+    [
+        ((), "tiny", 4),
+        ((80,) * 3, "tiny", 4),
+        ((80,) * 4, "multi_gpu", 4),
+        ((80,) * 9, "multi_gpu", 8),
+    ],
+)
+def test_shards_want_four_gpus(gpus, name, dp_shard):
+    profile = preflight(5, machine=machine(*gpus), show=False).profile
+    assert (profile.name, profile.dp_shard, profile.nproc) == (name, dp_shard, dp_shard)
+    assert profile.flags()["dp_shard"] == dp_shard
+
+
+def test_the_whole_model_is_run_only_where_its_state_fits():
+    assert preflight(1, machine=machine(*[42] * 8), show=False).profile.larger.model == "gptj-6b"
+    # 6.05 billion x 16 bytes over 2 GPUs is 48 GB on each
+    assert preflight(1, machine=machine(42, 42), show=False).profile.larger is None
+    assert preflight(1, machine=machine(84, 84), show=False).profile.larger.tp == 2
+
+
+def test_tiny_ranks_are_kept_off_the_gpus():
+    flags = preflight(1, "tiny", machine=machine(80), show=False).profile.flags()
+    assert flags["env"] == {"CUDA_VISIBLE_DEVICES": ""}
+    assert "env" not in preflight(1, machine=machine(80, 80), show=False).profile.flags()
+
+
+def test_flags_are_the_training_scripts_own():
+    """Every flag but the launcher's own is an option of scripts/train.py."""
+    script = (ROOT / "scripts" / "train_args.py").read_text()
+    of_the_plan = {field.name for field in dataclasses.fields(ParallelPlan)}
+    for profile in every_profile():
+        flags = profile.flags()
+        assert profile.flags(tp=1, pp=1, dp_shard=1)["nproc"] == 1
+        for name in set(flags) - {"nproc", "env"} - of_the_plan:
+            assert f'"--{name.replace("_", "-")}"' in script, name
+        assert None not in flags.values()
+
+
+@pytest.mark.parametrize("profile", every_profile(), ids=lambda profile: profile.name)
+def test_profiles_state_their_models_own_size(profile):
+    pytest.importorskip("transformers")
+    from helpers.engine.models.configurations import load_config
+
+    config = load_config(
+        profile.model,
+        num_hidden_layers=profile.layers,
+        hidden_size=profile.hidden,
+        num_attention_heads=profile.heads,
+    )
+    assert parameters(model_shape(config)) == profile.parameters
+    assert config.num_attention_heads % profile.tp == 0
+    assert profile.pp == 1 or config.num_hidden_layers >= 2 * profile.pp  # interleaved runs too
+    assert profile.seq_len <= config.max_position_embeddings
+    assert (ROOT / profile.data).is_file()
+
+
+def test_changes_replace_fields_and_none_leaves_them():
+    profile = preflight(1, machine=machine(), show=False, steps=7, lr=None).profile
+    assert (profile.steps, profile.lr) == (7, PROFILES[1]["tiny"].lr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"notebook": 99}, r"notebook 99 has no profiles; there are: \[0, 1"),
+        ({"notebook": 1, "profile": "huge"}, "unknown profile 'huge'; notebook 1 has: auto, tiny"),
+        (
+            {"notebook": 1, "profile": "multi_gpu"},
+            "needs at least 2 GPUs, each with .* use profile='auto'",
+        ),
+        ({"notebook": 1, "model": "gpt2"}, "not 'model'"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(arguments, words):
+    with pytest.raises(UserError, match=words) as caught:
+        preflight(**arguments, machine=machine(), show=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_table_says_what_is_not_shown(capsys):
+    preflight(1, machine=machine())
+    text = capsys.readouterr().out
+    assert text.startswith("Preflight of notebook 1")
+    assert "no GPU, 8 CPU cores" in text and "illustrative" in text

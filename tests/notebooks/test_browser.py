@@ -1,0 +1,130 @@
+"""Notebook 6 in JupyterLab in a browser: run it, move a slider, see the table change."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import browser, find_browser
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = "6_plan_at_scale.ipynb"
+RUN_S, START_S = 400, 90
+# JavaScript: the notebook, its last cell of code, what its cells raised
+PANEL = "[...window.jupyterapp.shell.widgets('main')].find(one => one.content?.widgets)"
+LAST = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code').at(-1).model"
+ERRORS = (
+    f"{PANEL}.content.model.toJSON().cells.flatMap(cell => cell.outputs || [])"
+    ".filter(output => output.output_type === 'error').map(output => output.evalue)"
+)
+WIDGET, OUTPUT = ".jupyter-widgets", ".jp-RenderedHTML"
+
+
+def missing() -> str:
+    """What the test lacks, in words; nothing where it can run."""
+    if find_browser() is None:
+        return "no Chromium on the PATH: install chromium"
+    for module in ("jupyterlab", "ipywidgets", "websocket"):
+        try:
+            __import__(module)
+        except ImportError:
+            return f"no {module}: pip install 'helpers[notebooks]'"
+    return ""
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address of a copy of the notebook in a JupyterLab of its own."""
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder)
+    log = folder / "lab.log"
+    settings = {"JUPYTER_CONFIG_DIR": folder / "config", "JUPYTER_DATA_DIR": folder / "data-dir"}
+    env = os.environ | {name: str(path) for name, path in settings.items()}
+    env |= {"JUPYTER_PREFER_ENV_PATH": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    flags = ["--no-browser", "--allow-root", "--port=0", "--ip=127.0.0.1"]
+    flags += ["--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={folder}"]
+    with log.open("w") as stream:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *flags],
+            env=env,
+            cwd=folder,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield address(log, server)
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def address(log: Path, server: subprocess.Popen) -> str:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and server.poll() is None:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)", log.read_text())
+        if found:
+            return f"http://127.0.0.1:{found[1]}/lab/tree/{NOTEBOOK}?token={found[2]}"
+        time.sleep(0.2)
+    raise TimeoutError(f"JupyterLab did not start: {log.read_text()[-1000:]}")
+
+
+@pytest.fixture(scope="module")
+def page(lab, tmp_path_factory):
+    """The notebook, opened, without its stored outputs, and run to its end."""
+    with browser(find_browser(), tmp_path_factory.mktemp("browser")) as found:
+        found.open(lab)
+        found.until(f"Boolean(window.jupyterapp && {PANEL}?.content.widgets.length > 10)")
+        found.until(f"{PANEL}.sessionContext.session?.kernel?.status === 'idle'")
+        run(found, "notebook:clear-all-cell-outputs")
+        found.until(f"{LAST}.executionCount === null")
+        run(found, "notebook:run-all-cells")
+        found.until(f"{LAST}.executionCount > 0 || {ERRORS}.length > 0", RUN_S)
+        yield found
+
+
+def run(page, command: str) -> None:
+    """One of JupyterLab's commands, without waiting for its end."""
+    page.evaluate(f"void window.jupyterapp.commands.execute({json.dumps(command)})")
+
+
+def test_every_cell_runs(page):
+    assert page.evaluate(ERRORS) == []
+
+
+@pytest.mark.parametrize(("name", "slider"), [("calculator", "seq_len"), ("explorer", "tp")])
+def test_a_moved_slider_changes_the_table_and_not_the_first_one(page, name, slider):
+    place = f"{PANEL}.content.widgets.findIndex(cell => cell.model.id === {json.dumps(name)})"
+    page.evaluate(f"void ({PANEL}.content.activeCellIndex = {place})")
+    page.evaluate(f"void {PANEL}.content.scrollToItem({place})")
+    node = f"{PANEL}.content.widgets[{place}].node"
+    moving, still = (f"{node}.querySelector('{kind} table')" for kind in (WIDGET, OUTPUT))
+    page.until(f"Boolean({moving})")
+    before, first = read(page, moving), read(page, still)
+    assert before == first
+    handle = f"{node}.querySelectorAll('.widget-slider')].find(one => one.textContent.includes("
+    page.evaluate(f"[...{handle}{json.dumps(slider)})).querySelector('.noUi-handle').focus()")
+    page.press("ArrowRight", 39)
+    page.until(f"{moving}.caption.textContent !== {json.dumps(before[0])}")
+    after = read(page, moving)
+    assert setting(after[0], slider) != setting(before[0], slider)
+    assert after[1] != before[1] and read(page, still) == first
+
+
+def read(page, table: str) -> tuple[str, list[str]]:
+    """The caption of a table, and the text of its cells."""
+    caption = page.evaluate(f"{table}.caption.textContent")
+    return caption, page.evaluate(f"[...{table}.querySelectorAll('td')].map(c => c.textContent)")
+
+
+def setting(caption: str, slider: str) -> str:
+    """What a caption says that a slider stands at."""
+    return re.search(rf"\b{slider} (\w+)", caption)[1]

@@ -1,0 +1,295 @@
+"""What every committed notebook keeps to, and that its outputs are those of its source."""
+
+import ast
+import base64
+import io
+import json
+import re
+import shutil
+import tokenize
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers.lab.exercises.questions import EXERCISES
+from helpers.lab.figures.what_if_sliders import WIDGET
+from helpers.lab.notebook.record import source_hash
+from helpers.lab.notebook.run_sizes import PROFILES
+from tests.support.load import script
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+render = script("notebooks/render")
+
+MOST_BYTES, MOST_LINES, MOST_WORDS, MOST_HELPERS = 500_000, 25, 150, 4
+HEADINGS = {
+    "0": (
+        "Before you start",
+        "Parameters",
+        "Is this machine ready?",
+        "Preflight",
+        "The idea",
+        "Predict a number",
+        "Where the time went, and the money",
+        "The notebooks",
+        "If something goes wrong",
+        "Key points",
+        "Record",
+    ),
+    "lesson": (
+        "Before you start",
+        "Parameters",
+        "Preflight",
+        "The idea",
+        "Predict a number",
+        "What the calculator says",
+        "What changes",
+        "The same answer?",
+        "Memory",
+        "Throughput and cost",
+        "Where the time went",
+        "Prediction against measurement",
+        "Break it on purpose",
+        "Exercises",
+        "If something goes wrong",
+        "Key points",
+        "Take it to your project",
+        "Record",
+    ),
+    "6": (
+        "Before you start",
+        "Parameters",
+        "Preflight",
+        "The idea",
+        "Predict a number",
+        "What the calculator says",
+        "The published claims",
+        "Where near-linear ends",
+        "Shards inside a node",
+        "Long sequences",
+        "Which layout",
+        "Prediction against measurement",
+        "Break it on purpose",
+        "Exercises",
+        "If something goes wrong",
+        "Key points",
+        "Take it to your project",
+        "Record",
+    ),
+}
+BANNED = re.compile(
+    r"^\s*[!%]|\bsubprocess\b|\bos\.(system|popen|exec\w*|chdir)\b|get_ipython|%%|\binput\("
+    r"|\bipywidgets\b|\btqdm\b",
+    re.MULTILINE,
+)
+HERE = re.compile(r"(?<![\w.~:/-])/(home|Users|root|work|tmp|usr|opt|var|private|mnt)/")
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)|<img\b([^>]*)>")
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def notebook(path):
+    return nbformat.read(path, as_version=4)
+
+
+def number(path: Path) -> str:
+    return path.name.split("_")[0]
+
+
+def code_cells(notebook) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def tagged(notebook, tag: str) -> list:
+    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
+
+
+def prose(notebook) -> list[str]:
+    """Markdown without what stands in code fences."""
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    return [re.sub(r"```.*?```", "", text, flags=re.DOTALL) for text in cells]
+
+
+def texts(output) -> list[str]:
+    """All that an output shows as text."""
+    if output.output_type == "stream":
+        return [output.text]
+    return [str(v) for key, v in output.get("data", {}).items() if not key.startswith("image/")]
+
+
+def test_there_are_notebooks_and_each_has_its_number():
+    numbers = [int(number(path)) for path in NOTEBOOKS]
+    assert numbers[0] == 0 and numbers == sorted(set(numbers)) == list(PROFILES)
+
+
+def test_it_is_a_valid_and_small_file_for_any_python3_kernel(path, notebook):
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert path.stat().st_size <= MOST_BYTES
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert set(notebook.metadata) == {"kernelspec", "language_info", "source_sha256"}
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags", "jupyter"}, cell.id
+
+
+def test_it_opens_with_its_title_outcome_and_needs(notebook):
+    ones = [line for text in prose(notebook) for line in text.splitlines() if line[:2] == "# "]
+    first = notebook.cells[0]
+    assert len(ones) == 1 and first.source.startswith("# ")
+    (outcome,) = [line for line in first.source.splitlines() if line.startswith("> ")]
+    assert outcome.endswith(".") and ". " not in outcome
+    assert all(f"| {word} " in first.source for word in ("time", "GPUs", "download", "cost"))
+
+
+def test_its_headings_are_there_in_order(path, notebook):
+    lines = [line for text in prose(notebook) for line in text.splitlines()]
+    found = [line[3:] for line in lines if line.startswith("## ")]
+    wanted = HEADINGS.get(number(path), HEADINGS["lesson"])
+    assert [heading for heading in found if heading in wanted] == list(wanted)
+
+
+def test_the_idea_is_short_and_drawn(notebook):
+    index = next(i for i, c in enumerate(notebook.cells) if c.source.startswith("## The idea"))
+    words = notebook.cells[index].source.removeprefix("## The idea").split()
+    assert len(words) <= MOST_WORDS
+    outputs = notebook.cells[index + 1].outputs
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+def test_its_parameters_are_literals_with_a_type_and_a_help(path, notebook):
+    papermill = pytest.importorskip("papermill")
+    (cell,) = tagged(notebook, "parameters")
+    for statement in ast.parse(cell.source).body:
+        assert isinstance(statement, ast.AnnAssign), ast.unparse(statement)
+        ast.literal_eval(statement.value)
+    found = papermill.inspect_notebook(str(path))
+    assert {"profile", "steps", "seed", "price_per_hour", "out"} <= set(found)
+    for one in found.values():
+        assert one["inferred_type_name"] != "None" and one["help"], one["name"]
+
+
+def test_no_cell_is_long_or_calls_a_shell(notebook):
+    for cell in code_cells(notebook):
+        ast.parse(cell.source, feature_version=(3, 10))
+        assert len(cell.source.splitlines()) <= MOST_LINES, cell.id
+        assert not BANNED.search(cell.source), cell.id
+        imported = [
+            alias.name
+            for node in ast.walk(ast.parse(cell.source))
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "helpers"
+            for alias in node.names
+        ]
+        assert len(imported) <= MOST_HELPERS, cell.id
+
+
+def test_no_cell_leans_on_the_last_output(notebook):
+    """`_` holds it in a kernel, and something else after a cell is run twice."""
+    for cell in code_cells(notebook):
+        tokens = tokenize.generate_tokens(io.StringIO(cell.source).readline)
+        names = {token.string for token in tokens if token.type == tokenize.NAME}
+        assert not names & {"_", "__", "Out", "In"}, cell.id
+
+
+def test_images_have_alternative_text_and_exist(path, notebook):
+    for text in prose(notebook):
+        for words, target, attributes in IMAGE.findall(text):
+            assert words or 'alt="' in attributes
+            if target and not target.startswith("http"):
+                assert (path.parent / target).is_file(), target
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            if "image/png" in output.get("data", {}):
+                alt = output.metadata["image/png"]["alt"]
+                assert len(alt) > 40 and output.data["text/plain"] == alt, cell.id
+                png = base64.b64decode(output.data["image/png"])
+                assert png.startswith(b"\x89PNG"), cell.id
+
+
+def test_links_and_files_that_it_names_exist(path, notebook):
+    for text in prose(notebook):
+        for target in LINK.findall(text):
+            file = target.split("#")[0]
+            if file and not re.match(r"[a-z]+:", file):
+                assert (path.parent / file).exists(), target
+    everything = "\n".join(cell.source for cell in notebook.cells)
+    named = re.findall(r"(?<![\w/.-])((?:scripts|helpers|data|tests)/[\w/.-]*\w)", everything)
+    assert [name for name in sorted(set(named)) if not (ROOT / name).exists()] == []
+
+
+def test_every_cell_ran_once_from_the_top_without_error(notebook):
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for output in (output for cell in cells for output in cell.outputs):
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr", output.get("text")
+
+
+def test_its_outputs_are_whole_and_name_no_machine(notebook):
+    assert "widgets" not in notebook.metadata
+    assert not any(
+        WIDGET in output.get("data", {}) for c in code_cells(notebook) for output in c.outputs
+    )
+    for cell in code_cells(notebook):
+        for text in (text for output in cell.outputs for text in texts(output)):
+            assert "0%|" not in text and "Output()" not in text and "<Figure size" not in text
+            assert not HERE.search(text), f"{cell.id}: {HERE.search(text)}"
+
+
+def test_its_outputs_say_where_they_come_from(notebook):
+    (cell,) = tagged(notebook, "rendered")
+    assert notebook.cells[1] is cell
+    assert "profile `tiny`" in cell.source and "illustrative" in cell.source
+    assert re.search(r"torch \d+\.\d+\.\d+, rendered on \d{4}-\d\d-\d\d", cell.source)
+
+
+def test_its_outputs_are_those_of_its_source(path):
+    assert render.out_of_date(path) == "", "run: python scripts/notebooks/render.py"
+
+
+def test_its_exercises_have_a_stub_and_a_folded_solution(path, notebook):
+    if number(path) == "0":
+        pytest.skip("it has none")
+    wanted = [name for name in EXERCISES if name.startswith(number(path))]
+    for kind in ("exercise", "solution"):
+        named = re.findall(r'check\("([^"]+)"', "\n".join(c.source for c in tagged(notebook, kind)))
+        assert named == wanted
+    for cell in tagged(notebook, "solution"):
+        assert cell.metadata.jupyter == {"outputs_hidden": True, "source_hidden": True}
+
+
+@pytest.fixture
+def copied(tmp_path) -> Path:
+    return Path(shutil.copy(NOTEBOOKS[0], tmp_path))
+
+
+def edit(path: Path, change) -> None:
+    notebook = json.loads(path.read_text("utf-8"))
+    change(notebook["cells"])
+    path.write_text(json.dumps(notebook), "utf-8")
+
+
+def test_an_edited_cell_is_noticed(copied):
+    before = source_hash(copied)
+    edit(copied, lambda cells: cells[-1]["source"].append("\n# one more line"))
+    assert source_hash(copied) != before
+    assert "source has changed" in render.out_of_date(copied)
+
+
+def test_a_cell_that_was_not_run_is_noticed(copied):
+    edit(copied, lambda cells: cells[-1].update(execution_count=None))
+    assert "has not been executed" in render.out_of_date(copied)
+
+
+def test_the_label_and_the_outputs_are_no_source(copied):
+    before = source_hash(copied)
+    edit(copied, lambda cells: cells[1].update(source=["another day"]))
+    edit(copied, lambda cells: cells[-1].update(outputs=[]))
+    assert source_hash(copied) == before

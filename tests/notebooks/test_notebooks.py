@@ -1,0 +1,290 @@
+"""What the notebooks ask a reader to do, done: stubs, solutions, the snippet to take home."""
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
+from helpers.lab import paths
+from helpers.lab.exercises.questions import EXERCISES
+from helpers.lab.figures.shard_ladder import compare_rungs
+from helpers.lab.launch.launch import launch
+from helpers.lab.machine.hardware import Machine
+from helpers.lab.notebook.preflight import preflight
+from helpers.lab.notebook.record import save_record
+from helpers.lab.notebook.source_code import read_source, show_source
+from helpers.lab.runs.failure_report import RunFailed
+from helpers.planner.cost import model_shape
+from helpers.trace.timelines import read_timelines
+from tests.lab.test_compare import write_run
+from tests.support import scripts
+
+pytest.importorskip("pandas")
+pytest.importorskip("transformers")
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = {path.name.split("_")[0]: path for path in (ROOT / "notebooks").glob("*.ipynb")}
+LESSONS = sorted({name[0] for name in EXERCISES})
+ON_PAPER = "6"  # its snippet plans and trains nothing
+COMPARES = "3"  # its snippet compares two runs
+
+
+@cache
+def cells(number: str) -> list:
+    return nbformat.read(NOTEBOOKS[number], as_version=4).cells
+
+
+def tagged(number: str, tag: str) -> list[str]:
+    return [cell.source for cell in cells(number) if tag in cell.metadata.get("tags", [])]
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, dict]:
+    """All that a notebook's cells import, as a cell further down finds it."""
+    found = {}
+    for number in LESSONS:
+        code = [cell.source for cell in cells(number) if cell.cell_type == "code"]
+        imports = [
+            ast.unparse(node)
+            for source in code
+            for node in ast.parse(source).body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        ]
+        found[number] = {}
+        exec("\n".join(imports), found[number])
+    return found
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_stubs_run_and_say_not_done_yet(number, names, capsys):
+    stubs = tagged(number, "exercise")
+    for stub in stubs:
+        exec(stub, dict(names[number]))
+    assert capsys.readouterr().out.count(": not done yet. ") == len(stubs) == 3
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_solutions_pass(number, names, capsys):
+    solutions = tagged(number, "solution")
+    for solution in solutions:
+        exec(solution, dict(names[number]))
+    printed = capsys.readouterr().out
+    assert printed.count(": passed. ") == len(solutions) == 3
+
+
+def test_the_audit_comes_out_as_the_log_says(names, capsys):
+    exec(tagged("1", "solution")[2], dict(names["1"]))
+    printed = capsys.readouterr().out
+    assert "68.1 TFLOP/s a GPU of 312: 21.8% MFU" in printed
+    assert "$19.22 billed, 3.4% of it for training" in printed
+
+
+@pytest.mark.parametrize("number", sorted(NOTEBOOKS))
+def test_code_that_a_notebook_shows_is_there(number):
+    text = "\n".join(cell.source for cell in cells(number))
+    for arguments in re.findall(r"^show_source\((.+?)\)$", text, re.MULTILINE):
+        title, code = read_source(*ast.literal_eval(f"({arguments},)"))
+        assert title and code
+
+
+def test_source_is_shown_as_it_stands_in_the_file(capsys):
+    title, code = read_source("tests/notebooks/test_notebooks.py", "ROOT", "cells")
+    lines = (ROOT / "tests" / "test_notebooks.py").read_text("utf-8").splitlines()
+    spans = [
+        span.split("-")
+        for span in title.removeprefix("tests/notebooks/test_notebooks.py, lines ").split(", ")
+    ]
+    shown = ["\n".join(lines[int(first) - 1 : int(last)]) for first, last in spans]
+    assert code == "\n\n\n".join(shown)
+    assert code.startswith("ROOT = ") and "@cache\ndef cells" in code
+    show_source("tests/notebooks/test_notebooks.py", "ROOT")
+    assert "ROOT = " in capsys.readouterr().out
+
+
+def test_a_method_is_shown_without_its_indent():
+    title, code = read_source("helpers/engine/pipeline/runner.py", "_Step.forward")
+    assert title.startswith("helpers/engine/pipeline/runner.py, lines ")
+    assert code.startswith("def forward(self, ") and "\n    _, stage, i = action\n" in code
+
+
+def test_source_that_is_not_there_is_one_line():
+    with pytest.raises(UserError, match="defines no 'nothing'; it has: "):
+        read_source("tests/notebooks/test_notebooks.py", "nothing")
+    with pytest.raises(UserError, match=r"there is no file tests/nothing\.py"):
+        read_source("tests/nothing.py", "nothing")
+
+
+def test_a_cell_that_runs_again_gets_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    assert paths.unused("runs/one") == "runs/one"
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    assert paths.unused("runs/one") == "runs/one-2"
+    (tmp_path / "runs" / "one-2").mkdir()
+    assert paths.unused("runs/one") == "runs/one-3"
+
+
+def test_a_record_says_what_ran_and_on_what(tmp_path, capsys):
+    numpy = pytest.importorskip("numpy")
+    machine = Machine((), 2, 8 * 10**9, 10**10)
+    plan = preflight(1, machine=machine, show=False)
+    record = save_record(tmp_path, plan, {"loss": numpy.float64(0.5), "steps": numpy.int64(3)})
+    assert record["notebook"] == "1_gptj_tensor_parallel" and len(record["source_sha256"]) == 64
+    assert record["profile"] == "tiny" and record["not_shown"]
+    assert (tmp_path / "record.json").is_file() and not list(tmp_path.glob("*.part"))
+    assert "record.json" in capsys.readouterr().out
+
+
+CPU = {"CUDA_VISIBLE_DEVICES": ""}
+BATCHES = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--out")
+parser.parse_args()
+ids = torch.randint(2048, (4, 16), generator=torch.manual_seed(0))
+batches = [(ids, ids)] * 3
+"""
+
+
+def snippet_of(number: str) -> str:
+    text = "\n".join(cell.source for cell in cells(number) if cell.cell_type == "markdown")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return snippet
+
+
+def test_the_snippet_to_take_home_plans_and_says_why(capsys):
+    exec(snippet_of(ON_PAPER), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("Best by time: ") and "\ntorchrun --nproc-per-node 8 " in printed
+
+
+def test_the_snippet_to_take_home_compares_two_runs(tmp_path, capsys):
+    write_run(tmp_path / "runs/a", step_s=0.5)
+    write_run(tmp_path / "runs/b", step_s=0.25, compile_s=10.0)
+    exec(snippet_of(COMPARES).replace("runs/", f"{tmp_path}/runs/"), {})
+    assert "after is 2.00 times as fast as before" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [n for n in LESSONS if n not in (ON_PAPER, COMPARES)])
+def test_the_snippet_to_take_home_trains_on_two_ranks(number, tmp_path):
+    snippet = snippet_of(number)
+    assert len([line for line in snippet.splitlines() if line]) <= 6
+    (tmp_path / "snippet.py").write_text(BATCHES + snippet)
+    run = launch(tmp_path / "snippet.py", nproc=2, out=tmp_path / "run", env=CPU, show=False)
+    # bitsandbytes has a line of its own to say, of kernels for some processors
+    printed = [re.findall(r"^\d+\.\d+$", run.log(rank), re.MULTILINE) for rank in (0, 1)]
+    first, _, last = map(float, printed[0])
+    assert printed[0] == printed[1] and last < first
+
+
+def test_the_parity_check_refuses_a_degree_in_one_line(tmp_path):
+    options = {"script": "measure/parity", "starts": "compare", "ranks": 3, "out": tmp_path}
+    words = "tp=3 does not divide GPT-J's 4 attention heads"
+    assert scripts.refusal("--tp", 3, **options).startswith(words)
+
+
+def measured(out: Path, **what: object) -> dict:
+    """What a script found, which writes one file of numbers beside timelines."""
+    done = scripts.process(out=out, **what)
+    assert done.returncode == 0, done.stderr
+    name = what["script"].split("_")[1]
+    return json.loads((out / f"{name}.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_parity_check_compares_every_stage_and_counts_messages(tmp_path):
+    layout = {"pp": 2, "schedule": "gpipe", "microbatches": 2, "batch_size": 4, "seq_len": 16}
+    report = measured(tmp_path, ranks=2, script="measure/parity", **layout)
+    compared = report["differences"]["float64"]
+    assert "transformer.wte.weight" in compared and "lm_head.weight" in compared
+    assert max(compared.values()) < 1e-12
+    assert report["sent_bytes"] == [[2 * 16 * 128 * 4] * 2] * 2  # rows x tokens x width x float32
+
+
+@pytest.mark.slow
+def test_schedules_are_measured_on_the_same_batches(tmp_path):
+    size = {"layers": 4, "hidden": 32, "heads": 2, "batch_size": 8, "seq_len": 16, "steps": 3}
+    cases = ["naive:4", "gpipe:4", "zero-bubble:4", "1f1b:2"]
+    report = measured(tmp_path, ranks=2, script="measure/schedules", cases=cases, **size)
+    assert list(report) == cases
+    for case in cases:
+        assert report[case]["losses"] == pytest.approx(report["naive:4"]["losses"], rel=1e-4)
+        steps = read_timelines(tmp_path / f"{case.replace(':', '-')}.json")
+        assert len(steps) == len(report[case]["step_s"]) == 3
+    one, every = (report[case]["kept_bytes"] for case in ("naive:4", "gpipe:4"))
+    assert [b / a for a, b in zip(one, every)] == pytest.approx([4, 4], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("1f1b", "a case is SCHEDULE:MICROBATCHES, not '1f1b'"),
+        ("nothing:4", "schedule must be one of naive"),
+    ],
+)
+def test_a_case_that_cannot_be_measured_is_one_line(case, words, tmp_path):
+    options = {"script": "measure/schedules", "starts": "measure", "ranks": 2, "out": tmp_path}
+    assert scripts.refusal("--cases", case, **options).startswith(words)
+
+
+@pytest.mark.slow
+def test_the_pipeline_by_hand_is_right_and_its_mistakes_are_not(tmp_path):
+    run = launch("scripts/measure/by_hand_pipeline.py", nproc=3, out=tmp_path / "three", show=False)
+    errors = json.loads((run.path / "demo.json").read_text())["errors"]
+    for case in ("naive", "gpipe", "1f1b"):
+        assert max(errors[case].values()) < 1e-12
+    assert all(value == pytest.approx(7) for value in errors["mean of each micro-batch"].values())
+    reverse = errors["one rank in reverse"]
+    assert reverse["loss"] < 1e-12 and reverse["gradient, rank 2"] < 1e-12
+    assert min(reverse["gradient, rank 0"], reverse["gradient, rank 1"]) > 0.01
+    assert len(read_timelines(run.path / "timeline.json")) == 3
+    with pytest.raises(RunFailed, match="KeyError: 3") as caught:
+        launch(
+            "scripts/measure/by_hand_pipeline.py",
+            nproc=2,
+            broken_rank=1,
+            out=tmp_path / "broken",
+            show=False,
+            timeout_s=60,
+        )
+    assert caught.value.rank == 1
+
+
+@pytest.mark.slow
+def test_the_rungs_are_measured_on_the_same_batches(tmp_path):
+    size = {"layers": 2, "hidden": 32, "heads": 2, "batch_size": 8, "seq_len": 16, "steps": 2}
+    report = measured(tmp_path, ranks=4, script="measure/zero_stages", **size)
+    ddp = report["DDP"]
+    for name, found in report.items():
+        limit = 1e-2 if "bf16" in name else 1e-5
+        assert found["losses"] == pytest.approx(ddp["losses"], rel=limit)
+        assert len(found["step_s"]) == 2 and len(found["state_bytes"]) == 4
+    shape = model_shape(load_config("neox-tiny", num_hidden_layers=2, hidden_size=32))
+    del report["ZeRO-3, bf16"]
+    table = compare_rungs(report, shape)
+    # rows that do not divide by four leave some ranks a little more than a quarter
+    for what in ("state", "sent a step"):
+        ratio = table[f"{what}, measured MB"] / table[f"{what}, predicted MB"]
+        assert ratio.between(0.98, 1.02).all(), ratio
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "words"),
+    [
+        (2, (), "HSDP needs an even number of at least 4 ranks, not 2"),
+        (4, ("--rungs", "ZeRO-4"), "no rung is called 'ZeRO-4'; there are: DDP"),
+    ],
+)
+def test_the_ladder_refuses_in_one_line(ranks, flags, words, tmp_path):
+    options = {
+        "script": "measure/zero_stages",
+        "starts": "measure",
+        "ranks": ranks,
+        "out": tmp_path,
+    }
+    assert scripts.refusal(*flags, **options).startswith(words)

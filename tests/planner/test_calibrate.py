@@ -1,0 +1,102 @@
+"""This machine measured: real ranks, saved and read again, and fit to predict with."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.measure.calibrate import _reason, calibrate, load_cluster
+from helpers.planner.model.training_job import make_job
+from helpers.planner.published.audit_shapes import gpt
+from helpers.planner.time.step_time import step_time
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    path = tmp_path_factory.mktemp("calibrate") / "new/machine.json"
+    started = time.monotonic()
+    cluster = calibrate(path, ranks=2)
+    return cluster, path, time.monotonic() - started
+
+
+@pytest.mark.slow
+def test_it_takes_less_than_a_minute_and_is_read_again_as_it_was_saved(measured):
+    cluster, path, took_s = measured
+    assert took_s < 60
+    assert load_cluster(path) == cluster
+    saved = json.loads(path.read_text("utf-8"))
+    assert saved["torch"] == torch.__version__
+    assert set(saved["cluster"]["measured"]) == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "send",
+    }
+
+
+@pytest.mark.slow
+def test_rates_are_of_this_world(measured):
+    """A core does 1 to 1,000 GFLOP/s and moves 0.1 to 1,000 GB/s; so do links."""
+    cluster, _, _ = measured
+    assert cluster.devices == 2
+    assert 1e9 < cluster.rate("fp32") < 1e12 or torch.cuda.is_available()
+    assert 1e8 < cluster.memory_bytes_per_s < 1e12 or torch.cuda.is_available()
+    assert 1e-8 < cluster.operation_s < 1e-3
+    for link in cluster.measured.values():
+        assert 1e6 < link.bytes_per_s < 1e13
+        assert 1e-7 <= link.latency_s < 0.1
+
+
+@pytest.mark.slow
+def test_the_rate_is_the_one_that_a_product_reaches_here(measured):
+    """Within a factor of four, whatever else the machine is doing."""
+    if torch.cuda.is_available():
+        pytest.skip("the ranks measured GPUs")
+    cluster, _, _ = measured
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    a = torch.randn(384, 384)
+    best_s = min(_seconds(lambda: a @ a) for _ in range(30))
+    torch.set_num_threads(threads)
+    assert 0.25 < cluster.rate("fp32") / (2 * 384**3 / best_s) < 4
+
+
+@pytest.mark.slow
+def test_steps_are_predicted_with_it(measured):
+    cluster, _, _ = measured
+    shape = gpt(64, 4, 4, vocab=500, positions=64)
+    one = step_time(make_job(shape, ParallelPlan(), 8, 64), cluster)
+    two = step_time(make_job(shape, ParallelPlan(tp=2), 8, 64), cluster)
+    assert 0 < one.total_s < 60
+    assert two.tensor_s > 0
+
+
+def _seconds(run) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+@pytest.mark.parametrize("ranks", [0, 1, -2, 2.5, "4", True])
+def test_ranks_that_cannot_be(ranks, tmp_path):
+    with pytest.raises(UserError, match="links need two ranks at least"):
+        calibrate(tmp_path / "x.json", ranks=ranks)
+
+
+def test_what_failed_is_the_first_error_that_was_said():
+    said = "W1121 a warning\n[rank1]: Traceback\n[rank1]: RuntimeError: no link\nOther: x\n===="
+    assert _reason(said) == "[rank1]: RuntimeError: no link"
+    assert _reason("a\nb") == "b"
+    assert _reason("") == "nothing was said"
+
+
+def test_a_file_that_is_missing_or_none_of_ours(tmp_path):
+    with pytest.raises(UserError, match=r"calibrate\(\) writes it"):
+        load_cluster(tmp_path / "none.json")
+    for text in ("{}", "not json", '{"cluster": {"name": "x"}}', "[1]"):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(UserError, match=r"is not what calibrate\(\) writes"):
+            load_cluster(tmp_path / "other.json")

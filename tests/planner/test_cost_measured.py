@@ -1,0 +1,97 @@
+"""The planner's bytes against what real ranks hold and send."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("transformers")
+from helpers.engine.files.weights import load_model
+from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from helpers.planner import cost
+from tests.support.ranks import mesh_of, pool
+
+BATCH, SEQ_LEN = 4, 32
+ODD_VOCABULARY = 131  # over 4 ranks: 33, 33, 33, 32
+
+
+class AllReduced(TorchDispatchMode):
+    """The bytes of every all-reduce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "allreduce" in str(func) or "all_reduce" in str(func):
+            tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            self.sent += [tensor.nbytes for tensor in tensors]
+        return func(*args, **(kwargs or {}))
+
+
+def measure(tp: int) -> tuple[dict[str, int], list[int]]:
+    """Runs on each rank: the state it holds after a step, and the messages of that step."""
+    plan = ParallelPlan(tp=tp)
+    config = load_config("gptj-tiny", vocab_size=ODD_VOCABULARY)
+    model = load_model("gptj-tiny", plan, mesh_of(plan), config=config)
+    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
+    tokens = torch.randint(ODD_VOCABULARY, (BATCH, SEQ_LEN), generator=torch.manual_seed(0))
+    with AllReduced() as messages:
+        trainer.backward(tokens, tokens)
+    trainer.update(trainer.gradients())
+    return trainer.state_bytes(), messages.sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [2, 4])
+def test_state_and_traffic_of_gptj_ranks(tp):
+    shape = cost.model_shape(load_config("gptj-tiny", vocab_size=ODD_VOCABULARY))
+    for rank, (state, sent) in enumerate(pool(tp).run(measure, tp)):
+        share = cost.tensor_parallel_share(shape, tp, rank)
+        assert vars(cost.state_bytes(share.total, "fp32")) == state
+        # the last token of each sample has no label, so it is in no message of the loss
+        expected = cost.tensor_parallel_traffic_bytes(shape, BATCH, SEQ_LEN, tp)
+        unlabelled = expected.loss // SEQ_LEN
+        assert sum(sent) == expected.total - unlabelled
+        large = [size for size in sent if size > expected.loss]
+        assert len(large) == 2 * shape.layers * shape.reductions + 2
+
+
+STATES = {  # a layout, and bytes a parameter of (parameters, gradients, optimizer) on one rank
+    "ddp2": ({"dp_replicate": 2}, (4, 4, 8)),
+    "zero1": ({"dp_shard": 2, "zero_stage": 1}, (4, 4, 8 / 2)),
+    "zero2": ({"dp_shard": 2, "zero_stage": 2}, (4, 4 / 2, 8 / 2)),
+    "zero3": ({"dp_shard": 2}, (4 / 2, 4 / 2, 8 / 2)),
+    "zero3-4": ({"dp_shard": 4}, (4 / 4, 4 / 4, 8 / 4)),
+    "hsdp": ({"dp_replicate": 2, "dp_shard": 2}, (4 / 2, 4 / 2, 8 / 2)),
+    # the sums are in float32, and the optimizer keeps float32 masters beside its moments
+    "bf16": ({"dp_replicate": 2, "precision": "bf16"}, (2, 4, 12)),
+    "bf16-zero1": ({"dp_shard": 2, "zero_stage": 1, "precision": "bf16"}, (2, 4, 12 / 2)),
+}
+
+
+def state_of(plan: ParallelPlan) -> dict[str, int]:
+    """Runs on each rank: the state after a step of several micro-batches."""
+    config = load_config("neox-tiny")
+    model = load_model("neox-tiny", plan, mesh_of(plan), config=config)
+    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
+    tokens = torch.randint(config.vocab_size, (8, SEQ_LEN), generator=torch.manual_seed(0))
+    trainer.step(tokens, tokens)
+    return trainer.state_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATES)
+def test_state_by_zero_stage(name):
+    fields, bytes_each = STATES[name]
+    plan = ParallelPlan(**fields, microbatches=2)
+    count = cost.parameters(cost.model_shape(load_config("neox-tiny")))
+    for state in pool(plan.world_size).run(state_of, plan):
+        expected = [count * each for each in bytes_each]
+        assert list(state.values()) == pytest.approx(expected, rel=0.01)
+    if plan.precision == "fp32":
+        formula = cost.state_bytes(
+            count, dp_shard=plan.dp_shard, zero_stage=plan.zero_stage if plan.dp_shard > 1 else 0
+        )
+        assert list(state.values()) == pytest.approx(list(vars(formula).values()), rel=0.01)

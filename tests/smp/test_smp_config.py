@@ -1,0 +1,360 @@
+"""SageMaker model parallel configurations: the published tables through an imported plan, the
+meaning of each key, and one clear line for what cannot be read."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.engine.errors import UserError
+from helpers.engine.pipeline.partition import Cost, Costs
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.cost import state_bytes
+from helpers.planner.hardware.rank_groups import coordinates, groups
+from helpers.smp.configuration import read_smp_config
+from helpers.smp.keys import V1, V2
+
+ALL_TWO = {
+    "pipeline_parallel_degree": 2,
+    "tensor_parallel_degree": 2,
+    "ddp": True,
+}
+
+# (rdp, pp, tp) by rank, of 8 processes with all degrees 2: the library's documentation
+DPT = "000 001 010 011 100 101 110 111"
+PTD = "000 100 001 101 010 110 011 111"
+
+
+def places(found, axes=("dp_replicate", "pp", "tp")):
+    table = coordinates(found.plan.degrees, found.plan.placement)
+    return " ".join("".join(str(place[axis]) for axis in axes) for place in table)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "table"), [("DPT", DPT), ("cluster", DPT), ("PTD", PTD), (None, DPT)]
+)
+def test_the_documented_rank_tables(strategy, table):
+    chosen = {} if strategy is None else {"placement_strategy": strategy}
+    assert places(read_smp_config(ALL_TWO | chosen, 8)) == table
+
+
+def test_the_documented_groups():
+    """8 processes, partitions=2: mp_group and dp_group in the library's documentation."""
+    config = {"partitions": 2, "ddp": True}
+    spread = read_smp_config(config | {"placement_strategy": "spread"}, 8).plan
+    cluster = read_smp_config(config, 8).plan
+    for plan, pipeline, data in (
+        (spread, [[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (cluster, [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]),
+    ):
+        assert groups(plan.degrees, "pp", plan.placement) == pipeline
+        assert groups(plan.degrees, "dp_replicate", plan.placement) == data
+
+
+def test_twenty_bytes_a_parameter():
+    """10 billion parameters in half precision need 200 GB, and 16 of the 20 bytes are shared where
+    the optimizer's state is."""
+    n = 10**10
+    whole = read_smp_config({"fp16": True, "ddp": True}, 4).plan
+    assert (whole.precision, whole.dp_replicate, whole.dp_shard) == ("fp16", 4, 1)
+    assert state_bytes(n, "smp", whole.tp, whole.dp_shard, whole.zero_stage).total == 200e9
+    shared = read_smp_config({"fp16": True, "ddp": True, "shard_optimizer_state": True}, 4).plan
+    assert (shared.dp_shard, shared.zero_stage) == (4, 1)
+    assert state_bytes(n, "smp", shared.tp, shared.dp_shard, shared.zero_stage).total == (
+        (2 + 2 + 16 / 4) * n
+    )
+
+
+def test_the_published_gptj_configuration():
+    """The tensor-parallel notebook: 8 GPUs, one batch of 8 for all of them."""
+    found = read_smp_config(
+        {
+            "ddp": True,
+            "tensor_parallel_degree": 8,
+            "partitions": 1,
+            "shard_optimizer_state": True,
+            "prescaled_batch": True,
+            "fp16": True,
+            "optimize": "speed",
+            "auto_partition": True,
+            "default_partition": 0,
+        },
+        8,
+    )
+    assert found.plan == ParallelPlan(
+        tp=8, zero_stage=1, precision="fp16", microbatches=1, schedule="1f1b"
+    )
+    assert found.global_batch(8) == 8
+    assert found.memory_weight == 0.2
+    assert set(found.left_out) == {"default_partition"}
+
+
+def test_the_published_roberta_configuration_inside_the_estimators_argument():
+    parameters = {
+        "microbatches": 4,
+        "placement_strategy": "spread",
+        "pipeline": "interleaved",
+        "optimize": "speed",
+        "partitions": 4,
+        "ddp": True,
+    }
+    found = read_smp_config(
+        {
+            "smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}},
+            "mpi": {"enabled": True, "processes_per_host": 8},
+        },
+        8,
+    )
+    plan = ParallelPlan(dp_replicate=2, pp=4, microbatches=4, placement="spread")
+    assert found.plan == plan
+    assert plan.schedule == "1f1b"
+    assert found.global_batch(12) == 24
+
+
+def test_what_pipeline_means():
+    pipeline = {"partitions": 4, "microbatches": 8}
+    assert read_smp_config(pipeline, 4).plan.schedule == "1f1b"
+    assert read_smp_config(pipeline | {"pipeline": "interleaved"}, 4).plan.stages == 4
+    assert read_smp_config(pipeline | {"pipeline": "simple"}, 4).plan.schedule == "gpipe"
+
+
+def test_whose_a_batch_is():
+    """dp has the tensor ranks in it: global batch = rdp x batch if prescaled, else dp x batch."""
+    plain = read_smp_config(ALL_TWO, 8)
+    prescaled = read_smp_config(ALL_TWO | {"prescaled_batch": True}, 8)
+    assert (plain.batch_of, plain.global_batch(4)) == ("dp", 16)
+    assert (prescaled.batch_of, prescaled.global_batch(4)) == ("rdp", 8)
+
+
+def test_sharded_data_parallelism_is_zero_3_over_a_part_of_the_data_axis():
+    found = read_smp_config(
+        {
+            "ddp": True,
+            "tensor_parallel_degree": 2,
+            "sharded_data_parallel_degree": 4,
+            "sdp_gradient_clipping": 0.5,
+            "bf16": True,
+            "sdp_max_live_parameters": 1e9,
+            "delayed_parameter_initialization": True,
+            "skip_tracing": True,
+        },
+        16,
+    )
+    plan = ParallelPlan(dp_replicate=2, dp_shard=4, tp=2, precision="bf16", microbatches=1)
+    assert found.plan == plan
+    assert found.clip == 0.5
+    assert "threshold" in found.left_out["sdp_max_live_parameters"]
+    assert read_smp_config({"ddp": True}, 4).clip is None
+
+
+def test_the_automatic_partition_keeps_its_weight():
+    """Heads and embeddings that hold memory and take no time pull layers away from their stage only
+    where memory counts."""
+    costs = Costs(Cost(0, 6), (Cost(1, 1),) * 8, Cost(0, 0))
+    pipeline = {"partitions": 2, "microbatches": 4}
+    speed = read_smp_config(pipeline | {"optimize": "speed"}, 2)
+    memory = read_smp_config(pipeline | {"optimize": "memory"}, 2)
+    given = read_smp_config(pipeline | {"optimize": "memory", "memory_weight": 0.0}, 2)
+    assert (speed.memory_weight, memory.memory_weight) == (0.2, 0.8)
+    assert read_smp_config(pipeline, 2).memory_weight == 0.8  # its default was memory
+    assert memory.with_partition(costs).partition == "2,6"
+    assert given.with_partition(costs).partition == "4,4"
+    assert replace(memory.with_partition(costs), partition="auto") == memory.plan
+
+
+def test_offloading_and_sums():
+    pipeline = {"partitions": 2, "microbatches": 4, "fp16": True}
+    low = read_smp_config(
+        pipeline | {"offload_activations": True, "_fp32_grad_accumulation": False}, 2
+    )
+    assert low.plan.offload
+    assert low.plan.reduce_dtype == "fp16"
+    assert read_smp_config(pipeline, 2).plan.reduce_dtype == "fp32"
+
+
+def test_micro_batches_in_flight():
+    pipeline = {"partitions": 4, "microbatches": 8}
+    assert (
+        "4 in flight"
+        in (
+            read_smp_config(pipeline | {"active_microbatches": 6}, 4).left_out[
+                "active_microbatches"
+            ]
+        )
+    )
+    with pytest.raises(UserError, match="active_microbatches=2 cannot be kept: 1f1b has 4 of 8"):
+        read_smp_config(pipeline | {"active_microbatches": 2}, 4)
+    with pytest.raises(UserError, match=r"gpipe has 8 of 8 .* nearest is pipeline=interleaved"):
+        read_smp_config(pipeline | {"active_microbatches": 6, "pipeline": "simple"}, 4)
+
+
+@pytest.mark.parametrize(
+    ("shards", "plan"),
+    [
+        (0, ParallelPlan(dp_shard=16)),
+        (1, ParallelPlan(dp_replicate=16)),
+        (8, ParallelPlan(dp_replicate=2, dp_shard=8)),
+        (16, ParallelPlan(dp_shard=16)),
+    ],
+)
+def test_version_2_hybrid_shard_degree(shards, plan):
+    assert read_smp_config({"hybrid_shard_degree": shards}, 16).plan == plan
+
+
+def test_version_2_published_llama_configuration():
+    found = read_smp_config(
+        {
+            "tensor_parallel_degree": 2,
+            "hybrid_shard_degree": 4,
+            "sm_activation_offloading": True,
+            "activation_loading_horizon": 2,
+            "random_seed": 12345,
+            "context_parallel_degree": 1,
+        },
+        8,
+    )
+    assert found.version == 2
+    assert found.plan == ParallelPlan(tp=2, dp_shard=4, offload=True)
+    assert (found.seed, found.global_batch(2)) == (12345, 8)
+    assert set(found.left_out) == {"activation_loading_horizon"}
+
+
+def test_the_version_follows_from_the_keys_or_is_given():
+    assert read_smp_config({"tensor_parallel_degree": 2}, 4).version == 2
+    assert read_smp_config({"tensor_parallel_degree": 2, "ddp": True}, 4).version == 1
+    with pytest.raises(UserError, match="needs ddp: True"):
+        read_smp_config({"tensor_parallel_degree": 2}, 4, version=1)
+
+
+V1_DOCUMENTED = """
+partitions pipeline_parallel_degree microbatches pipeline active_microbatches
+optimize memory_weight placement_strategy auto_partition default_partition contiguous horovod ddp
+deterministic_server tensor_parallel_degree prescaled_batch shard_optimizer_state
+sharded_data_parallel_degree sdp_reduce_bucket_size sdp_param_persistence_threshold
+sdp_max_live_parameters sdp_hierarchical_allgather sdp_gradient_clipping ddp_dist_backend
+offload_activations activation_loading_horizon fp16 fp16_params bf16
+delayed_parameter_initialization skip_tracing checkpoint_attentions _match_weights static_mode
+fast_mode _fp32_grad_accumulation tensor_parallel_seed ddp_port
+"""
+V2_DOCUMENTED = """
+hybrid_shard_degree sm_activation_offloading activation_loading_horizon
+fsdp_cache_flush_warnings allow_empty_shards tensor_parallel_degree context_parallel_degree
+cp_comm_type expert_parallel_degree random_seed
+"""
+
+
+def test_every_documented_key_is_known():
+    assert set(V1) == set(V1_DOCUMENTED.split())
+    assert set(V2) == set(V2_DOCUMENTED.split())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "version"),
+    [(key, record.default, 1) for key, record in V1.items()]
+    + [(key, record.default, 2) for key, record in V2.items()],
+)
+def test_the_librarys_defaults_are_read(key, value, version):
+    """Alone and at its default, every key gives the plan of no key at all."""
+    value = (
+        value
+        if value is not None
+        else {"whole": 1, "flag": False, "number": 0.8}[(V1 if version == 1 else V2)[key].kind]
+    )
+    value = True if key == "contiguous" else value
+    empty = read_smp_config({}, 1, version)
+    found = read_smp_config({key: value}, 1, version)
+    assert found.plan == empty.plan
+    assert found.memory_weight == empty.memory_weight
+
+
+@pytest.mark.parametrize(
+    ("config", "world_size", "words"),
+    [
+        # unknown
+        ({"pipeline_paralel_degree": 2}, 2, "did you mean pipeline_parallel_degree?"),
+        ({"zzz": 2}, 2, "no version has a key 'zzz'; version 2 has hybrid_shard_degree"),
+        ({"fp32_residual_addition": True}, 2, "DistributedTransformerOutputLayer"),
+        ({"partitions": 2, "hybrid_shard_degree": 2}, 2, "hybrid_shard_degree is a key of version"),
+        # of the wrong kind
+        ({"microbatches": "4"}, 1, "microbatches must be a whole number of at least 1, not '4'"),
+        ({"microbatches": True}, 1, "microbatches must be a whole number of at least 1, not True"),
+        ({"microbatches": 2.0}, 1, "must be a whole number of at least 1, not 2.0"),
+        ({"partitions": -2}, 1, "partitions must be a whole number of at least 1, not -2"),
+        ({"ddp": "False"}, 1, "ddp must be True or False, not 'False'"),
+        ({"fp16": 1}, 1, "fp16 must be True or False, not 1"),
+        ({"pipeline": "1f1b"}, 1, "pipeline must be one of interleaved, simple, not '1f1b'"),
+        ({"memory_weight": 1.5}, 1, "memory_weight must be a number of at least 0 and at most 1"),
+        ({"placement_strategy": "DPX"}, 1, "placement must be cluster, spread or a permutation"),
+        ({"placement_strategy": 3}, 1, "placement_strategy must be a word, not 3"),
+        ([("partitions", 2)], 2, "a configuration is a dictionary"),
+        ({"smdistributed": {"modelparallel": {"enabled": False}}}, 2, "no modelparallel with"),
+        ({"smdistributed": {"dataparallel": {"enabled": True}}}, 2, "no modelparallel with"),
+        # in conflict
+        ({"partitions": 2, "pipeline_parallel_degree": 4}, 8, "one number: keep one of them"),
+        ({"fp16": True, "bf16": True}, 1, "fp16 and bf16 exclude each other"),
+        ({"partitions": 2}, 8, "without ddp: True there is no data axis, but 8 processes"),
+        ({"sharded_data_parallel_degree": 2}, 2, "needs ddp: True"),
+        (
+            {"ddp": True, "sharded_data_parallel_degree": 2, "partitions": 2},
+            8,
+            "sharded_data_parallel_degree=2 and pipeline_parallel_degree=2 exclude each other",
+        ),
+        (
+            {"ddp": True, "sharded_data_parallel_degree": 2, "shard_optimizer_state": True},
+            8,
+            "leave out shard_optimizer_state",
+        ),
+        (
+            {"ddp": True, "sharded_data_parallel_degree": 6},
+            8,
+            "does not divide the data axis of 8: take 2 or another divisor of it",
+        ),
+        (
+            {"ddp": True, "partitions": 3, "tensor_parallel_degree": 2},
+            8,
+            "pipeline_parallel_degree=3 x tensor_parallel_degree=2 does not divide 8 processes",
+        ),
+        ({"hybrid_shard_degree": 3}, 8, "hybrid_shard_degree=3 does not divide 8 processes"),
+        # what the engine cannot do, and the nearest
+        ({"partitions": 2, "auto_partition": False}, 2, "as partition=7,7,7,7"),
+        ({"horovod": True}, 1, "ddp is PyTorch's data axis"),
+        ({"contiguous": False}, 1, "stages are always runs of neighbouring layers"),
+        ({"checkpoint_attentions": True}, 1, "the nearest is activation=selective"),
+        ({"context_parallel_degree": 2}, 8, "nearest is tensor_parallel_degree with sequence_para"),
+        ({"expert_parallel_degree": 2}, 8, "no model here has experts"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_line(config, world_size, words):
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        read_smp_config(config, world_size)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("world_size", [0, -8, 2.0, "8", None, True])
+def test_a_number_of_processes_that_is_none(world_size):
+    with pytest.raises(UserError, match="world_size must be a whole number of at least 1"):
+        read_smp_config({}, world_size)
+
+
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-2, 20),
+    st.floats(),
+    st.none(),
+    st.sampled_from(["cluster", "DPT", "simple", "nccl", "speed", "p2p", ""]),
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*V1, *V2, "other"]), VALUES, max_size=6),
+    st.sampled_from([1, 2, 8, 12]),
+)
+def test_any_configuration_is_a_plan_of_its_size_or_one_line(config, world_size):
+    try:
+        found = read_smp_config(config, world_size)
+    except UserError as error:
+        assert "\n" not in str(error)
+    else:
+        assert found.plan.world_size == world_size

@@ -1,0 +1,170 @@
+"""The scripts for tests: refused in this process, or run in forked ones."""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from helpers.engine.ranks import run_and_leave
+from tests.support.ranks import forks
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+TRAIN = "train"
+TIMEOUT_S, GRACE_S = 300, 10
+STREAMS = ("stdout", "stderr")
+
+
+@cache
+def module(name: str = TRAIN) -> ModuleType:
+    """A script as a module, imported once: its imports take most of a refusal's time.
+
+    Args:
+        name: `train`, or a path in scripts/ without its suffix, as `measure/parity`.
+    """
+    if name == TRAIN:
+        return importlib.import_module("helpers.train.run")
+    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPTS / f"{name}.py")
+    sys.modules[spec.name] = made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def main_of(name: str) -> Callable[[], None]:
+    """What the script runs, without torchrun's @record, which has nothing to record."""
+    main = module(name).main
+    main = getattr(main, "__wrapped__", main)
+    return partial(main, time.perf_counter()) if name == TRAIN else main
+
+
+def refusal(
+    *arguments: object, out: Path, ranks: int = 1, script: str = TRAIN, starts: str = "run"
+) -> str:
+    """The line with which a script refuses its arguments, before it starts anything.
+
+    Args:
+        ranks: what torchrun would say that it started.
+        starts: the script's function that starts something.
+    """
+    argv = [f"{script}.py", *map(str, arguments), "--out", str(out)]
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with (
+        patch.object(module(script), starts, _started),
+        patch.object(sys, "argv", argv),
+        patch.dict(os.environ, WORLD_SIZE=str(ranks)),
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+    ):
+        try:
+            main_of(script)()
+        except SystemExit as exit:
+            assert (exit.code, stdout.getvalue()) == (2, "")
+            return the_line(stderr.getvalue())
+    raise AssertionError("nothing was refused")
+
+
+def _started(*_: object) -> None:
+    raise AssertionError("the run was started")
+
+
+def the_line(stderr: str) -> str:
+    """The one line that stderr must be, without its beginning."""
+    [line] = stderr.splitlines()
+    assert line.startswith("error: ") and len(line) < 500
+    return line.removeprefix("error: ")
+
+
+class Place(NamedTuple):
+    """What torchrun would tell a rank."""
+
+    rank: int
+    ranks: int
+    port: int
+
+    @property
+    def variables(self) -> dict[str, str]:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        rank = str(self.rank)
+        return meeting | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(self.ranks)}
+
+
+def process(ranks: int = 1, script: str = TRAIN, **flags: object) -> subprocess.CompletedProcess:
+    """Run a script to its end on `ranks` processes, forked from one that has its imports already.
+    `lr=0.1` becomes `--lr=0.1`, True a switch, a list `--flag a b`.
+
+    Returns:
+        0 or the first code that is not, and what the ranks said, one after the other.
+    """
+    words = list(_words(flags))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # free again when the ranks meet there
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Place(rank, ranks, port) for rank in range(ranks)]
+        children = [
+            forks().Process(target=_main, args=(script, words, place, folder)) for place in places
+        ]
+        code = _exit_code(children)
+        stdout, stderr = (
+            "".join(_stream(folder, name, place).read_text() for place in places)
+            for name in STREAMS
+        )
+    assert code is not None, f"{script} runs longer than {TIMEOUT_S} s: {stderr}"
+    return subprocess.CompletedProcess(words, code, stdout, stderr)
+
+
+def _words(flags: dict[str, object]) -> Iterator[str]:
+    for name, value in flags.items():
+        word = f"--{name.replace('_', '-')}"
+        if isinstance(value, list):
+            yield from (word, *map(str, value))
+        else:
+            yield word if value is True else f"{word}={value}"
+
+
+def _exit_code(children: list[BaseProcess]) -> int | None:
+    """Start them and see them end: 0, the code of one that failed, whose peers are then given a
+    little time, or None where they run too long. None is left."""
+    for child in children:
+        child.start()
+    code, running, deadline = None, children, time.monotonic() + TIMEOUT_S
+    while running and (left_s := deadline - time.monotonic()) > 0:
+        wait([child.sentinel for child in running], left_s)
+        running = [child for child in children if child.exitcode is None]
+        failed = [child.exitcode for child in children if child.exitcode]
+        if failed and code is None:
+            code, deadline = failed[0], time.monotonic() + GRACE_S
+    for child in running:
+        child.kill()
+    return code if running else code or 0
+
+
+def _stream(folder: str, name: str, place: Place) -> Path:
+    return Path(folder) / f"{name}-{place.rank}"
+
+
+def _main(script: str, words: list[str], place: Place, folder: str) -> None:
+    for descriptor, name in enumerate(STREAMS, start=1):
+        file = os.open(_stream(folder, name, place), os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, descriptor)
+    os.chdir("/")
+    if place.ranks > 1:
+        os.environ |= place.variables
+        torch.set_num_threads(1)
+    sys.argv = [f"{script}.py", *words]
+    run_and_leave(main_of(script))

@@ -1,0 +1,178 @@
+"""Documents that share a row: each token once, and no document knows of another."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.engine.errors import UserError
+from helpers.engine.models import document_mask
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.optimizer import gradient_norm
+from helpers.engine.trainer import Trainer
+from helpers.text import packing
+from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
+
+lengths_and_room = st.integers(2, 40).flatmap(
+    lambda room: st.tuples(st.lists(st.integers(1, room), max_size=120), st.just(room))
+)
+
+
+@settings(deadline=None)
+@given(lengths_and_room)
+def test_every_document_is_in_one_row_and_no_two_rows_could_be_one(case):
+    lengths, room = case
+    rows = packing.pack(lengths, room)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    filled = [sum(lengths[index] for index in row) for row in rows]
+    assert all(0 < fill <= room for fill in filled)
+    assert all(one + other > room for one, other in combinations(filled, 2))
+
+
+def test_best_fit_leaves_little_empty():
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(5, 300, (5000,), generator=generator).tolist()
+    rows = packing.pack(lengths, 512)
+    assert len(rows) * 512 < 1.002 * sum(lengths) + 512
+    assert rows == packing.pack(lengths, 512)
+
+
+@given(st.integers(1, 500), st.integers(2, 50))
+def test_a_long_document_is_cut_into_few_equal_parts(length, seq_len):
+    parts = packing.cut(length, seq_len)
+    assert [index for part in parts for index in part] == list(range(length))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) <= seq_len and max(sizes) - min(sizes) <= 1
+    assert len(parts) == -(-length // seq_len)
+
+
+rows_of_documents = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+
+
+@settings(deadline=None)
+@given(st.lists(rows_of_documents, min_size=1, max_size=3))
+def test_positions_start_anew_and_attention_stays_inside(rows):
+    width = max(sum(row) for row in rows)
+    documents = torch.full((len(rows), width), document_mask.PADDING)
+    for index, row in enumerate(rows):
+        numbers = [number for number, length in enumerate(row) for _ in range(length)]
+        documents[index, : len(numbers)] = torch.tensor(numbers)
+    positions, mask = document_mask.positions(documents), packing.attention_mask(documents)
+    assert mask.shape == (len(rows), 1, width, width)
+    for index, row in enumerate(documents.tolist()):
+        for query, number in enumerate(row):
+            own = [key for key in range(width) if row[key] == number]
+            assert positions[index, query] == own.index(query)
+            seen = mask[index, 0, query].nonzero().flatten().tolist()
+            assert seen == [key for key in own if key <= query]
+
+
+# --- a real model ----------------------------------------------------------------------------
+
+LENGTHS = (6, 2, 8, 4)
+LAYOUTS = {
+    "one": ParallelPlan(dp_replicate=2),  # each rank holds the whole model
+    "tp": ParallelPlan(tp=2),
+    "sequence": ParallelPlan(tp=2, sequence_parallel=True),
+}
+PACKABLE = [name for name in tiny.FAMILIES if name != "falcon-alibi"]
+
+
+def together_and_alone(family: str, plan: ParallelPlan) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Runs on each rank: logits of a packed row, of its documents alone, and of the row as one."""
+    model = parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan)).eval()
+    ids = tiny.batch(0, rows=2, length=sum(LENGTHS) + 2)[0]
+    numbers = [n for n, length in enumerate(LENGTHS) for _ in range(length)]
+    documents = torch.tensor([*numbers, document_mask.PADDING, packing.PADDING]).expand(2, -1)
+    with torch.no_grad():
+
+        def logits(ids: Tensor, **inputs: Tensor) -> Tensor:
+            found = model(input_ids=ids, use_cache=False, **inputs).logits
+            return found.full_tensor() if hasattr(found, "full_tensor") else found
+
+        packed = logits(ids, **document_mask.model_inputs(documents))
+        alone = [logits(part) for part in ids[:, : sum(LENGTHS)].split(LENGTHS, dim=1)]
+        return packed[:, : sum(LENGTHS)], alone, logits(ids)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", PACKABLE)
+def test_a_packed_document_has_the_logits_that_it_has_alone(family: str, layout: str) -> None:
+    for packed, alone, unaware in pool(2).run(together_and_alone, family, LAYOUTS[layout]):
+        parity.close("logits", packed, torch.cat(alone, dim=1), 1e-12)
+        later = slice(LENGTHS[0], sum(LENGTHS))  # without the mask they would not
+        assert (unaware[:, later] - packed[:, later]).abs().max() > 1e-3
+
+
+def loss_and_gradients(family: str) -> dict[str, Tensor]:
+    """Runs on each rank: a packed batch's gradients less the sum of its documents' own."""
+    plan = LAYOUTS["tp"]
+    model = parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan)).eval()
+    ids = tiny.batch(0, rows=1, length=sum(LENGTHS))[0]
+    labels = ids.clone()
+    begins = [sum(LENGTHS[:n]) for n in range(len(LENGTHS))]
+    labels[:, begins] = -100
+    documents = torch.tensor([[n for n, length in enumerate(LENGTHS) for _ in range(length)]])
+    model(
+        input_ids=ids, labels=labels, num_items_in_batch=1, **document_mask.model_inputs(documents)
+    ).loss.backward()
+    for part, own in zip(ids.split(LENGTHS, dim=1), labels.split(LENGTHS, dim=1)):
+        loss = model(input_ids=part, labels=own, num_items_in_batch=1).loss
+        (-loss).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {n: g.to_local() if hasattr(g, "to_local") else g for n, g in gradients.items()}
+
+
+@pytest.mark.parametrize("family", ("gpt2", "falcon-mqa", "neox"))
+def test_a_packed_row_trains_as_its_documents_do(family: str) -> None:
+    for gradients in pool(2).run(loss_and_gradients, family):
+        assert max(g.abs().max() for g in gradients.values()) < 1e-11
+
+
+def test_attention_that_no_mask_can_confine_is_refused() -> None:
+    with pytest.raises(UserError, match="ALiBi"):
+        document_mask.check_packing(tiny.config("falcon-alibi"), 16)
+    windowed = tiny.config("mistral")
+    windowed.sliding_window = 8
+    with pytest.raises(UserError, match="window of 8"):
+        document_mask.check_packing(windowed, 16)
+    for family in (*PACKABLE, *tiny.PUBLISHED):
+        document_mask.check_packing(tiny.config(family), 16)
+
+
+def packed_loss(family: str, plan: ParallelPlan, batch: tuple[Tensor, ...]) -> tuple[float, float]:
+    """Runs on each rank: the trainer's loss of packed rows, and the norm of its gradient."""
+    mesh = mesh_of(plan)
+    trainer = Trainer(parallelize(tiny.fresh(family, torch.float64), plan, mesh), plan, mesh, lr=0)
+    loss = trainer.backward(*batch)
+    return loss.item(), gradient_norm(trainer.parts, trainer.gradients()).item()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    (ParallelPlan(pp=2), ParallelPlan(dp_shard=2), ParallelPlan(tp=2, sequence_parallel=True)),
+    ids=ParallelPlan.describe,
+)
+@pytest.mark.parametrize("family", PACKABLE)
+def test_a_layout_keeps_documents_apart(family: str, plan: ParallelPlan) -> None:
+    ids = tiny.batch(0, rows=3, length=sum(LENGTHS) + 1)[0]
+    numbers = [n for n, length in enumerate(LENGTHS) for _ in range(length)]
+    documents = torch.tensor([*numbers, document_mask.PADDING]).repeat(3, 1)
+    labels = ids.clone()
+    labels[:, [sum(LENGTHS[:n]) for n in range(len(LENGTHS) + 1)]] = -100
+    model = tiny.reference(family)
+    total, count = 0.0, int((labels[:, 1:] != -100).sum())
+    for part, own in zip(ids.split((*LENGTHS, 1), 1), labels.split((*LENGTHS, 1), 1)):
+        if (own[:, 1:] != -100).any():
+            kept = (own[:, 1:] != -100).sum()
+            loss = tiny.plain_loss(model, part, own) * kept / count
+            loss.backward()
+            total += loss.item()
+    squares = sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None)
+    for found in pool(2).run(packed_loss, family, plan, (ids, labels, documents)):
+        parity.close("loss and norm", found, (total, squares.sqrt().item()), 1e-10)

@@ -1,0 +1,170 @@
+"""Good runs of scripts/train.py: what it writes, what it reads, and that it learns."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from helpers.lab.launch.launch import launch
+from helpers.planner import cost
+from tests.support import scripts
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"layers": 2, "hidden": 64, "heads": 2, "seq_len": 32, "steps": 3, "batch_size": 8}
+KEYS = {
+    "plan",
+    "model",
+    "parameters",
+    "trainable_parameters",
+    "world_size",
+    "device",
+    "phases_s",
+    "tokens_per_s",
+    "samples_per_s",
+    "peak_memory_bytes",
+    "state_bytes",
+    "final_loss",
+    "skipped_steps",
+    "compiled",
+    "eval",
+    "versions",
+    "status",
+}
+LINE = {
+    "step",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "samples",
+    "step_s",
+    "tokens_per_s",
+    "mfu",
+    "peak_memory_bytes",
+}
+REVIEWS = [("good fun and well made", 1), ("a dull, long film", 0)] * 8
+
+
+def train(out: Path, **flags: object) -> dict:
+    """Run the script in one process; its summary."""
+    done = scripts.process(out=out, **SMALL | flags)
+    assert done.returncode == 0, done.stderr
+    return json.loads((out / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory):
+    """A run on two ranks that learns to tell good reviews from bad ones, and is saved."""
+    return launch(
+        "scripts/train.py",
+        nproc=2,
+        out=tmp_path_factory.mktemp("train") / "run",
+        show=False,
+        dp_shard=2,
+        zero_stage=1,
+        microbatches=2,  # with one, the gradients never stand whole
+        task="classify",
+        lr=1e-2,
+        eval_data=str(ROOT / "data/reviews/heldout.tsv"),
+        save=True,
+        **SMALL | {"steps": 40, "batch_size": 64},
+    )
+
+
+def test_a_run_writes_what_is_documented(classified) -> None:
+    summary = classified.summary
+    assert summary.keys() == KEYS and summary["status"] == "done"
+    assert set(classified.metrics.columns) == LINE
+    assert list(classified.metrics["step"]) == list(range(1, 41))
+    assert len(summary["state_bytes"]) == len(summary["peak_memory_bytes"]) == 2
+    n = summary["parameters"]
+    for state in summary["state_bytes"]:
+        formula = cost.state_bytes(n, dp_shard=2, zero_stage=1)
+        assert list(state.values()) == pytest.approx(list(vars(formula).values()), rel=0.01)
+
+
+def test_the_phases_are_the_wall_clock(classified) -> None:
+    phases = classified.summary["phases_s"]
+    assert all(phases[name] > 0 for name in ("start", "load", "train", "evaluate", "save"))
+    steps_s = classified.metrics["step_s"].sum()
+    assert steps_s <= phases["train"]
+    claimed = classified.before_ranks_s + sum(phases.values())
+    assert claimed <= classified.wall_s
+    assert claimed > 0.6 * classified.wall_s  # the rest is interpreters that start and end
+
+
+def test_it_learns_to_classify(classified) -> None:
+    loss = classified.metrics["loss"]
+    assert loss.iloc[-5:].mean() < 0.5 * loss.iloc[0]
+    scores = classified.summary["eval"]
+    assert scores["samples"] == 400 and scores["accuracy"] > 0.6
+
+
+def test_transformers_loads_what_is_saved(classified) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(classified.path / "model")
+    assert model.num_parameters() == classified.summary["parameters"]
+
+
+def test_a_run_starts_from_the_weights_of_a_folder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=2048,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        n_positions=32,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.transformer.wte.weight[0] += 0.3  # so that the start differs from any other
+    model.save_pretrained(tmp_path / "model")
+    options = {"model": tmp_path / "model", "tokenizer": ROOT / "data/tokenizer"}
+    flags = SMALL | dict.fromkeys(("layers", "hidden", "heads")) | options
+    flags = {name: value for name, value in flags.items() if value is not None}
+    done = scripts.process(out=tmp_path / "run", **flags | {"steps": 1, "save": True})
+    assert done.returncode == 0, done.stderr
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    from helpers.text import tokens as data
+
+    tokenizer = data.load_tokenizer(ROOT / "data/tokenizer")
+    examples = data.load_examples(ROOT / "data/reviews/train.tsv", "lm")
+    tokens = data.tokenize(examples, tokenizer, "lm", SMALL["seq_len"])
+    batch = next(iter(data.batches(tokens, SMALL["batch_size"], seed=0)))
+    logits = model(input_ids=batch.input_ids).logits[:, :-1].flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, batch.labels[:, 1:].flatten())
+    assert first["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def write_tsv(path: Path) -> None:
+    lines = [f"{sentence}\t{label}" for sentence, label in REVIEWS]
+    path.write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+
+
+def write_csv(path: Path) -> None:
+    lines = [f'"{sentence}",{label}' for sentence, label in REVIEWS]
+    path.write_text("\n".join(["sentence,label", *lines]) + "\n")
+
+
+def write_jsonl(path: Path) -> None:
+    rows = [{"sentence": sentence, "label": label} for sentence, label in REVIEWS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_txt(path: Path) -> None:
+    path.write_text("\n".join(sentence for sentence, _ in REVIEWS) + "\n")
+
+
+@pytest.mark.parametrize("write", (write_tsv, write_csv, write_jsonl, write_txt))
+def test_text_in_any_file_format(tmp_path: Path, write) -> None:
+    path = tmp_path / f"reviews.{write.__name__.removeprefix('write_')}"
+    write(path)
+    summary = train(tmp_path / "run", data=path, batch_size=4)
+    assert math.isfinite(summary["final_loss"]) and summary["eval"] is None

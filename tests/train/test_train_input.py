@@ -1,0 +1,224 @@
+"""Mistakes in what train.py is given: exit code 2, one line, and nothing written."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from helpers.lab.launch.launch import launch
+from helpers.lab.runs.failure_report import RunFailed
+from tests.support import scripts, tiny
+
+TSV = "sentence\tlabel\nit is good\t1\nit is bad\t0\n"
+LINUX = sys.platform.startswith("linux")
+
+
+@pytest.fixture
+def refusal(tmp_path):
+    """Call it with arguments: the line with which train.py refuses them, having written nothing."""
+
+    def call(*arguments: object, **options: object) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        line = scripts.refusal(*arguments, **{"out": tmp_path / "out", **options})
+        assert sorted(tmp_path.rglob("*")) == before
+        return line
+
+    return call
+
+
+def config_folder(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks", "words"),
+    [
+        ("--tp 3", 3, "tp=3 does not divide GPT-J's 4 attention heads; tp can be 2, 4"),
+        ("--tp 2 --model falcon-7b", 2, "does not divide Falcon's 71 attention heads"),
+        ("--tp 2", 1, "needs 2 processes (tp=2) but 1 was started"),
+        ("--tp 2", 4, "but 4 were started: start it with torchrun --nproc-per-node 2"),
+        ("", 2, "but 2 were started"),
+        ("--tp 0", 1, "--tp: '0' is not a whole number of at least 1"),
+        ("--dp-shard -2", 1, "--dp-shard: '-2' is not a whole number"),
+        ("--dp-replicate 1.5", 1, "--dp-replicate: '1.5' is not a whole number"),
+        ("--tp two", 1, "--tp: 'two' is not a whole number"),
+        ("--zero-stage 4", 1, "zero_stage must be one of 1, 2, 3, not 4"),
+        ("--sequence-parallel", 1, "needs tp above 1"),
+        ("--precision int8", 1, "precision must be one of fp32, bf16, fp16, not 'int8'"),
+        ("--reduce-dtype half", 1, "reduce_dtype must be one of"),
+        ("--activation some", 1, "activation must be none, full, group_N or selective"),
+        ("--activation group_0", 1, "not 'group_0'"),
+    ],
+)
+def test_a_plan_that_cannot_be(refusal, arguments: str, ranks: int, words: str) -> None:
+    assert words in refusal(*arguments.split(), ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--steps 0", "--steps: '0' is not a whole number of at least 1"),
+        ("--batch-size 0", "--batch-size"),
+        ("--lr nan", "--lr: 'nan' is not a number above 0"),
+        ("--weight-decay -1", "--weight-decay: '-1' is not a number of at least 0"),
+        ("--warmup -3", "--warmup: '-3' is not a whole number from 0"),
+        ("--seed 99999999999999999999", "--seed"),
+        ("--lr-schedule step", "choose from"),
+        ("--task translate", "choose from"),
+        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+        ("--seq-len 513", "seq_len 513 is longer than the model's 512 positions"),
+        ("--seq-len 1", "leaves nothing to predict"),
+        ("--hidden 33", "heads=4 does not divide hidden=33"),
+        ("--heads 64 --hidden 64", "rotary positions turn 1: that must be even"),
+        ("--model llama-tiny --heads 1", "is no multiple of the 2 key-value heads"),
+        ("--tokenizer no/such.json", "no tokenizer at no/such.json"),
+        ("--resume", "holds no checkpoint: nothing to resume"),
+        ("--resume no/such", "no/such holds no checkpoint"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be(refusal, arguments: str, words: str) -> None:
+    assert words in refusal(*arguments.split())
+
+
+def test_a_model_that_is_not_there(refusal, tmp_path) -> None:
+    assert "no preset (falcon-40b, " in refusal("--model", "gptj-huge")
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in refusal("--model", tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{broken", "not a valid JSON file"),
+        ("null", "no configuration that transformers reads"),
+        ("{}", "should have a `model_type` key"),
+        ('{"model_type": "gpt-9"}', "does not recognize this architecture"),
+        ('{"model_type": "gptj", "n_head": "four"}', "'n_head' expected int"),
+        ('{"model_type": "gptj", "n_embd": 33, "n_head": 4}', "embed_dim must be divisible"),
+    ],
+)
+def test_a_configuration_that_is_none(refusal, tmp_path, text: str, words: str) -> None:
+    line = refusal("--model", config_folder(tmp_path / "model", text))
+    assert words.lower() in line.lower()
+
+
+@pytest.mark.parametrize("kind", ["Bert", "OPT", "T5"])
+def test_a_family_that_is_unknown_is_named_with_those_that_work(refusal, tmp_path, kind) -> None:
+    config = getattr(transformers, f"{kind}Config")()
+    folder = config_folder(tmp_path / "model", json.dumps(config.to_diff_dict()))
+    line = refusal("--model", folder)
+    assert line.startswith(f"{config.model_type} has no family record here")
+    assert "GPT-J, GPT-2, GPT-NeoX, Falcon, Llama" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.tsv", b"", "is empty"),
+        ("a.tsv", b"sentence\tlabel\n", "has a header and no rows"),
+        ("a.tsv", b"review\tstars\ngood\t5\n", "needs sentence (or text) and label; found: review"),
+        ("a.tsv", b"sentence\tlabel\ngood\t1\nbad\n", "line 3: 1 fields, but the header has 2"),
+        (
+            "a.tsv",
+            b"sentence\tlabel\ngood\t1\nb\xe4d\t0\n",
+            "line 3: byte 0xe4 at offset 23 is not",
+        ),
+        ("a.tsv", b"sentence\tlabel\ngood\t1\nfine\t1\n", "two labels or more; found: 1"),
+        ("a.csv", b'sentence,label\n"good,1\n', "not valid CSV"),
+        ("a.jsonl", b'{"text": "good", "label": 1}\n{"text": \n', "line 2: not valid JSON"),
+        ("a.txt", b"all good", "plain text has no labels"),
+        ("a.parquet", b"PAR1", "the suffix is none of .tsv, .csv"),
+    ],
+)
+def test_data_that_is_malformed(refusal, tmp_path, name, content, words) -> None:
+    (tmp_path / name).write_bytes(content)
+    line = refusal("--task", "classify", "--data", tmp_path / name)
+    assert words in line and (name in line or "two labels" in line)
+
+
+def test_data_that_is_missing(refusal, tmp_path) -> None:
+    assert "no such data file" in refusal("--data", tmp_path / "no.tsv")
+    assert "no such data file" in refusal("--eval-data", tmp_path / "no.tsv")
+    assert "is a folder" in refusal("--data", tmp_path)
+
+
+def test_a_label_that_training_does_not_know(refusal, tmp_path) -> None:
+    (tmp_path / "train.tsv").write_text(TSV)
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nso so\t2\n")
+    line = refusal(
+        *("--task", "classify", "--data", tmp_path / "train.tsv"),
+        *("--eval-data", tmp_path / "dev.tsv"),
+    )
+    assert line.endswith("dev.tsv line 2: the label '2' is not among 0, 1")
+
+
+def test_a_tokenizer_larger_than_the_models_weights(refusal, tmp_path) -> None:
+    tiny.fresh("gpt2", torch.float32).save_pretrained(tmp_path / "model")
+    assert "give the model's own tokenizer" in refusal(
+        "--model", tmp_path / "model", "--seq-len", 64
+    )
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "file",
+        "file/run",
+        pytest.param("/proc/run", marks=pytest.mark.skipif(not LINUX, reason="needs /proc")),
+    ],
+)
+def test_an_out_that_cannot_be_written(refusal, tmp_path, place) -> None:
+    """Not by permissions: root may write anywhere, except where the system itself says no."""
+    (tmp_path / "file").touch()
+    assert f"cannot write to {tmp_path / place}" in refusal(out=tmp_path / place)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/step-00000010"])
+def test_an_out_that_holds_a_run(refusal, tmp_path, name) -> None:
+    (tmp_path / "out" / name).parent.mkdir(parents=True)
+    (tmp_path / "out" / name).touch()
+    assert "already holds a run: give another --out" in refusal()
+
+
+# The same through the real thing: separate processes, from the outside.
+
+
+@pytest.mark.slow
+def test_a_process_that_is_refused(tmp_path) -> None:
+    (tmp_path / "a.tsv").write_bytes(TSV.encode("utf-16"))
+    done = scripts.process(data=tmp_path / "a.tsv", out=tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not UTF-8" in scripts.the_line(done.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_weights_that_turn_out_broken_while_loading(tmp_path) -> None:
+    """A file of several, cut short: found by reading it, and still before anything is written."""
+    model = tiny.fresh("llama", torch.float32)
+    model.resize_token_embeddings(2048)
+    model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
+    [*_, last] = sorted((tmp_path / "model").glob("model-*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-100])
+    done = scripts.process(model=tmp_path / "model", seq_len=64, out=tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{last.name} in model is broken" in scripts.the_line(done.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_ranks_that_are_refused_speak_with_one_voice(tmp_path) -> None:
+    with pytest.raises(RunFailed) as caught:
+        launch("scripts/train.py", nproc=2, out=tmp_path / "out", tp=2, heads=1, show=False)
+    assert caught.value.exit_code == 2
+    assert caught.value.message.startswith("tp=2 does not divide GPT-J's 1 attention heads")
+    assert "\n" not in caught.value.message
+    spoken = [file.read_text() for file in (tmp_path / "out").rglob("stderr.log")]
+    assert sorted(text.count("error:") for text in spoken) == [0, 1]
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {"logs", "launch.json"}  # the launcher's own
