@@ -4,7 +4,8 @@
 
 A CSV file has a header with the names of the dataclass's fields; an empty cell is the field's
 default, or None where its type allows it. Lines that begin with # are comments. A JSON file is a
-list of objects with these names. What is wrong is said in one line that names the file and the row,
+list of objects with these names; what lies inside of them is read by its type too, an object as the
+dataclass that the field says. What is wrong is said in one line that names the file and the row,
 so a user can add a row without writing Python.
 """
 
@@ -31,10 +32,15 @@ def read_table(path: Path, row: type[Row]) -> tuple[Row, ...]:
         UserError: the file cannot be read, or a row has an unknown, missing or mistyped field, or
             breaks a rule of the dataclass itself (a UserError or ValueError of its __post_init__).
     """
-    return tuple(_made(row, values, where) for where, values in _rows(path))
+    return tuple(make_row(row, values, where) for where, values in read_rows(path))
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each row of a file says by field, after where it stands: its file and line.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -66,7 +72,12 @@ def _csv_rows(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, {key: value for key, value in zip(header, row, strict=True) if value != ""}
 
 
-def _made(row: type[Row], values: dict[str, Any], where: str) -> Row:
+def make_row(row: type[Row], values: dict[str, Any], where: str) -> Row:
+    """The dataclass `row` with these fields, which stand at `where`.
+
+    Raises:
+        UserError: as read_table.
+    """
     hints = get_type_hints(row)
     fields = {field.name: field for field in dataclasses.fields(row)}
     unknown = sorted(set(values) - set(fields))
@@ -103,14 +114,30 @@ def _typed(value: Any, hint: Any, where: str, name: str) -> Any:
         value = _number(value, hint)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return make_row(hint, value, f"{where}, {name}")
     if get_origin(hint) is tuple and isinstance(value, list):
-        value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+        return _sequence(value, get_args(hint), where, name)
+    if get_origin(hint) is dict and isinstance(value, dict):
+        of_key, of_item = get_args(hint)
+        return {
+            _typed(key, of_key, where, name): _typed(item, of_item, where, f"{name} {key}")
+            for key, item in value.items()
+        }
     plain = get_origin(hint) or hint
     wrong = plain is not Any and not isinstance(value, plain)
     if wrong or (plain in (int, float) and isinstance(value, bool)):
         kind = getattr(plain, "__name__", str(plain))
         raise UserError(f"{where}: {name} must be of type {kind}, not {value!r}")
     return value
+
+
+def _sequence(values: list, kinds: tuple, where: str, name: str) -> tuple:
+    if kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(values)
+    if len(values) != len(kinds):
+        raise UserError(f"{where}: {name} must have {len(kinds)} values, not {len(values)}")
+    return tuple(_typed(value, kind, where, name) for value, kind in zip(values, kinds))
 
 
 def _number(text: str, kind: type) -> Any:

@@ -196,14 +196,14 @@ class Trainer:
         parallelism as long as a multiple of tp."""
         ranks = self.group.size()
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
-        mine = _part(batch, ranks, self.group.rank())
-        short = -mine.ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
+        own = _part(batch, ranks, self.group.rank())
+        short = -own.ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
         padded = (
             None if values is None else F.pad(values, (0, short), value=fill).to(self.device)
-            for values, fill in zip(mine, (0, -100, PADDING), strict=True)
+            for values, fill in zip(own, (0, -100, PADDING), strict=True)
         )
-        mine = MicroBatch(*padded)
-        return [_part(mine, n, index) for index in range(n)]
+        own = MicroBatch(*padded)
+        return [_part(own, n, index) for index in range(n)]
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other samples, from the pipeline ranks that have results."""

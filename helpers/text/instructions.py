@@ -86,12 +86,14 @@ def find_columns(names: Sequence[str], form: Template, where: str) -> dict[str, 
     Raises:
         UserError: a part that every record must have is missing.
     """
-    found = {part: next((n for n in known if n in names), None) for part, known in COLUMNS.items()}
+    columns = {
+        part: next((n for n in known if n in names), None) for part, known in COLUMNS.items()
+    }
     for part in ("output", *_needed(form.short or form.prompt)):
-        if found[part] is None:
+        if columns[part] is None:
             wanted = " or ".join(COLUMNS[part])
             raise UserError(f"{where}: no column {wanted}; found: {shown_names(list(names))}")
-    return {part: name for part, name in found.items() if name is not None}
+    return {part: name for part, name in columns.items() if name is not None}
 
 
 def fill(row: Row, form: Template, where: str) -> Example | None:

@@ -17,8 +17,8 @@ PROMPT = " Label:"  # for any other set of labels
 
 def classes(examples: Sequence[Example]) -> tuple[str, ...]:
     """The labels that occur: whole numbers by value, then words by alphabet."""
-    found = {example.label for example in examples if example.label is not None}
-    return tuple(sorted(found, key=lambda name: (not _is_number(name), _number(name), name)))
+    names = {example.label for example in examples if example.label is not None}
+    return tuple(sorted(names, key=lambda name: (not _is_number(name), _number(name), name)))
 
 
 def shown(names: Sequence[str]) -> str:

@@ -88,10 +88,10 @@ def read_rows(
     made = [example(row, where) for where, row in rows]
     if not made:
         raise UserError(f"{source} has a header and no rows")
-    found = [one for one in made if one is not None]
-    if not found:
+    examples = [example for example in made if example is not None]
+    if not examples:
         raise UserError(f"{source} has no usable row: every text in it is blank")
-    return found
+    return examples
 
 
 def _file_rows(path: Path, check: Check) -> Iterator[Placed]:

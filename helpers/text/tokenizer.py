@@ -31,7 +31,10 @@ class Tokenizer:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, of any length, encoded on all cores."""
-        return [one.ids for one in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [
+            encoding.ids
+            for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        ]
 
     def decode(self, ids: list[int]) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=False)

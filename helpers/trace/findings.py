@@ -65,7 +65,7 @@ def find(traces: list[Trace]) -> list[Finding]:
         traces: of all ranks, as `read_traces` returns them.
     """
     steps = list(zip(*map(step_times, traces)))
-    found = [
+    findings = [
         _input(steps),
         _launch(steps),
         _communication(steps, traces),
@@ -73,7 +73,7 @@ def find(traces: list[Trace]) -> list[Finding]:
         _straggler(steps),
         *_memory(traces),
     ]
-    return [one for one in found if one]
+    return [finding for finding in findings if finding]
 
 
 def write_findings(run: Path) -> list[str]:
@@ -88,13 +88,13 @@ def write_findings(run: Path) -> list[str]:
     """
     traces = read_traces(run / "traces")
     write_timeline(traces, run / "trace.json")
-    found = find(traces)
+    findings = find(traces)
     steps = traces[0].facts["steps"]
-    times = [[asdict(one) for one in step] for step in zip(*map(step_times, traces))]
-    report = {"steps": steps, "findings": list(map(asdict, found)), "times": times}
+    times = [[asdict(of_rank) for of_rank in step] for step in zip(*map(step_times, traces))]
+    report = {"steps": steps, "findings": list(map(asdict, findings)), "times": times}
     (run / "findings.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     nothing = f"nothing stands out in steps {steps[0]} to {steps[-1]}"
-    return [one.words for one in found] or [nothing]
+    return [finding.words for finding in findings] or [nothing]
 
 
 def _lasting(steps: list[Step], amount: Callable[[Step], float]) -> tuple[float, Step]:
@@ -106,11 +106,11 @@ def _lasting(steps: list[Step], amount: Callable[[Step], float]) -> tuple[float,
 
 def _by_rank(steps: list[Step], seconds: str) -> list[tuple[float, StepTimes]]:
     """Of each rank, the lasting share of a step that this kind of time has, and that step."""
-    found = []
+    lasting = []
     for rank in range(len(steps[0])):
         share, step = _lasting(steps, lambda s, r=rank: getattr(s[r], seconds) / s[r].step_s)
-        found.append((share, step[rank]))
-    return found
+        lasting.append((share, step[rank]))
+    return lasting
 
 
 def _longest(
@@ -124,32 +124,32 @@ def _longest(
 
 
 def _input(steps: list[Step]) -> Finding | None:
-    found = _longest(steps, "input", "data_s")
-    if found is None:
+    longest = _longest(steps, "input", "data_s")
+    if longest is None:
         return None
-    share, one, ranks = found
+    share, times, ranks = longest
     return Finding(
         "input",
         share,
         ranks,
         f"waiting for input: {_ranks(ranks)} {_spend(ranks)} up to {share:.0%} of a step "
-        f"({_of(one.data_s, one.step_s)}) in the range data; fetch the next batch in the "
+        f"({_of(times.data_s, times.step_s)}) in the range data; fetch the next batch in the "
         f"background, or make batches cheaper",
     )
 
 
 def _launch(steps: list[Step]) -> Finding | None:
-    found = _longest(steps, "launch", "starting_s")
-    if found is None:
+    longest = _longest(steps, "launch", "starting_s")
+    if longest is None:
         return None
-    share, one, ranks = found
-    each = one.starting_s / max(1, one.operations)
+    share, times, ranks = longest
+    each = times.starting_s / max(1, times.operations)
     return Finding(
         "launch",
         share,
         ranks,
         f"launch-bound: {_ranks(ranks)} {_spend(ranks)} up to {share:.0%} of a step "
-        f"({_of(one.starting_s, one.step_s)}) starting {one.operations:,} operations, "
+        f"({_of(times.starting_s, times.step_s)}) starting {times.operations:,} operations, "
         f"{each * 1e6:.0f} µs each; larger batches, fewer and larger operations or compiling help",
     )
 
@@ -159,11 +159,11 @@ def _communication(steps: list[Step], traces: list[Trace]) -> Finding | None:
     alike: dict[frozenset, list[int]] = defaultdict(list)
     for rank, trace in enumerate(traces):
         alike[frozenset(Counter(s.name for s in trace.communication).items())].append(rank)
-    found = []
+    by_group = []
     for ranks in alike.values():
         share, step = _lasting(steps, lambda s, of=ranks: min(_exposed(s[r]) for r in of))
-        found.append((share, min((step[rank] for rank in ranks), key=_exposed), tuple(ranks)))
-    share, one, ranks = max(found, key=lambda each: each[0])
+        by_group.append((share, min((step[rank] for rank in ranks), key=_exposed), tuple(ranks)))
+    share, times, ranks = max(by_group, key=lambda group: group[0])
     if share <= THRESHOLDS["communication"]:
         return None
     [(name, _)] = Counter(s.name for s in traces[ranks[0]].communication).most_common(1)
@@ -172,13 +172,13 @@ def _communication(steps: list[Step], traces: list[Trace]) -> Finding | None:
         share,
         ranks,
         f"communication not overlapped: {_ranks(ranks)} {_spend(ranks)} at least {share:.0%} of a "
-        f"step ({_of(one.exposed_s, one.step_s)}) in {name} with nothing computed meanwhile; send "
-        f"during the backward, or send less",
+        f"step ({_of(times.exposed_s, times.step_s)}) in {name} with nothing computed meanwhile; "
+        f"send during the backward, or send less",
     )
 
 
-def _exposed(one: StepTimes) -> float:
-    return one.exposed_s / one.step_s
+def _exposed(times: StepTimes) -> float:
+    return times.exposed_s / times.step_s
 
 
 def _bubble(steps: list[Step]) -> Finding | None:
@@ -222,7 +222,7 @@ def _straggler(steps: list[Step]) -> Finding | None:
 
 
 def _others_s(step: Step, rank: int) -> float:
-    return median(one.own_s for other, one in enumerate(step) if other != rank)
+    return median(times.own_s for other, times in enumerate(step) if other != rank)
 
 
 def _memory(traces: list[Trace]) -> list[Finding]:
@@ -231,7 +231,7 @@ def _memory(traces: list[Trace]) -> list[Finding]:
     for trace in traces:
         for kind in trace.facts["memory"]:
             taken[kind, trace.host if kind == MACHINE else trace.rank].append(trace)
-    found = []
+    findings = []
     for (kind, _), sharers in taken.items():
         used = sum(trace.facts["memory"][kind][0] for trace in sharers)
         limit = sharers[0].facts["memory"][kind][1]
@@ -242,8 +242,8 @@ def _memory(traces: list[Trace]) -> list[Finding]:
             f"sharding help"
         )
         if share > THRESHOLDS["memory"]:
-            found.append(Finding("memory", share, ranks, words))
-    return found
+            findings.append(Finding("memory", share, ranks, words))
+    return findings
 
 
 def _above(shares: list[tuple[float, StepTimes]], kind: str) -> tuple[int, ...]:

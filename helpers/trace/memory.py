@@ -82,21 +82,21 @@ def memory_of_step(trace: Trace, step: int = -1) -> MemoryUse:
 def _categories(changes: list[Change], ranges: list[Slice]) -> list[str]:
     """The category of the block of each change."""
     taken: dict[int, int] = {}  # address: the change that took it
-    found = [EARLIER] * len(changes)
+    categories = [EARLIER] * len(changes)
     starts = [one.start_s for one in ranges]
     for number, change in enumerate(changes):
         here = _range_at(change.at_s, ranges, starts)
         if change.bytes > 0:
             taken[change.address] = number
-            found[number] = KEPT[here.name] if here else OTHER
+            categories[number] = KEPT[here.name] if here else OTHER
             continue
         first = taken.pop(change.address, None)
         if first is None:
             continue
         if here is not None and here is _range_at(changes[first].at_s, ranges, starts):
-            found[first] = TEMPORARY
-        found[number] = found[first]
-    return found
+            categories[first] = TEMPORARY
+        categories[number] = categories[first]
+    return categories
 
 
 def _range_at(at_s: float, ranges: list[Slice], starts: list[float]) -> Slice | None:

@@ -150,19 +150,19 @@ def _everyone(device: torch.device) -> dist.ProcessGroup | None:
 
 def memory_limits(device: torch.device) -> dict[str, tuple[int, int]]:
     """Bytes taken at most so far, and how many there are, of each kind that has a limit."""
-    found = {}
+    limits = {}
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        found["GPU memory"] = torch.cuda.max_memory_reserved(device), total
+        limits["GPU memory"] = torch.cuda.max_memory_reserved(device), total
     machine = [_kilobytes(MEMINFO, "MemTotal")] if MEMINFO.exists() else []
     if CGROUP.exists() and (text := CGROUP.read_text().strip()).isdecimal():
         machine.append(int(text))  # a container's; it is `max` where there is none
     if machine:
-        found[MACHINE] = peak_memory_bytes(torch.device("cpu")), min(machine)
+        limits[MACHINE] = peak_memory_bytes(torch.device("cpu")), min(machine)
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if space != resource.RLIM_INFINITY and STATUS.exists():
-        found["address space (ulimit -v)"] = _kilobytes(STATUS, "VmPeak"), space
-    return found
+        limits["address space (ulimit -v)"] = _kilobytes(STATUS, "VmPeak"), space
+    return limits
 
 
 def _kilobytes(path: Path, name: str) -> int:

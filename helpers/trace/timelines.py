@@ -20,9 +20,9 @@ def gather(trainer: Trainer) -> list[list[list[list]]]:
     coordinate = dict(zip(trainer.mesh.mesh_dim_names, trainer.mesh.get_coordinate(), strict=True))
     rank = coordinate.pop("pp")
     history = trainer.pipeline.history
-    mine = [[[*span.action, span.start_s, span.end_s] for span in step] for step in history]
+    spans = [[[*span.action, span.start_s, span.end_s] for span in step] for step in history]
     first = not any(coordinate.values())
-    by_rank = dict(over_ranks((rank, mine) if first else (None, None)))
+    by_rank = dict(over_ranks((rank, spans) if first else (None, None)))
     by_rank.pop(None, None)
     return [list(ranks) for ranks in zip(*(by_rank[r] for r in sorted(by_rank)), strict=True)]
 

@@ -183,11 +183,11 @@ def train(
 
 
 def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:
-    found = job.evaluation
-    batches = tokens.batches(found, job.args.batch_size, seed=0, shuffle=False)
-    answers = list((found.label_token_ids or {}).values())
+    data = job.evaluation
+    batches = tokens.batches(data, job.args.batch_size, seed=0, shuffle=False)
+    answers = list((data.label_token_ids or {}).values())
     rows = ((batch.input_ids, batch.labels, batch.documents) for batch in batches)
-    return trainer.evaluate(rows, answers or None) | {"samples": len(found)}
+    return trainer.evaluate(rows, answers or None) | {"samples": len(data)}
 
 
 def device_name(device: torch.device) -> str:

@@ -7,8 +7,7 @@ A kind of task is some wordings and a function that makes an input and its answe
 from collections.abc import Callable
 
 import review_grammar as grammar
-import review_words as words
-from review_grammar import Chooser
+from review_grammar import Chooser, words
 
 Record = dict[str, str]  # instruction, input, output
 

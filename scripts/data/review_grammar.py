@@ -6,9 +6,15 @@ the label. Every template serves both labels, so none of its own words gives the
 contrast and negation the words alone mislead, so a count of words cannot score full marks.
 """
 
+import json
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
-import review_words as words
+# pairs are praise first, blame second; aspects are a noun and its verb
+words = SimpleNamespace(
+    **json.loads(Path(__file__).with_name("review_words.json").read_text("utf-8"))
+)
 
 # Slots: {a1} "the plot", {n1} "plot", {is1} "is"; {s1} {o1} an adjective for it; {sg} {og} one for
 # the whole film; {sp} one for a person; {sv} {ov} a verdict; {sw} what a viewer did; {oo} an

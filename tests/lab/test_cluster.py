@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 
 from helpers.engine.errors import UserError
-from helpers.lab.cluster.job_files import (
-    ClusterRun,
-    describe,
-    estimator_arguments,
-    slurm_script,
-    train_job,
-)
-from helpers.lab.launch.command import flag_words
+from helpers.lab.cluster.described_run import ClusterRun, describe
+from helpers.lab.cluster.kubeflow import train_job
+from helpers.lab.cluster.sagemaker import estimator_arguments
+from helpers.lab.cluster.slurm import slurm_script
+from helpers.lab.launch.flags import to_words
 from helpers.train.arguments import parse
 from tests.lab.launch.test_launch import FAULT
 
@@ -221,7 +218,7 @@ def test_hyperparameters_come_back_as_the_scripts_flags(job):
     given = estimator(job)["hyperparameters"] | {"at": json.dumps(["1", "2"])}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     found = module.flags(words)
-    expected = flag_words(job.flags | {"out": "/opt/ml/model", "at": [1, 2]})
+    expected = to_words(job.flags | {"out": "/opt/ml/model", "at": [1, 2]})
     assert found == expected
     args = parse([word for word in found if word not in ("--at", "1", "2")])
     assert args.save is True and args.background is False and args.dp_shard == 16

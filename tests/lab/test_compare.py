@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
@@ -14,7 +14,7 @@ from helpers.planner.published.work import Work, check_equal, differences
 
 pd = pytest.importorskip("pandas")
 from helpers.lab.comparison import plots as figures  # noqa: E402
-from helpers.lab.comparison.loss_curve import curve, flags_of, steady_s, work_of  # noqa: E402
+from helpers.lab.comparison.measures import curve, steady_s, work_of  # noqa: E402
 from helpers.lab.comparison.sides import compare_runs, launch_in_turn  # noqa: E402
 from helpers.lab.figures import display as show  # noqa: E402
 from helpers.lab.runs.run import load_run  # noqa: E402
@@ -290,6 +290,7 @@ def test_unknown_words_are_refused(sides, write):
         compare_runs({"native": sides["native"]})
 
 
+@settings(deadline=None)  # it writes files, on a disk that others use
 @given(
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=30),
     window=st.integers(1, 100),
@@ -312,18 +313,17 @@ def test_the_smoothed_loss_is_the_mean_over_the_last_samples(sizes, window, tmp_
         assert found[i] == pytest.approx(mean)
 
 
-def test_settings_are_read_from_the_command_where_the_summary_has_none():
-    command = "torchrun --nproc-per-node 2 scripts/train.py --tp 2 --lr 0.001 --save --no-offload"
-    assert flags_of(f"{command} --ids 1 2 --data a.tsv --out runs/x") == {
-        "tp": 2,
-        "lr": 0.001,
-        "save": True,
-        "offload": False,
-        "ids": [1, 2],
-        "data": "a.tsv",
-        "out": "runs/x",
-    }
-    assert flags_of("") == {}
+def test_settings_are_the_launchs_flags_where_the_summary_has_none(write):
+    folder = write("a")
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["settings"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    launched = json.loads((folder / "launch.json").read_text())
+    launched["flags"] = {"lr": 0.001, "save": True, "steps": 40, "out": "runs/a"}
+    (folder / "launch.json").write_text(json.dumps(launched))
+    settings = work_of(load_run(folder)).settings
+    assert (settings["lr"], settings["save"], settings["model"]) == (0.001, True, "gpt2-tiny")
+    assert not {"steps", "out"} & set(settings)
 
 
 def test_warm_up_is_no_part_of_the_steady_state(write):

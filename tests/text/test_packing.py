@@ -62,7 +62,7 @@ def test_positions_start_anew_and_attention_stays_inside(rows):
     for index, row in enumerate(rows):
         numbers = [number for number, length in enumerate(row) for _ in range(length)]
         documents[index, : len(numbers)] = torch.tensor(numbers)
-    positions, mask = document_mask.positions(documents), packing.attention_mask(documents)
+    positions, mask = document_mask.positions(documents), document_mask.attention_mask(documents)
     assert mask.shape == (len(rows), 1, width, width)
     for index, row in enumerate(documents.tolist()):
         for query, number in enumerate(row):
@@ -88,7 +88,7 @@ def together_and_alone(family: str, plan: ParallelPlan) -> tuple[Tensor, list[Te
     model = parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan)).eval()
     ids = tiny.batch(0, rows=2, length=sum(LENGTHS) + 2)[0]
     numbers = [n for n, length in enumerate(LENGTHS) for _ in range(length)]
-    documents = torch.tensor([*numbers, document_mask.PADDING, packing.PADDING]).expand(2, -1)
+    documents = torch.tensor([*numbers, document_mask.PADDING, document_mask.PADDING]).expand(2, -1)
     with torch.no_grad():
 
         def logits(ids: Tensor, **inputs: Tensor) -> Tensor:

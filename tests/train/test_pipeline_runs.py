@@ -33,7 +33,7 @@ def most_held(plan: ParallelPlan) -> int:
     def counting(step: _Step, action, message) -> None:
         nonlocal most
         run(step, action, message)
-        most = max(most, len(step.held))
+        most = max(most, len(step.in_flight))
 
     _Step.run = counting
     try:
@@ -54,8 +54,8 @@ def alive_after_a_step(plan: ParallelPlan) -> list[int]:
     """Messages, graphs and put-off gradients that are left after a step."""
     trainer = trainer_of(plan)
     trainer.step(*tiny.batch(0))
-    links, later = trainer.pipeline.links, getattr(trainer.model, "later", None)
-    return [len(links.inbox), len(links.sent), len(later.pending) if later else 0]
+    messages, later = trainer.pipeline.messages, getattr(trainer.model, "later", None)
+    return [len(messages.inbox), len(messages.sent), len(later.pending) if later else 0]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

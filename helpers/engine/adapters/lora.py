@@ -117,12 +117,12 @@ def fuse(model: nn.Module) -> nn.Module:
 
 def _forward(layer: nn.Module, x: Tensor) -> Tensor:
     """W x + scaling * B A x, of x [..., in]; the adapters' part in their own precision."""
-    found = layer.get_base_layer()(x)
+    base = layer.get_base_layer()(x)
     first, second = _halves(layer)
     inner = F.linear(layer.lora_dropout[NAME](x.to(first.dtype)), first) * layer.scaling[NAME]
-    if found.dtype != second.dtype:
-        return found + F.linear(inner, second).to(found.dtype)
-    return torch.addmm(found.flatten(0, -2), inner.flatten(0, -2), second.t()).view_as(found)
+    if base.dtype != second.dtype:
+        return base + F.linear(inner, second).to(base.dtype)
+    return torch.addmm(base.flatten(0, -2), inner.flatten(0, -2), second.t()).view_as(base)
 
 
 def trainable_parameters(model: nn.Module) -> int:
@@ -147,15 +147,15 @@ def save_adapters(model: nn.Module, folder: str | Path) -> None:
     """
     from safetensors.torch import save_file
 
-    mine = adapter_weights(model)
-    facts = {name: (weight.shape, weight.dtype) for name, weight in mine.items()}
-    found = _everywhere(model, facts, lambda name: weights.whole(mine[name]))
-    held = {name: value.cpu().contiguous() for name, value in found}
+    of_rank = adapter_weights(model)
+    facts = {name: (weight.shape, weight.dtype) for name, weight in of_rank.items()}
+    everywhere = _everywhere(model, facts, lambda name: weights.whole(of_rank[name]))
+    values = {name: value.cpu().contiguous() for name, value in everywhere}
     if _first():
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         model.adapter_config.save_pretrained(folder)
-        save_file(held, folder / FILE, metadata={"format": "pt"})
+        save_file(values, folder / FILE, metadata={"format": "pt"})
 
 
 def _first() -> bool:
@@ -203,8 +203,8 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
         UserError: it has no configuration that can be read.
     """
     try:
-        found = json.loads((folder / CONFIG).read_text())
-        return found["r"], found["lora_alpha"]
+        config = json.loads((folder / CONFIG).read_text())
+        return config["r"], config["lora_alpha"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder} holds no adapters: it has no readable {CONFIG}") from None
 

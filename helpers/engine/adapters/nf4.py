@@ -115,8 +115,8 @@ def _in_files(files: WeightFiles, names: list[str], shape: torch.Size, dim: int 
     def rows(begin: int, end: int) -> Tensor:
         offset, size = [0] * len(shape), list(shape)
         offset[dim], size[dim] = begin, end - begin
-        found = files.read(names, shape, shape, offset, size)
-        return found if dim == 0 else found.t()
+        window = files.read(names, shape, shape, offset, size)
+        return window if dim == 0 else window.t()
 
     return rows
 
@@ -211,5 +211,5 @@ def dequantize(layer: nn.Module, codes: Tensor | None = None) -> Tensor:
     """
     bnb = need("bitsandbytes", "qlora")
     codes = layer.weight.data if codes is None else codes
-    found = bnb.functional.dequantize_4bit(codes, layer.quant_state)
-    return found.t() if is_transposed(layer) else found
+    matrix = bnb.functional.dequantize_4bit(codes, layer.quant_state)
+    return matrix.t() if is_transposed(layer) else matrix

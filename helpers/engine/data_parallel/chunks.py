@@ -40,10 +40,10 @@ def scatter_rows(tensor: Tensor, group: ProcessGroup) -> Tensor:
     """The sum over the group, of which each rank keeps its chunk along dim 0."""
     n = group.size()
     message = rank_major([tensor.contiguous()], n)
-    mine = message.new_empty(message.numel() // n)
-    scatter_single(mine, message, group=group)
+    piece = message.new_empty(message.numel() // n)
+    scatter_single(piece, message, group=group)
     shape = chunk(tensor, 0, n, group.rank()).shape
-    return mine[: shape.numel()].view(shape)
+    return piece[: shape.numel()].view(shape)
 
 
 def from_rank_major(message: Tensor, targets: list[Tensor], n: int) -> None:
@@ -60,9 +60,9 @@ def gather_chunks(chunks: list[Tensor], targets: list[Tensor], group: ProcessGro
     """Make whole tensors of the chunk that each rank of the group holds of each."""
     n = group.size()
     sizes = [padded_chunk(tensor, n) for tensor in targets]
-    mine = targets[0].new_zeros(sum(sizes))
-    for own, place in zip(chunks, mine.split(sizes), strict=True):
+    own_chunks = targets[0].new_zeros(sum(sizes))
+    for own, place in zip(chunks, own_chunks.split(sizes), strict=True):
         place[: own.numel()] = own.flatten()
-    message = mine.new_empty(n * mine.numel())
-    gather_single(message, mine, group=group)
+    message = own_chunks.new_empty(n * own_chunks.numel())
+    gather_single(message, own_chunks, group=group)
     from_rank_major(message, targets, n)

@@ -120,7 +120,7 @@ class Checkpoints:
         on_all_ranks(lambda: self._rename(draft, sums) if dist.get_rank() == 0 else None)
 
     def _rename(self, draft: "Draft", sums: list[dict[str, str]]) -> None:
-        files = {name: digest for one in sums for name, digest in one.items()}
+        files = {name: digest for of_rank in sums for name, digest in of_rank.items()}
         files[".metadata"] = sha256(draft.folder / ".metadata")
         manifest = draft.facts | {"files": dict(sorted(files.items()))}
         write_manifest(draft.folder, manifest)
@@ -189,9 +189,9 @@ class Draft:
         rank = dist.get_rank()
         buffer = io.BytesIO()  # torch.save hides what is wrong with a file that it writes itself
         torch.save(self.streams, buffer)
-        mine = self.folder / f"rank-{rank}.pt"
-        mine.write_bytes(buffer.getbuffer())
-        return {path.name: sha256(path) for path in [*self.folder.glob(f"__{rank}_*"), mine]}
+        own_streams = self.folder / f"rank-{rank}.pt"
+        own_streams.write_bytes(buffer.getbuffer())
+        return {path.name: sha256(path) for path in [*self.folder.glob(f"__{rank}_*"), own_streams]}
 
 
 def _drop(checkpoint: Path) -> None:

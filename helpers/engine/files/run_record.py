@@ -130,10 +130,10 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide the numbers."""
     from importlib import metadata
 
-    found = {"python": sys.version.split()[0]}
+    versions_by_package = {"python": sys.version.split()[0]}
     for package in ("torch", "transformers"):
         try:
-            found[package] = metadata.version(package)
+            versions_by_package[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_by_package

@@ -62,20 +62,20 @@ class WeightFiles:
         name = next((n for n in names if n in self.where), None)
         if name is None:
             raise UserError(f"{self.folder.name} holds no weight {names[0]!r}: is it this model's?")
-        found = _open(self.folder / self.where[name], name)
-        held = found.get_shape() if hasattr(found, "get_shape") else found.shape
-        if list(held) != list(stored):
+        tensor = _open(self.folder / self.where[name], name)
+        shape_in_file = tensor.get_shape() if hasattr(tensor, "get_shape") else tensor.shape
+        if list(shape_in_file) != list(stored):
             raise UserError(
-                f"{name} in {self.folder.name} has shape {list(held)}, the configuration says "
-                f"{list(stored)}"
+                f"{name} in {self.folder.name} has shape {list(shape_in_file)}, the configuration "
+                f"says {list(stored)}"
             )
         window = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
         if list(stored) == list(whole):
-            return found[window]
+            return tensor[window]
         if stored[0] == whole[0]:  # rows are rows in both: read these alone
-            rows = found[window[0]]
+            rows = tensor[window[0]]
             return rows.reshape(-1, *whole[1:])[(slice(None), *window[1:])]
-        return found[:].reshape(tuple(whole))[window]
+        return tensor[:].reshape(tuple(whole))[window]
 
 
 def _download(hub_id: str) -> Path:

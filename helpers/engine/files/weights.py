@@ -209,28 +209,28 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and whole values as transformers has them, one at a time, from whichever pipeline rank
     holds them. Every rank must iterate."""
-    mine = dict(model.named_parameters())
-    facts = {n: (model.stored_shapes.get(n, p.shape), p.dtype) for n, p in mine.items()}
-    return over_stages(model, facts, lambda name: whole(mine[name]).reshape(facts[name][0]))
+    of_rank = dict(model.named_parameters())
+    facts = {n: (model.stored_shapes.get(n, p.shape), p.dtype) for n, p in of_rank.items()}
+    return over_stages(model, facts, lambda name: whole(of_rank[name]).reshape(facts[name][0]))
 
 
 def over_stages(
     model: nn.Module,
-    mine: dict[str, tuple[torch.Size, torch.dtype]],
+    of_rank: dict[str, tuple[torch.Size, torch.dtype]],
     make: Callable[[str], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
     """Names and values, one at a time, on every pipeline rank; every rank must iterate.
 
     Args:
-        mine: shape and dtype of what this rank has, by name.
+        of_rank: shape and dtype of what this rank has, by name.
         make: the value of one of these, which all ranks that have it ask for together.
     """
     group = model.mesh.get_group("pp")
-    held: list[Any] = [None] * group.size()
-    dist.all_gather_object(held, mine, group=group)
+    of_ranks: list[Any] = [None] * group.size()
+    dist.all_gather_object(of_ranks, of_rank, group=group)
     device = next(model.parameters()).device
     seen: set[str] = set()
-    for owner, facts in enumerate(held):
+    for owner, facts in enumerate(of_ranks):
         for name, (shape, dtype) in facts.items():
             if name in seen:
                 continue

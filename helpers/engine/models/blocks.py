@@ -7,10 +7,10 @@ residual crosses the boundary of what tp splits once on each side.
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from .attention import attend
+from .rotary import rotate_halves, rotate_pairs
 
 
 def enter_normed(self: nn.Module, x: Tensor, *norms: nn.Module) -> list[Tensor]:
@@ -79,23 +79,6 @@ def gptj_attention(
     return self.resid_dropout(self.out_proj(attended.flatten(2))), None
 
 
-def rotate_pairs(x: Tensor, table: Tensor, rotary_dim: int | None) -> Tensor:
-    """Rotary position embedding on interleaved pairs, GPT-J's convention.
-
-    Args:
-        x: [batch, seq, heads, head_dim]; table: [batch or 1, seq, rotary_dim], sines then cosines.
-        rotary_dim: dims that turn; the rest pass. All of them where None.
-
-    Source: Su et al. 2021, RoFormer, section 3.4.2.
-    """
-    rotary_dim = rotary_dim or x.shape[-1]
-    sin, cos = table.unsqueeze(2).chunk(2, dim=-1)
-    turning, still = x.split([rotary_dim, x.shape[-1] - rotary_dim], dim=-1)
-    even, odd = turning.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
-    return torch.cat((turned.flatten(-2), still), dim=-1)
-
-
 def falcon_attention(
     self: nn.Module,
     hidden_states: Tensor,
@@ -126,16 +109,6 @@ def falcon_attention(
     dropout = self.attention_dropout.p if self.training and alibi is not None else 0.0
     attended = attend(self.boundary, query, key, value, attention_mask, dropout)
     return self.dense(attended.flatten(2)), None
-
-
-def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding on two halves of a head. x: [batch, heads, seq, head_dim].
-
-    Source: Su et al. 2021, RoFormer, section 3.4.2, with dims paired half a head apart.
-    """
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def on_input(function: Callable[[Tensor], Tensor]) -> Callable:

@@ -25,8 +25,8 @@ class Family:
         norms: norms before a sublayer.
         dropouts: nn.Dropout modules after a sublayer, outside the boundary.
     `forwards`: block path to a forward of our own, always bound.
-    `one_sum`: of a configuration, do attention and MLP read one input and leave in one sum?
-    `one_sum_forward`: the block's forward where they do.
+    `parallel_residual`: of a configuration, are attention and MLP added to one residual together?
+    `parallel_forward`: the block's forward where they do.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Family:
     shared_kv: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
     forwards: dict[str, Callable] = field(default_factory=dict)
-    one_sum: Callable[[Any], bool] = lambda config: False
-    one_sum_forward: Callable | None = None
+    parallel_residual: Callable[[Any], bool] = lambda config: False
+    parallel_forward: Callable | None = None
 
 
 GPTJ = Family(
@@ -61,8 +61,8 @@ GPTJ = Family(
     row=("attn.out_proj", "mlp.fc_out"),
     norms=("ln_1",),
     forwards={"attn": blocks.gptj_attention},
-    one_sum=lambda config: True,
-    one_sum_forward=blocks.gptj_block,
+    parallel_residual=lambda config: True,
+    parallel_forward=blocks.gptj_block,
 )
 
 GPT2 = Family(
@@ -95,8 +95,8 @@ NEOX = Family(
     row=("attention.dense", "mlp.dense_4h_to_h"),
     norms=("input_layernorm", "post_attention_layernorm"),
     dropouts=("post_attention_dropout", "post_mlp_dropout"),
-    one_sum=lambda config: config.use_parallel_residual,
-    one_sum_forward=blocks.neox_block,
+    parallel_residual=lambda config: config.use_parallel_residual,
+    parallel_forward=blocks.neox_block,
 )
 
 FALCON = Family(
@@ -115,8 +115,8 @@ FALCON = Family(
     row=("self_attention.dense", "mlp.dense_4h_to_h"),
     norms=("input_layernorm", "post_attention_layernorm", "ln_attn", "ln_mlp"),
     forwards={"self_attention": blocks.falcon_attention},
-    one_sum=lambda config: config.new_decoder_architecture or config.parallel_attn,
-    one_sum_forward=blocks.falcon_block,
+    parallel_residual=lambda config: config.new_decoder_architecture or config.parallel_attn,
+    parallel_forward=blocks.falcon_block,
 )
 
 LLAMA = Family(
@@ -185,15 +185,15 @@ def published(config: Any) -> Family | None:
 
 
 def _paths(rules: dict[str, str], style: str) -> tuple[str, ...]:
-    return tuple(p.removeprefix("layers.*.") for p, found in rules.items() if found == style)
+    return tuple(p.removeprefix("layers.*.") for p, rule in rules.items() if rule == style)
 
 
 def kv_heads(config: Any) -> int:
     """Heads of keys and values: as many as queries, fewer (grouped), or one (multi-query)."""
     if config.model_type == "falcon" and not config.new_decoder_architecture:
         return 1 if config.multi_query else config.num_attention_heads
-    found = getattr(config, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None)
-    return found or config.num_attention_heads
+    heads = getattr(config, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None)
+    return heads or config.num_attention_heads
 
 
 def mlp_width(config: Any) -> int:

@@ -85,7 +85,7 @@ class Timeline:
         return mean(self.bubbles)
 
 
-def validate(schedule: Schedule) -> None:
+def check_schedule(schedule: Schedule) -> None:
     """Check that the schedule is complete and can run.
 
     Raises:
@@ -113,7 +113,7 @@ def simulate(
         Without `activation_bytes`, `peak_bytes` counts pairs of stage and micro-batch in flight.
 
     Raises:
-        UserError: the schedule cannot run (see validate), or the numbers do not match its stages.
+        UserError: the schedule cannot run (see check_schedule), or the numbers do not match its stages.
     """
     _check_complete(schedule)
     kept = _each("activation_bytes", activation_bytes, schedule.stages)
@@ -171,9 +171,9 @@ def _check_action(schedule: Schedule, rank: int, action: Action) -> None:
 
 
 def _check_microbatch(counts: Mapping[Action, int], stage: int, i: int) -> None:
-    found = {kind: counts[Action(kind, stage, i)] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)}
-    if tuple(found.values()) not in ((1, 1, 0, 0), (1, 0, 1, 1)):
-        has = ", ".join(f"{count} {kind}" for kind, count in found.items() if count) or "nothing"
+    counted = {kind: counts[Action(kind, stage, i)] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)}
+    if tuple(counted.values()) not in ((1, 1, 0, 0), (1, 0, 1, 1)):
+        has = ", ".join(f"{count} {kind}" for kind, count in counted.items() if count) or "nothing"
         raise UserError(
             f"stage {stage} needs one F and either one B or one I and one W "
             f"for micro-batch {i}, but has {has}"

@@ -56,16 +56,16 @@ class WideProducts(TorchDispatchMode):
         rounded = WIDENED.get(func)
         if rounded is None or not _is_bf16(args):
             return func(*args, **kwargs)
-        found = func(*map(_widen, args), **{name: _widen(value) for name, value in kwargs.items()})
-        if isinstance(found, Tensor):
-            return found.bfloat16()
-        return tuple(x.bfloat16() if i in rounded else x for i, x in enumerate(found))
+        result = func(*map(_widen, args), **{name: _widen(value) for name, value in kwargs.items()})
+        if isinstance(result, Tensor):
+            return result.bfloat16()
+        return tuple(x.bfloat16() if i in rounded else x for i, x in enumerate(result))
 
 
 def _is_bf16(args: tuple) -> bool:
     """Are the tensors plain ones, and the first of them bf16? Others choose their own way."""
     tensors = [value for value in args if isinstance(value, Tensor)]
-    return tensors[0].dtype == torch.bfloat16 and all(type(one) in PLAIN for one in tensors)
+    return tensors[0].dtype == torch.bfloat16 and all(type(tensor) in PLAIN for tensor in tensors)
 
 
 def _widen(value: Any) -> Any:

@@ -61,14 +61,14 @@ def compilations() -> list[Compilation]:
 
     return [
         Compilation(
-            name=one.co_name or "backward",
-            seconds=(one.duration_us or 0) / 1e6,
-            reason=(one.recompile_reason or "").strip(),
+            name=metrics.co_name or "backward",
+            seconds=(metrics.duration_us or 0) / 1e6,
+            reason=(metrics.recompile_reason or "").strip(),
         )
-        for one in get_compilation_metrics()
+        for metrics in get_compilation_metrics()
     ]
 
 
 def compile_s() -> float:
     """Seconds that this process has spent on compiling."""
-    return sum(one.seconds for one in compilations())
+    return sum(compilation.seconds for compilation in compilations())

@@ -43,9 +43,9 @@ def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The sum over the group, of which each rank keeps its equal part along `dim`."""
     parts = x.contiguous() if dim == 0 else torch.cat(x.chunk(group.size(), dim))
-    mine = parts.new_empty((parts.shape[0] // group.size(), *parts.shape[1:]))
-    scatter_single(mine, parts, group=group)
-    return mine
+    piece = parts.new_empty((parts.shape[0] // group.size(), *parts.shape[1:]))
+    scatter_single(piece, parts, group=group)
+    return piece
 
 
 def my_part(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:

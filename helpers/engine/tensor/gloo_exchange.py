@@ -67,46 +67,46 @@ class Exchange(dist.Work):
 
 
 def gather_single(
-    whole: Tensor, mine: Tensor, group: ProcessGroup | None = None, async_op: bool = False
+    whole: Tensor, piece: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> dist.Work | None:
     """The ranks' pieces, in the order of their ranks.
 
     Args:
         whole: [n * k, ..] for n ranks, contiguous; is overwritten.
-        mine: [k, ..], contiguous; may be this rank's place in `whole`.
+        piece: [k, ..], contiguous; may be this rank's place in `whole`.
         async_op: return at once what has to be waited for.
     """
     group = group or dist.group.WORLD
     # a ring sends a piece over the link between two nodes once, not to each rank behind it
     if not _gloo(group) or not _on_one_node(group):
-        return _gather_by_backend(whole, mine, group=group, async_op=async_op)
-    pieces = whole.view(group.size(), *mine.shape)
+        return _gather_by_backend(whole, piece, group=group, async_op=async_op)
+    pieces = whole.view(group.size(), *piece.shape)
     place = pieces[group.rank()]
-    if place.data_ptr() != mine.data_ptr():
-        place.copy_(mine)
+    if place.data_ptr() != piece.data_ptr():
+        place.copy_(piece)
     return _waited(Exchange("all_gather", [place] * group.size(), pieces, group), async_op)
 
 
 def scatter_single(
-    mine: Tensor, parts: Tensor, group: ProcessGroup | None = None, async_op: bool = False
+    piece: Tensor, parts: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> dist.Work | None:
-    """The sum of `parts` over the group, of which each rank gets its piece in `mine`.
+    """The sum of `parts` over the group, of which each rank gets its piece in `piece`.
 
     Args:
-        mine: [k, ..], is overwritten.
+        piece: [k, ..], is overwritten.
         parts: [n * k, ..] for n ranks, contiguous.
         async_op: return at once what has to be waited for; until then `parts` must stay as it is.
     """
     group = group or dist.group.WORLD
     if not _gloo(group):
-        return _scatter_by_backend(mine, parts, group=group, async_op=async_op)
+        return _scatter_by_backend(piece, parts, group=group, async_op=async_op)
     n, rank = group.size(), group.rank()
-    pieces = parts.view(n, *mine.shape)
-    others = [torch.empty_like(mine) for _ in range(n - 2)]
-    received = [mine, *others]
-    received.insert(rank, mine)  # nothing is sent to oneself
+    pieces = parts.view(n, *piece.shape)
+    others = [torch.empty_like(piece) for _ in range(n - 2)]
+    received = [piece, *others]
+    received.insert(rank, piece)  # nothing is sent to oneself
     terms = (pieces[rank], *others)
-    return _waited(Exchange("reduce_scatter", pieces, received, group, mine, terms), async_op)
+    return _waited(Exchange("reduce_scatter", pieces, received, group, piece, terms), async_op)
 
 
 def _gloo(group: ProcessGroup) -> bool:

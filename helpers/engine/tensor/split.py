@@ -77,7 +77,7 @@ def fuse_gelu(model: nn.Module) -> None:
 def split_block(
     model: nn.Module, family: Family, boundary: Boundary, block: nn.Module, prefix: str
 ) -> None:
-    one_sum = family.one_sum(model.config)
+    parallel_residual = family.parallel_residual(model.config)
     for kind in ("column", "fused_qkv", "row"):
         for path in getattr(family, kind):
             layer = find(block, path, family)
@@ -85,15 +85,15 @@ def split_block(
                 _view_qkv_as_thirds(model, layer, f"{prefix}.{path}")
             forward, dims = (LINEAR if isinstance(layer, nn.Linear) else CONV1D)[kind]
             bind(layer, forward, boundary, **dims)
-            layer.reduces_output = not one_sum
+            layer.reduces_output = not parallel_residual
     for path in family.shared_kv:
         split_kv(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
     find(block, family.attention, family).boundary = boundary
     _count_own_heads(block.get_submodule(family.attention), boundary.size)
-    if one_sum:
-        bind(block, family.one_sum_forward, boundary)
+    if parallel_residual:
+        bind(block, family.parallel_forward, boundary)
     else:
         for path in family.sublayers:
             find(block, path, family).register_forward_pre_hook(
@@ -177,11 +177,11 @@ def _count_own_heads(attention: nn.Module, tp: int) -> None:
 def _norms_and_dropouts(model, family, boundary, block, prefix) -> None:
     """What lies outside the boundary sees a part of the sequence, or a part of the gradient."""
     norms = [path for path in family.norms if hasattr(block, path)]
-    inside = family.one_sum(model.config) and len(norms) > 1
+    inside = family.parallel_residual(model.config) and len(norms) > 1
     if boundary.size > 1 and (boundary.sequence_parallel or inside):
         for path in norms:
             _mark(model, f"{prefix}.{path}.", block.get_submodule(path))
-    if boundary.sequence_parallel and not family.one_sum(model.config):
+    if boundary.sequence_parallel and not family.parallel_residual(model.config):
         for path in family.dropouts:
             bind(block.get_submodule(path), _own_dropout, boundary)
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError
+from helpers.lab.figures.display import table_of
 from helpers.lab.launch.launch import launch
 from helpers.lab.paths import unused
 from helpers.lab.runs.failure_report import RunFailed
@@ -45,7 +46,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Found:
+class Tries:
     """The sizes that were tried, in order."""
 
     tries: tuple[Try, ...]
@@ -53,17 +54,19 @@ class Found:
     @property
     def batch_size(self) -> int:
         """The largest that fits."""
-        return max(one.batch_size for one in self.tries if one.fits)
+        return max(attempt.batch_size for attempt in self.tries if attempt.fits)
 
     @property
     def table(self) -> "pd.DataFrame":
-        pandas = need("pandas", "notebooks")
-        rows = {one.batch_size: {"fits": one.fits, "what it said": one.words} for one in self.tries}
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("batch")
+        rows = {
+            attempt.batch_size: {"fits": attempt.fits, "what it said": attempt.words}
+            for attempt in self.tries
+        }
+        return table_of(rows, "batch")
 
     @property
     def sentence(self) -> str:
-        larger = [one.batch_size for one in self.tries if not one.fits]
+        larger = [attempt.batch_size for attempt in self.tries if not attempt.fits]
         end = f"; {min(larger)} does not" if larger else ", and nothing larger was tried"
         return f"A batch of {self.batch_size} fits{end}."
 
@@ -77,7 +80,7 @@ def find_batch(
     limit_bytes: float = math.inf,
     out: str | Path,
     **flags: Any,
-) -> Found:
+) -> Tries:
     """Try batches until the largest that fits is known.
 
     Args:
@@ -102,9 +105,9 @@ def find_batch(
         return tries[-1].fits
 
     search(fits, first // step, most // step)
-    if not any(one.fits for one in tries):
+    if not any(attempt.fits for attempt in tries):
         raise UserError(f"not even a batch of {step} fits: {tries[-1].words}")
-    return Found(tuple(tries))
+    return Tries(tuple(tries))
 
 
 def search(fits: Callable[[int], bool], first: int, most: int) -> int:

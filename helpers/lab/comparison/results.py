@@ -1,7 +1,7 @@
 """What came out of a comparison: speed, bill, time to a loss, break-even, and a sentence.
 
-A ratio is always how many times as fast as the first side, over runs of one seed, and always of a
-named clock:
+Every table is a median over the repeats of a side, of the columns of `Comparison.rows`. A ratio is
+always how many times as fast as the first side, over runs of one seed, and always of a named clock:
 
     training       steps alone; in the steady state, or up to the target loss
     with compile   all steps and the compile time
@@ -14,7 +14,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from helpers.engine.errors import UserError, need
-from helpers.lab.comparison.loss_curve import curve, seconds_by_part, steady_s, work_of
+from helpers.lab.comparison.measures import curve, measures, work_of
+from helpers.lab.figures.display import table_of
 from helpers.lab.runs.run import Run
 from helpers.planner.cost import money
 from helpers.planner.published.claims import Claim, claim
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CLOCKS = ("training", "with compile", "billed")
+STEADY = {"samples": "s a sample", "steps": "s a step"}
 
 
 @dataclass(frozen=True)
@@ -51,83 +53,82 @@ class Comparison:
         return next(iter(self.sides))
 
     @cached_property
+    def rows(self) -> "pd.DataFrame":
+        """A row a run, by side and repeat, with the columns of `measures`."""
+        pandas = need("pandas", "notebooks")
+        rows = [measures(run, self.window, self.target_loss) for run in self._runs.values()]
+        index = pandas.MultiIndex.from_tuples(self._runs, names=["side", "repeat"])
+        return pandas.DataFrame(rows, index=index)
+
+    @cached_property
+    def curves(self) -> "pd.DataFrame":
+        """A row a step, by side and repeat, with the columns of `curve`."""
+        pandas = need("pandas", "notebooks")
+        curves = {key: curve(run, self.window) for key, run in self._runs.items()}
+        return pandas.concat(curves, names=["side", "repeat", "step"])
+
+    @cached_property
     def work(self) -> "pd.DataFrame":
         """What a run of each side did."""
-        pandas = need("pandas", "notebooks")
         rows = {}
         for name, runs in self.sides.items():
             work = work_of(runs[0])
             counts = {key: getattr(work, key) for key in ("samples", "steps", "batch", "tokens")}
             words = ", ".join(map(str, self.differs.get(name, []))) or "–"
             rows[name] = {"runs": len(runs), **counts, f"not as {self.baseline}": words}
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("side")
+        return table_of(rows, "side")
 
     @cached_property
     def speed(self) -> "pd.DataFrame":
         """Samples a second, and how many times as fast as the baseline: the median over the
         repeats, and the lowest and highest of them."""
         pandas = need("pandas", "notebooks")
-        rows = {}
-        for name, runs in self.sides.items():
-            rows[name] = {
-                "samples/s": median(1 / steady_s(run, "samples") for run in runs),
-                "with compile": median(
-                    work_of(run).samples / _clocks_s(run)["with compile"] for run in runs
-                ),
-                "loss": self.final_loss(name),
-            }
-            for clock in CLOCKS:
-                ratios = self.ratios(name, clock)
-                rows[name][f"times as fast, {clock}"] = median(ratios)
-                rows[name][f"{clock}: lowest"] = min(ratios)
-                rows[name][f"{clock}: highest"] = max(ratios)
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("side")
+        rows = self.rows
+        rates = {
+            "samples/s": 1 / rows["s a sample"],
+            "with compile": rows["samples"] / (rows["compile"] + rows["train"]),
+            "loss": rows["loss"],
+        }
+        table = _medians(pandas.DataFrame(rates))
+        for clock in CLOCKS:
+            ratios = self._ratios[clock].groupby("side", sort=False)
+            table[f"times as fast, {clock}"] = ratios.median()
+            table[f"{clock}: lowest"] = ratios.min()
+            table[f"{clock}: highest"] = ratios.max()
+        return table
 
     @cached_property
     def bill(self) -> "pd.DataFrame":
         """Seconds that a run is billed for, by what they went into, and their cost; medians."""
-        pandas = need("pandas", "notebooks")
-        rows = {}
-        for name, runs in self.sides.items():
-            parts = [seconds_by_part(run) for run in runs]
-            row = {part: median(one[part] for one in parts) for part in parts[0]}
-            row["billed"] = median(sum(one.values()) for one in parts)
-            if self.price_per_hour:
-                row["cost"] = money(row["billed"], self.price_per_hour)
-            rows[name] = row
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("side")
+        table = _medians(self.rows[["before", "compile", "train", "rest", "billed"]])
+        if self.price_per_hour:
+            table["cost"] = money(table["billed"], self.price_per_hour)
+        return table
 
     @cached_property
     def to_target(self) -> "pd.DataFrame":
         """What it takes to reach `target_loss`: samples, steps and seconds; medians."""
-        pandas = need("pandas", "notebooks")
-        rows = {}
-        for name, runs in self.sides.items():
-            reached = [self.reached(run) for run in runs]
-            rows[name] = {key: median(one[key] for one in reached) for key in reached[0]}
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("side")
+        counts = self.rows[["samples to loss", "steps to loss"]]
+        counts = counts.set_axis(["samples", "steps"], axis=1)
+        return _medians(counts.join(self._to_loss_s.add_suffix(" s")))
 
     @cached_property
     def break_even(self) -> "pd.DataFrame":
         """After how many samples the extra compile time is paid back; nothing where it never is."""
         pandas = need("pandas", "notebooks")
-        first_s, first_compile_s = self._steady(self.baseline)
-        rows = {}
-        for name in list(self.sides)[1:]:
-            sample_s, compile_s = self._steady(name)
-            extra_s, gain_s = max(0.0, compile_s - first_compile_s), first_s - sample_s
-            samples = extra_s / gain_s if gain_s > 0 else float("nan")
-            rows[name] = {
+        medians = _medians(self.rows)
+        first, others = medians.iloc[0], medians.iloc[1:]
+        extra_s = (others["compile"] - first["compile"]).clip(lower=0.0)
+        gain_s = first["s a sample"] - others["s a sample"]
+        samples = (extra_s / gain_s).where(gain_s > 0)
+        return pandas.DataFrame(
+            {
                 "extra compile s": extra_s,
                 "gained s a sample": gain_s,
                 "samples": samples,
-                "seconds": samples * first_s,
+                "seconds": samples * first["s a sample"],
             }
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("side")
-
-    def final_loss(self, name: str) -> float:
-        """The mean loss of the last `window` samples, the median over the repeats."""
-        return median(curve(run, self.window)["loss"].iloc[-1] for run in self.sides[name])
+        )
 
     def ratios(self, name: str, clock: str) -> list[float]:
         """How many times as fast as the baseline, by repeat, to the same samples, steps or loss.
@@ -137,40 +138,24 @@ class Comparison:
         """
         if clock not in CLOCKS:
             raise UserError(f"clock is one of {', '.join(CLOCKS)}, not {clock!r}")
-        return [
-            self._mark_s(first, clock) / self._mark_s(run, clock)
-            for first, run in zip(self.sides[self.baseline], self.sides[name])
-        ]
+        return self._ratios.loc[name][clock].tolist()
 
     def claim(self, name: str, meaning: str, clock: str) -> Claim:
         """So many percent faster than the baseline, in the meaning and on the clock that you name;
         see helpers.planner.published.claims."""
         return claim(median(self.ratios(name, clock)), meaning, clock)
 
-    def reached(self, run: Run) -> dict[str, float]:
-        """Where a run's loss first is `target_loss` or less."""
-        along = curve(run, self.window)
-        row = along[along["loss"] <= self.target_loss].iloc[0]
-        parts = seconds_by_part(run)
-        return {
-            "samples": float(row["samples"]),
-            "steps": float(row.name + 1),
-            "training s": row["seconds"],
-            "with compile s": row["seconds"] + parts["compile"],
-            "billed s": row["seconds"] + parts["compile"] + parts["before"],
-        }
-
     @property
     def sentence(self) -> str:
         """What was held equal, and what came out, with its spread."""
         parts = [self._said(name) for name in list(self.sides)[1:]]
-        return f"{self._held()}, {'; '.join(parts)}."
+        return f"{self._held_equal()}, {'; '.join(parts)}."
 
-    def _held(self) -> str:
+    def _held_equal(self) -> str:
         if self.at == "loss":
             return f"To a loss of {self.target_loss:.4g}"
         unit = {"samples": "sample", "steps": "optimizer step"}[self.at]
-        if any(d.name == self.at for found in self.differs.values() for d in found):
+        if any(d.name == self.at for differences in self.differs.values() for d in differences):
             return f"For one {unit}"
         return f"At {self.work[self.at].iloc[0]:,} {unit}s each"
 
@@ -191,22 +176,35 @@ class Comparison:
         also = [d for d in self.differs[name] if not (self.at == "loss" and d.name in AMOUNTS)]
         return words + (f"; they differ in {', '.join(map(str, also))}" if also else "")
 
-    def _steady(self, name: str) -> tuple[float, float]:
-        """Seconds a sample, and of compiling."""
-        runs = self.sides[name]
-        compile_s = median(seconds_by_part(run)["compile"] for run in runs)
-        return median(steady_s(run, "samples") for run in runs), compile_s
+    @property
+    def _runs(self) -> dict[tuple[str, int], Run]:
+        return {(name, i): run for name, runs in self.sides.items() for i, run in enumerate(runs)}
 
-    def _mark_s(self, run: Run, clock: str) -> float:
-        """Seconds to the target loss; or, at samples or steps, for one of them."""
-        if self.at == "loss":
-            return self.reached(run)[f"{clock} s"]
-        if clock == "training":
-            return steady_s(run, self.at)
-        return _clocks_s(run)[clock] / getattr(work_of(run), self.at)
+    @cached_property
+    def _ratios(self) -> "pd.DataFrame":
+        """A row a run: how many times as fast as the baseline's of the same repeat, by clock."""
+        marks_s = self._to_loss_s if self.at == "loss" else self._for_one_s
+        first_s = marks_s.loc[self.baseline]
+        return first_s.reindex(marks_s.index, level="repeat") / marks_s
+
+    @property
+    def _to_loss_s(self) -> "pd.DataFrame":
+        """A row a run: seconds to the target loss, by clock."""
+        training = self.rows["s to loss"]
+        compiled = training + self.rows["compile"]
+        return _by_clock(training, compiled, compiled + self.rows["before"])
+
+    @property
+    def _for_one_s(self) -> "pd.DataFrame":
+        """A row a run: seconds for one sample or step, by clock."""
+        rows, amount = self.rows, self.rows[self.at]
+        compiled = rows["compile"] + rows["train"]
+        return _by_clock(rows[STEADY[self.at]], compiled / amount, rows["billed"] / amount)
 
 
-def _clocks_s(run: Run) -> dict[str, float]:
-    """Seconds of a whole run by clock."""
-    parts = seconds_by_part(run)
-    return {"with compile": parts["compile"] + parts["train"], "billed": sum(parts.values())}
+def _by_clock(*seconds: "pd.Series") -> "pd.DataFrame":
+    return need("pandas", "notebooks").concat(seconds, axis=1, keys=CLOCKS)
+
+
+def _medians(rows: "pd.DataFrame") -> "pd.DataFrame":
+    return rows.groupby("side", sort=False).median()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError
-from helpers.lab.comparison.loss_curve import curve, work_of
+from helpers.lab.comparison.measures import curve, work_of
 from helpers.lab.comparison.results import Comparison
 from helpers.lab.launch.launch import launch
 from helpers.lab.paths import shown, unused
@@ -101,8 +101,9 @@ def compare_runs(
     differs = _check_sides(works, at, allow)
     if "order" not in allow:
         _check_order(loaded)
-    every = [work for one in works.values() for work in one]
-    window = max(*(work.batch for work in every), int(WINDOW * min(w.samples for w in every)))
+    every_work = [work for repeats in works.values() for work in repeats]
+    fewest = min(work.samples for work in every_work)
+    window = max(*(work.batch for work in every_work), int(WINDOW * fewest))
     target_loss = _target(loaded, window, target_loss)
     return Comparison(loaded, at, differs, window, target_loss, price_per_hour)
 
@@ -113,15 +114,15 @@ def _load(run: Run | str | Path) -> Run:
 
 def _check_repeats(works: Mapping[str, list[Work]]) -> None:
     """Sides have equally many runs, and these differ in their seed alone."""
-    counts = {name: len(each) for name, each in works.items()}
+    counts = {name: len(repeats) for name, repeats in works.items()}
     if min(counts.values()) < 1 or len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise UserError(f"every side needs the same number of runs, at least one: {said}")
-    for name, each in works.items():
-        for number, work in enumerate(each[1:], start=2):
-            found = [d for d in differences(each[0], work) if d.name not in ("seed", "tokens")]
-            if found:
-                what = ", ".join(map(str, found))
+    for name, (first, *repeats) in works.items():
+        for number, work in enumerate(repeats, start=2):
+            wrong = [d for d in differences(first, work) if d.name not in ("seed", "tokens")]
+            if wrong:
+                what = ", ".join(map(str, wrong))
                 raise UserError(f"run {number} of {name} is no repeat of the first: {what}")
 
 
@@ -132,9 +133,11 @@ def _check_sides(
     first, *others = works
     differs = {}
     for name in others:
-        pairs = zip(works[first], works[name])
-        found = [check_equal(first, one, name, other, at, allow) for one, other in pairs]
-        differs[name] = found[0]
+        by_repeat = [
+            check_equal(first, baseline, name, other, at, allow)
+            for baseline, other in zip(works[first], works[name])
+        ]
+        differs[name] = by_repeat[0]
     return differs
 
 
@@ -145,7 +148,7 @@ def _check_order(sides: Mapping[str, tuple[Run, ...]]) -> None:
         for name, runs in sides.items()
         for run in runs
     )
-    turns = sum(one[1] != other[1] for one, other in pairwise(ended))
+    turns = sum(side != next_side for (_, side), (_, next_side) in pairwise(ended))
     distinct = len({time for time, _ in ended}) == len(ended)
     if distinct and len(ended) > len(sides) and turns == len(sides) - 1:
         raise UserError(
@@ -156,8 +159,9 @@ def _check_order(sides: Mapping[str, tuple[Run, ...]]) -> None:
 
 def _target(sides: Mapping[str, tuple[Run, ...]], window: int, wanted: float | None) -> float:
     """The loss to reach: `wanted`, or the lowest that every run reaches."""
-    every = [run for runs in sides.values() for run in runs]
-    lowest = {run: float(curve(run, window)["loss"].min()) for run in every}
+    lowest = {
+        run: float(curve(run, window)["loss"].min()) for runs in sides.values() for run in runs
+    }
     worst = max(lowest, key=lowest.__getitem__)
     if wanted is not None and lowest[worst] > wanted:
         raise UserError(

@@ -7,23 +7,22 @@ show_figure(fig, alt, table=table)
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import SPEED, Costs, layer_ranges
-from helpers.lab.figures.training_plots import BLUE, ORANGE, VERMILLION, new_figure
+from helpers.lab.figures.display import table_of
+from helpers.lab.figures.drawing import Point, box, key, name_columns, name_rows, words_at
+from helpers.lab.figures.style import BLUE, INK, ORANGE, VERMILLION, Look, Picture, new_figure
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Drawing = tuple["Figure", "pd.DataFrame", str]
 Part = int | str  # a layer's number, EMBEDDING or HEAD
 Stages = Sequence[Sequence[Part]]
 
 EMBEDDING, HEAD = "embedding", "head"
-INK = "#222222"
-# what is no layer: colour, hatch
-ENDS = {EMBEDDING: (ORANGE, "///"), HEAD: (VERMILLION, "\\\\\\")}
+LAYER: Look = (BLUE, "")
+ENDS: dict[Part, Look] = {EMBEDDING: (ORANGE, "///"), HEAD: (VERMILLION, "\\\\\\")}
 HIGH = 0.55  # inches of a layer
 GAP = 0.55  # layers
 
@@ -38,13 +37,13 @@ def stages_of(counts: Sequence[int]) -> list[list[Part]]:
 
 def draw_partition(
     partitions: Mapping[str, Stages], costs: Costs, memory_weight: float = SPEED
-) -> Drawing:
+) -> Picture:
     """Partitions of one model, one above the other; a box is as high as its part costs.
 
     Args:
         partitions: by name, the parts of each stage.
         costs: of the parts; drawn in units of the first layer.
-        memory_weight: as in engine.partition.
+        memory_weight: as in engine.pipeline.partition.
 
     Returns:
         The figure; a table by partition; alternative text.
@@ -52,99 +51,74 @@ def draw_partition(
     Raises:
         UserError: a partition leaves a part out or has it twice.
     """
-    pandas = need("pandas", "notebooks")
-    names = [EMBEDDING, *range(len(costs.layers)), HEAD]
+    parts = [EMBEDDING, *range(len(costs.layers)), HEAD]
     shares = costs.shares(memory_weight)
-    units = {name: float(share / shares[1]) for name, share in zip(names, shares)}
-    for title, stages in partitions.items():
-        if sorted(map(str, (part for stage in stages for part in stage))) != sorted(
-            map(str, names)
-        ):
-            raise UserError(f"the partition {title!r} does not have each part of the model once")
-    loads = {
-        title: [sum(units[part] for part in stage) for stage in stages]
-        for title, stages in partitions.items()
+    heights = {part: float(share / shares[1]) for part, share in zip(parts, shares)}
+    for name, stages in partitions.items():
+        placed = [part for stage in stages for part in stage]
+        if sorted(map(str, placed)) != sorted(map(str, parts)):
+            raise UserError(f"the partition {name!r} does not have each part of the model once")
+    largest = {
+        name: max(sum(heights[part] for part in stage) for stage in stages)
+        for name, stages in partitions.items()
     }
-    fig = _picture(partitions, loads, units)
-    even = sum(units.values())
-    table = pandas.DataFrame(
-        {
-            "stages": [len(stages) for stages in partitions.values()],
-            "without layers": [
-                sum(not any(isinstance(p, int) for p in stage) for stage in stages)
-                for stages in partitions.values()
-            ],
-            "largest stage, in layers": [max(found) for found in loads.values()],
-            "if all were equal": [even / len(found) for found in loads.values()],
-        },
-        index=pandas.Index(list(partitions), name="partition"),
-    )
-    return fig, table, _in_words(partitions)
+    rows = {
+        name: {
+            "stages": len(stages),
+            "without layers": sum(not any(isinstance(p, int) for p in stage) for stage in stages),
+            "largest stage, in layers": largest[name],
+            "if all were equal": sum(heights.values()) / len(stages),
+        }
+        for name, stages in partitions.items()
+    }
+    fig = _picture(partitions, heights, largest)
+    return fig, table_of(rows, "partition"), _alt(partitions)
 
 
 def _picture(
-    partitions: Mapping[str, Stages],
-    loads: Mapping[str, Sequence[float]],
-    units: Mapping[Part, float],
+    partitions: Mapping[str, Stages], heights: Mapping[Part, float], largest: Mapping[str, float]
 ) -> "Figure":
-    tall = sum(max(found) + GAP for found in loads.values())
+    tall = sum(largest.values()) + GAP * len(partitions)
     wide = max(len(stages) for stages in partitions.values())
     fig, axes = new_figure(0.7 + HIGH * tall, grid=None)
-    top = tall
-    for title, stages in partitions.items():
-        top -= max(loads[title]) + GAP
-        axes.text(0, top + max(loads[title]) + 0.06, title, weight="bold", color=INK, va="bottom")
-        axes.plot([0, len(stages)], [top, top], color=INK, linewidth=1)
+    level = tall
+    for name, stages in partitions.items():
+        level -= largest[name] + GAP
+        words = {"weight": "bold", "color": INK, "va": "bottom"}
+        axes.text(0, level + largest[name] + 0.06, name, **words)
+        axes.plot([0, len(stages)], [level, level], color=INK, linewidth=1)
         for place, stage in enumerate(stages):
-            level = top
-            for part in stage:
-                _box(axes, place, level, units[part], part)
-                level += units[part]
+            _stage(axes, (place + 0.06, level), stage, heights)
     axes.set(xlim=(0, wide), ylim=(0, tall), xlabel="stage")
-    axes.set_xticks([place + 0.5 for place in range(wide)], range(wide))
-    axes.set_yticks([])
-    axes.tick_params(axis="x", length=0)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
-    _key(fig)
+    name_columns(axes, {place + 0.5: str(place) for place in range(wide)})
+    name_rows(axes, {})
+    key(fig, {"a layer, by its number": LAYER, **ENDS}, columns=3, size=8.5)
     return fig
 
 
-def _box(axes: "Axes", place: int, level: float, height: float, part: Part) -> None:
-    from matplotlib.patches import Rectangle
-
-    colour, hatch = ENDS.get(part, (BLUE, ""))
-    corner, width = (place + 0.06, level), 0.88
-    axes.add_patch(
-        Rectangle(corner, width, height, facecolor=colour, edgecolor="white", hatch=hatch, lw=0)
-    )
-    axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor="white", lw=1.2))
-    if part not in ENDS:
-        middle = {"ha": "center", "va": "center", "color": "white", "size": 9}
-        axes.text(place + 0.5, level + height / 2, str(part), **middle)
-
-
-def _key(fig: "Figure") -> None:
-    from matplotlib.patches import Patch
-
-    patches = [Patch(facecolor=BLUE, label="a layer, by its number")]
-    patches += [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name)
-        for name, (colour, hatch) in ENDS.items()
-    ]
-    fig.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
+def _stage(
+    axes: "Axes", corner: Point, stage: Sequence[Part], heights: Mapping[Part, float]
+) -> None:
+    """The parts of a stage, one upon the other from `corner` on."""
+    x, level = corner
+    for part in stage:
+        height = heights[part]
+        box(axes, (x, level), 0.88, height, ENDS.get(part, LAYER), edge="white", line=1.2)
+        if part not in ENDS:
+            words_at(axes, (x + 0.44, level + height / 2), str(part), color="white", size=9)
+        level += height
 
 
-def _in_words(partitions: Mapping[str, Stages]) -> str:
+def _alt(partitions: Mapping[str, Stages]) -> str:
     """Every stage of every partition."""
-    parts = []
-    for title, stages in partitions.items():
-        held = "; ".join(
+    words = []
+    for name, stages in partitions.items():
+        contents = "; ".join(
             f"stage {place}: {', '.join(map(_name, stage)) or 'nothing'}"
             for place, stage in enumerate(stages)
         )
-        parts.append(f"{title}, {held}")
-    return f"A column a stage, with the parts of the model on it. {'. '.join(parts)}."
+        words.append(f"{name}, {contents}")
+    return f"A column a stage, with the parts of the model on it. {'. '.join(words)}."
 
 
 def _name(part: Part) -> str:

@@ -63,7 +63,6 @@ def lines(axes: "Axes", table: "pd.DataFrame", **style: Any) -> None:
     for i, name in enumerate(table):
         values = table[name].dropna()
         axes.plot(values.index, values, label=name, **{**series_look(i), **style})
-    axes.legend(frameon=False)
 
 
 def name_bars(axes: "Axes", names: list[str]) -> None:

@@ -8,9 +8,11 @@ printed. With `save_to` the same is left on disk: NAME.png, NAME.csv (raw), NAME
 import html
 import io
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helpers.engine.errors import need
 from helpers.lab.paths import ROOT
 
 if TYPE_CHECKING:
@@ -139,6 +141,25 @@ def number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
+
+
+def table_of(rows: "Mapping[Any, Mapping[str, Any]]", of: str) -> "pd.DataFrame":
+    """A table from its rows by label; `of` is the name of the labels' column."""
+    pandas = need("pandas", "notebooks")
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis(of)
+
+
+def in_words(table: "pd.DataFrame") -> str:
+    """Each row of the table as `label: column value, column value.`"""
+    return " ".join(
+        f"{label}: {', '.join(f'{column} {value}' for column, value in row.items())}."
+        for label, row in table.iterrows()
+    )
+
+
+def listed(words: Sequence[str]) -> str:
+    """The words as `a, b and c`."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def in_notebook() -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from helpers.lab.figures.style import INK, Look
+from helpers.lab.figures.style import BLUE, INK, ORANGE, Look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,8 +12,42 @@ if TYPE_CHECKING:
 WHITE: Look = ("white", "")
 WHOLE: Look = ("#d9d9d9", "")  # what every rank has all of
 WAITING: Look = ("#dcdcdc", "")  # where nothing is done
+RANK_LOOKS: tuple[Look, Look] = ((BLUE, ""), (ORANGE, "///"))  # of rank 0 and rank 1
 
 Point = tuple[float, float]
+
+
+def canvas(width: float, height: float) -> "tuple[Figure, Axes]":
+    """An empty drawing of width x height units, 0.5 inch each."""
+    fig, axes = new_figure(height / 2, grid=None)
+    axes.set(xlim=(0, width), ylim=(-0.2, height), aspect="equal")
+    axes.axis("off")
+    return fig, axes
+
+
+def fill(axes: "Axes", corner: Point, width: float, height: float, look: Look) -> None:
+    """A rectangle from its lower left corner on, hatched in white, without an outline."""
+    from matplotlib.patches import Rectangle
+
+    colour, hatch = look
+    style = {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "lw": 0}
+    axes.add_patch(Rectangle(corner, width, height, **style))
+
+
+def outline(
+    axes: "Axes",
+    corner: Point,
+    width: float,
+    height: float,
+    colour: str = INK,
+    line: float = 1.0,
+    style: str = "-",
+) -> None:
+    """An empty rectangle; its line is so many points wide, in one of matplotlib's styles."""
+    from matplotlib.patches import Rectangle
+
+    drawn = {"edgecolor": colour, "lw": line, "linestyle": style}
+    axes.add_patch(Rectangle(corner, width, height, fill=False, **drawn))
 
 
 def box(
@@ -24,21 +58,10 @@ def box(
     look: Look,
     edge: str = INK,
     line: float = 1.0,
-    style: str = "-",
 ) -> None:
-    """A filled rectangle, hatched in white, and its outline.
-
-    Args:
-        corner: the lower left one.
-        edge: the outline's colour; `line` is its width in points, `style` as in matplotlib.
-    """
-    from matplotlib.patches import Rectangle
-
-    colour, hatch = look
-    filled = {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "lw": 0}
-    axes.add_patch(Rectangle(corner, width, height, **filled))
-    outline = {"fill": False, "edgecolor": edge, "lw": line, "linestyle": style}
-    axes.add_patch(Rectangle(corner, width, height, **outline))
+    """A filled rectangle with its outline."""
+    fill(axes, corner, width, height, look)
+    outline(axes, corner, width, height, edge, line)
 
 
 def words_at(axes: "Axes", centre: Point, words: str, label: bool = False, **font: Any) -> None:

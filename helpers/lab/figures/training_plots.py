@@ -1,7 +1,7 @@
 """The plots of finished runs. Each returns the figure, the table of its numbers, and a sentence.
 
-    fig, table, sentence = plot_loss({"one process": base, "tp=2": run})
-    show_figure(fig, alt="Loss by step of both runs: ...", table=table, sentence=sentence)
+fig, table, sentence = plot_loss({"one process": base, "tp=2": run})
+show_figure(fig, alt="Loss by step of both runs: ...", table=table, sentence=sentence)
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 from helpers.engine.errors import UserError, need
 from helpers.lab.figures.charts import name_bars, stacked_bars
-from helpers.lab.figures.drawing import legend_below
 from helpers.lab.figures.style import (
     BLACK,
     BLUE,
-    COLOURS,
-    ORANGE,
     STATE_LOOKS,
     VERMILLION,
     Picture,
     new_figure,
+    part_look,
     series_look,
     title,
     unit_of,
@@ -27,17 +25,12 @@ from helpers.lab.runs.run import Run, compare
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from helpers.planner.cost import StateBytes
 
 LEAST_S = 1e-3  # a phase that took less did not happen
 STATES = tuple(STATE_LOOKS)
-# of the ladder: a column, measured and where it holds {} also predicted, and its panel's title
-LADDER = (
-    ("state, {} MB", "state of a rank, MB"),
-    ("sent a step, {} MB", "a rank sends in a step, MB"),
-    ("step, ms", "a step, ms"),
-)
 
 
 def plot_loss(runs: Mapping[str, Run]) -> Picture:
@@ -79,17 +72,19 @@ def plot_throughput(runs: Mapping[str, Run]) -> Picture:
     measured = compare(*(runs[name] for name in names), names=names)
     speed, low, high = (measured[key] for key in ("tokens_per_s", "p10", "p90"))
     fig, axes = new_figure(1.1 + 0.55 * len(names), grid="x")
+    colours, hatches = zip(*(part_look(i) for i in range(len(names))))
     axes.barh(
         names,
         speed,
         height=0.62,
         xerr=[(speed - low).clip(lower=0), (high - speed).clip(lower=0)],
-        color=[COLOURS[i % len(COLOURS)] for i in range(len(names))],
+        color=colours,
+        hatch=hatches,
         edgecolor="white",
         error_kw={"ecolor": BLACK, "capsize": 4, "elinewidth": 1.4},
     )
     for row, (value, end) in enumerate(zip(speed, high)):
-        place = max(value, end) + 0.02 * high.max()
+        place = max(value, end) + 0.015 * high.max()
         axes.text(place, row, f"{value:,.0f}", va="center")
     axes.invert_yaxis()
     axes.set(xlim=(0, 1.15 * high.max()), xlabel="tokens per second")
@@ -110,3 +105,98 @@ def plot_throughput(runs: Mapping[str, Run]) -> Picture:
     if any(run.summary.get("device") == "cpu" for run in runs.values()):
         sentence += "; on CPU cores this illustrates the method and predicts no GPU"
     return fig, table, sentence + "."
+
+
+def plot_memory(predicted: "Mapping[str, StateBytes]", runs: Mapping[str, Run]) -> Picture:
+    """Bytes of parameters, gradients and optimizer on the fullest rank: predicted and measured.
+
+    Args:
+        predicted: by run name, what `planner.cost.state_bytes` says for a rank.
+        runs: by the same names; measured is the rank with the most in its `summary`.
+    """
+    pandas = need("pandas", "notebooks")
+    names = _names(runs)
+    missing = [name for name in names if name not in predicted]
+    if missing:
+        raise UserError(f"no prediction for the run {missing[0]!r}; there is: {list(predicted)}")
+    bars, rows = {}, {}
+    for name in names:
+        said = {state: getattr(predicted[name], state) for state in STATES}
+        measured = _fullest(runs[name])
+        bars |= {f"{name}\npredicted": said, f"{name}\nmeasured": measured}
+        for state in STATES:
+            rows[f"{name}: {state}"] = said[state], measured[state]
+        rows[f"{name}: total"] = sum(said.values()), sum(measured.values())
+    fig = _state_bars(pandas.DataFrame.from_dict(bars, orient="index"))
+    columns = ["predicted bytes", "measured bytes"]
+    table = pandas.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("state")
+    table["measured / predicted"] = table["measured bytes"] / table["predicted bytes"]
+    worst = (table["measured / predicted"] - 1).abs().max()
+    sentence = "Measured and predicted state are equal to the byte"
+    if worst > 0:
+        sentence = f"Measured and predicted state differ by at most {worst:.2g} of it"
+    if len(names) > 1:
+        first, last = (rows[f"{name}: total"][1] for name in (names[0], names[-1]))
+        sentence += f"; a rank of {names[-1]} holds {last / first:.3f} of what {names[0]} holds"
+    return fig, table, sentence + "."
+
+
+def plot_phases(run: "Run | Mapping[str, float]", useful: str = "train") -> Picture:
+    """Where the wall clock went: phases end to end, a row each, and the share that was `useful`.
+
+    `run` is a finished run, or seconds by phase in their order.
+    """
+    pandas = need("pandas", "notebooks")
+    phases = run if isinstance(run, Mapping) else run.phases["seconds"].drop("total").to_dict()
+    seconds = {name: value for name, value in phases.items() if value >= LEAST_S}
+    if useful not in seconds:
+        raise UserError(f"no time was spent in the phase {useful!r}; there is: {list(seconds)}")
+    total_s = sum(seconds.values())
+    fig, axes = new_figure(0.9 + 0.3 * len(seconds), grid="x")
+    began = 0.0
+    for row, (name, value) in enumerate(seconds.items()):
+        colour, hatch = (VERMILLION, "//") if name == useful else (BLUE, "")
+        axes.barh(row, value, left=began, color=colour, edgecolor="white", hatch=hatch)
+        words = f"{value / total_s:.1%}"
+        if began + value < 0.85 * total_s:
+            axes.text(began + value + 0.008 * total_s, row, words, va="center")
+        else:
+            axes.text(began - 0.008 * total_s, row, words, va="center", ha="right")
+        began += value
+    name_bars(axes, list(seconds))
+    axes.set(xlim=(0, total_s), xlabel="seconds since the launch")
+    title(axes, "Where the time went", plain_numbers=True)
+    table = pandas.DataFrame({"seconds": {**seconds, "total": total_s}}).rename_axis("phase")
+    table["share"] = table["seconds"] / total_s
+    sentence = (
+        f"Of the {total_s:,.4g} s that the machine is held, {useful} takes "
+        f"{seconds[useful]:,.3g} s: {seconds[useful] / total_s:.1%}."
+    )
+    return fig, table, sentence
+
+
+def _names(runs: Mapping[str, Run]) -> list[str]:
+    if not runs:
+        raise UserError("a plot needs at least one run")
+    return list(runs)
+
+
+def _fullest(run: Run) -> dict[str, int]:
+    """The states of the rank that holds most."""
+    by_rank = run.summary.get("state_bytes")
+    if not by_rank:
+        raise UserError(f"{run!r} has no state_bytes in its summary")
+    most = max(by_rank, key=lambda states: sum(states[state] for state in STATES))
+    return {state: most[state] for state in STATES}
+
+
+def _state_bars(table: "pd.DataFrame") -> "Figure":
+    """Bars of bytes by state; every first one (predicted) is hollow."""
+    unit, size = unit_of(table.sum(axis=1).max())
+    fig, axes = new_figure(1.2 + 0.5 * len(table), grid="x")
+    hollow = [row % 2 == 0 for row in range(len(table))]
+    looks = list(STATE_LOOKS.values())
+    stacked_bars(axes, table / size, looks, hollow, total=f"{{:.3g}} {unit}")
+    axes.set_xlabel(unit)
+    title(axes, "Training state on the fullest rank", plain_numbers=True)
+    return fig

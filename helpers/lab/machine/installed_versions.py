@@ -1,13 +1,16 @@
-"""The versions that pyproject.toml asks for, against those that are installed."""
+"""The versions that helpers asks for, against those that are installed.
 
-import re
+What it asks for is in the metadata that pip writes when it installs helpers, from a repository or a
+wheel. A folder that was only copied has none.
+"""
+
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
-_LIST = re.compile(r"^(\w[\w-]*)\s*=\s*\[(.*)$")
-_NEEDS = re.compile(r'"([A-Za-z0-9_.-]+)\s*([<>=!~][^";]*)"')
+from helpers.engine.errors import need
+
+HELPERS = "helpers"  # the distribution
 
 
 @dataclass(frozen=True)
@@ -24,33 +27,29 @@ class Requirement:
         return self.installed is not None and within(self.installed, self.wanted)
 
 
-def read_requirements(pyproject: Path) -> list[Requirement]:
-    """The packages of `dependencies` (extra None) and of each extra, in the file's order.
+def requirements(distribution: str = HELPERS) -> list[Requirement]:
+    """The packages that a distribution needs (extra None) and those of each extra, in their order.
 
-    The few lines are read by pattern, since Python 3.10 has no TOML reader.
+    Raises:
+        importlib.metadata.PackageNotFoundError: the distribution is not installed.
+        UserError: the package `packaging` is missing.
     """
-    found: list[Requirement] = []
-    section, group = "", None
-    for line in pyproject.read_text(encoding="utf-8").splitlines():
-        line = line.split(" #")[0]
-        if line.startswith("["):
-            section, group = line.strip(), None
-            continue
-        opening = _LIST.match(line)
-        if opening:
-            group = _group(section, opening[1])
-        if group is not None:
-            for name, wanted in _NEEDS.findall(line):
-                extra = None if group == "dependencies" else group
-                found.append(Requirement(name, wanted, extra, installed_version(name)))
-        if line.rstrip().endswith("]"):
-            group = None
-    return found
+    texts = metadata.requires(distribution) or []
+    extras = metadata.metadata(distribution).get_all("Provides-Extra") or []
+    read = need("packaging.requirements", "hf").Requirement
+    needs = []
+    for requirement in map(read, texts):
+        brought_by = [name for name in (None, *extras) if _applies(requirement, name)]
+        if brought_by:
+            wanted = ",".join(sorted(map(str, requirement.specifier), reverse=True))
+            installed = installed_version(requirement.name)
+            needs.append(Requirement(requirement.name, wanted, brought_by[0], installed))
+    return needs
 
 
-def wanted_python(pyproject: Path) -> str:
-    """The value of requires-python, such as '>=3.10'."""
-    return re.search(r'^requires-python = "(.*)"', pyproject.read_text(), re.M)[1]
+def wanted_python(distribution: str = HELPERS) -> str:
+    """Such as '>=3.10'."""
+    return metadata.metadata(distribution)["Requires-Python"]
 
 
 def python_version() -> str:
@@ -65,30 +64,15 @@ def installed_version(name: str) -> str | None:
 
 
 def within(version: str, wanted: str) -> bool:
-    """Whether a version lies in a range of the forms used here: >=a, <b, ==c, with commas."""
-    checks = {
-        ">=": lambda a, b: a >= b,
-        "<": lambda a, b: a < b,
-        "==": lambda a, b: a == b,
-    }
-    have = _numbers(version)
-    for part in wanted.split(","):
-        sign, bound = re.fullmatch(r"\s*(>=|==|<)\s*([\w.]+)\s*", part).groups()
-        if not checks[sign](have, _numbers(bound)):
-            return False
-    return True
+    """Whether a version lies in a range such as '>=2.11,<3'; 2.11.0rc1 and 2.11+cpu count as 2.11.
+
+    Raises:
+        UserError: the package `packaging` is missing.
+    """
+    release = need("packaging.version", "hf").Version(version).base_version
+    return need("packaging.specifiers", "hf").SpecifierSet(wanted).contains(release)
 
 
-def _group(section: str, name: str) -> str | None:
-    if section == "[project]" and name == "dependencies":
-        return name
-    return name if section == "[project.optional-dependencies]" else None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """(2, 13) of '2.13.0+cpu' or '2.13.0rc1': the release's numbers without zeros at the end."""
-    release = re.match(r"[\d.]+", version)[0].strip(".")
-    numbers = [int(part) for part in release.split(".")]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
+def _applies(requirement, extra: str | None) -> bool:
+    """Whether it is needed here, with this extra or without any."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra or ""})

@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass, field, replace
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.lookup import find_gpu, find_instance, price
-from helpers.planner.hardware.tables import GPU
+from helpers.planner.hardware.catalog import GPU, SERVICES
+from helpers.planner.hardware.lookup import find_gpu, find_instance, price, recorded_prices
 
 # Shares of a nominal rate that real work reaches, and the seconds before it starts.
 REACHED = {
     # of the best matrix product ever measured on the GPU, by training over days: the one number
-    # that was fitted, to all eight runs of published_runs.py together
+    # that was fitted, to the first eight of published/runs.json together
     "matmul": 0.90,
     # of the peak, where no best product was measured: the mean of those that were
     "unmeasured matmul": 0.80,
@@ -123,30 +123,30 @@ def make_cluster(
     service: str = "ec2",
     usd_per_hour: float | None = None,
 ) -> Cluster:
-    """The cluster of `nodes` instances of hardware.py's table.
+    """The cluster of `nodes` instances of instances.csv.
 
     Args:
-        service: whose price is taken, as in hardware.price.
+        service: whose price is taken, as in lookup.price.
         usd_per_hour: your own price of one instance.
 
     Raises:
         UserError: an unknown instance or service, or nodes that are no whole number above 0.
     """
-    found = find_instance(instance)
-    gpu = find_gpu(found.gpu)
-    inter = found.inter_node_bits_per_s / 8 / found.gpus
+    machine = find_instance(instance)
+    gpu = find_gpu(machine.gpu)
+    inter = machine.inter_node_bits_per_s / 8 / machine.gpus
     return Cluster(
-        name=found.name,
+        name=machine.name,
         nodes=nodes,
-        devices_per_node=found.gpus,
+        devices_per_node=machine.gpus,
         memory_bytes=gpu.memory_bytes,
         matmul_flops=_matmul_flops(gpu),
         memory_bytes_per_s=gpu.memory_bytes_per_s * REACHED["memory"],
-        intra=Link((found.intra_node_bytes_per_s or inter) * REACHED["intra"], INTRA_LATENCY_S),
+        intra=Link((machine.intra_node_bytes_per_s or inter) * REACHED["intra"], INTRA_LATENCY_S),
         inter=Link(inter * REACHED["inter"], INTER_LATENCY_S),
         multiprocessors=gpu.multiprocessors,
         attention_flops=gpu.attention_flops,
-        usd_per_hour=_usd(found.name, service, usd_per_hour),
+        usd_per_hour=_usd(machine.name, service, usd_per_hour),
     )
 
 
@@ -184,7 +184,7 @@ def _matmul_flops(gpu: GPU) -> dict[str, float]:
 
 
 def _usd(instance: str, service: str, usd_per_hour: float | None) -> float | None:
-    known = {p.service for p in find_instance(instance).prices}
-    if usd_per_hour is None and service not in known and service in ("ec2", "sagemaker"):
+    known = {recorded.service for recorded in recorded_prices(instance)}
+    if usd_per_hour is None and service not in known and service in SERVICES:
         return None
     return price(instance, service, usd_per_hour).usd_per_hour

@@ -4,7 +4,7 @@
     peak_flops("cpu", "fp32")                     -> None: no peak is known, so no MFU is reported
     price("p4d.24xlarge", service="sagemaker")    -> 37.688 $/h, with its date and source
 
-The facts are in hardware_tables.py.
+The facts are in gpus.csv, instances.csv and prices.csv: a row more there is found here.
 """
 
 import math
@@ -12,11 +12,19 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.tables import GPU, GPUS, INSTANCES, SERVICES, Instance, Price
+from helpers.planner.hardware.catalog import (
+    GPU,
+    SERVICES,
+    Instance,
+    Price,
+    gpus,
+    instances,
+    prices,
+)
 
 Row = TypeVar("Row", GPU, Instance)
 
-_DTYPES = {
+SHORT_DTYPES = {
     "float32": "fp32",
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -31,9 +39,9 @@ def find_gpu(name: str) -> GPU:
     Raises:
         UserError: it is not in the table; the line lists the closest names.
     """
-    gpu = _by_device_name(name) or _by_name(name, GPUS)
+    gpu = _by_torch_name(name) or _by_name(name, gpus())
     if gpu is None:
-        raise _unknown("GPU", name, GPUS)
+        raise _unknown("GPU", name, gpus())
     return gpu
 
 
@@ -43,9 +51,9 @@ def find_instance(name: str) -> Instance:
     Raises:
         UserError: it is not in the table; the line lists the closest names.
     """
-    instance = _by_name(name.removeprefix("ml."), INSTANCES)
+    instance = _by_name(name.removeprefix("ml."), instances())
     if instance is None:
-        raise _unknown("instance", name, INSTANCES)
+        raise _unknown("instance", name, instances())
     return instance
 
 
@@ -57,11 +65,11 @@ def peak_flops(device_name: str, dtype: object) -> float | None:
             table is another device: it gives None, not its relative's peak.
         dtype: `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, or a torch dtype.
     """
-    gpu = _by_device_name(device_name)
+    gpu = _by_torch_name(device_name)
     if gpu is None:
         return None
     name = str(dtype).removeprefix("torch.")
-    return gpu.peak_flops.get(_DTYPES.get(name, name))
+    return gpu.peak_flops.get(SHORT_DTYPES.get(name, name))
 
 
 def price(instance: str, service: str = "ec2", override: float | None = None) -> Price:
@@ -78,19 +86,24 @@ def price(instance: str, service: str = "ec2", override: float | None = None) ->
     if override is not None:
         if not is_amount(override):
             raise UserError(f"a price is dollars an hour above 0, not {override!r}")
-        return Price(float(override), service, "now", "yours", "given by you")
+        return Price(instance, service, float(override), "yours", "now", "given by you")
     if service not in SERVICES:
         raise UserError(f"service is one of {', '.join(SERVICES)}, not {service!r}")
-    found = find_instance(instance)
-    for candidate in found.prices:
-        if candidate.service == service:
-            return candidate
-    others = ", ".join(f"{p.service} {p.usd_per_hour} $/h ({p.date})" for p in found.prices)
-    others = others or "none, one owns it"
+    name = find_instance(instance).name
+    recorded = recorded_prices(name)
+    for dated in recorded:
+        if dated.service == service:
+            return dated
+    known = ", ".join(f"{p.service} {p.usd_per_hour} $/h ({p.date})" for p in recorded)
     raise UserError(
-        f"no dated {service} price is known for {found.name} (known: {others}): "
+        f"no dated {service} price is known for {name} (known: {known or 'none, one owns it'}): "
         f"give your own with override=..."
     )
+
+
+def recorded_prices(instance: str) -> list[Price]:
+    """The rows of prices.csv for an instance, by its name in instances.csv."""
+    return [price for price in prices() if price.instance == instance]
 
 
 def is_amount(value: object) -> bool:
@@ -99,13 +112,10 @@ def is_amount(value: object) -> bool:
     return number and 0 < value < math.inf
 
 
-def _by_device_name(name: str) -> GPU | None:
-    """The GPU whose torch device name this is, exactly."""
+def _by_torch_name(name: str) -> GPU | None:
+    """The GPU that torch calls so, exactly."""
     bare = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
-    for gpu in GPUS:
-        if bare in gpu.device_names:
-            return gpu
-    return None
+    return next((gpu for gpu in gpus() if gpu.torch_name == bare), None)
 
 
 def _by_name(name: str, table: tuple[Row, ...]) -> Row | None:

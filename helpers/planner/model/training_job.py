@@ -132,7 +132,7 @@ def make_job(
     if plan.stage_layers is not None:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
     check_heads(shape, plan.tp)
-    return Job(shape, plan, batch, seq_len, program or program_of(shape, plan.precision))
+    return Job(shape, plan, batch, seq_len, program or program_of(shape.family, plan.precision))
 
 
 def check_counts(batch: int, seq_len: int) -> None:

@@ -1,12 +1,54 @@
-"""Published runs, copied from their own logs, for the audits in the notebooks.
+"""Published posts, as their own logs, slides and manuals state them, for the audits in the notebooks.
 
-Nothing here was run by this project; every field is what the named source printed or states.
+    run = published("gptj-tensor-parallel")
+    run.steady_samples_per_s, run.price.usd_per_hour, run.source
+
+Nothing here was run by this project. posts.json has the posts; its field `kind` says as which class
+of this file a post is read.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from helpers.planner.hardware.lookup import price
-from helpers.planner.hardware.tables import Price
+from helpers.engine.errors import UserError
+from helpers.planner.hardware.catalog import Price
+from helpers.planner.hardware.lookup import find_instance, price
+from helpers.planner.published.runs import Published
+from helpers.tables import make_row, read_rows
+
+POSTS = Path(__file__).with_name("posts.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post(Published):
+    """What every post has: a name by which it is found here."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentedRun(Post):
+    """A run of a model on machines of SageMaker."""
+
+    model: str
+    instance: str
+    instances: int
+
+    @property
+    def devices(self) -> int:
+        """GPUs of all its machines."""
+        return self.instances * find_instance(self.instance).gpus
+
+    @property
+    def price(self) -> Price:
+        """Of one machine.
+
+        Raises:
+            UserError: no price is recorded.
+        """
+        return price(self.instance, service="sagemaker")
 
 
 @dataclass(frozen=True)
@@ -19,154 +61,152 @@ class LogLine:
     printed_tflops_per_gpu: float
 
 
-@dataclass(frozen=True)
-class PublishedRun:
-    """A run that others published. `train_s` is the training alone, `billed_s` what was paid."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingLog(RentedRun):
+    """A run with its log. `train_s` is the training alone, `billed_s` what was paid.
 
-    title: str
-    model: str
+    timeline_s: of the job's phases one after another, by the log's own time stamps.
+    """
+
     parameters: int
-    instance: str
-    instances: int
-    devices: int
     tp: int
     batch: int
     seq_len: int
     dtype: str
     log: tuple[LogLine, ...]
     steady_samples_per_s: float
-    timeline_s: dict[str, float]
-    train_s: float
-    billed_s: float
-    price: Price
-    date: str
-    source: str
+    timeline_s: dict[str, int]
+    train_s: int
+    billed_s: int
 
 
-GPTJ_TENSOR_PARALLEL = PublishedRun(
-    title="GPT-J-6B, tensor parallel 8, one p4d.24xlarge",
-    model="gptj-6b",
-    parameters=6_050_882_784,
-    instance="p4d.24xlarge",
-    instances=1,
-    devices=8,
-    tp=8,
-    batch=8,
-    seq_len=1024,
-    dtype="fp16",
-    log=(
-        LogLine(9, 10.953125, 17.2209, 853.62),
-        LogLine(19, 10.953125, 13.6307, 675.66),
-        LogLine(29, 10.828125, 14.6018, 723.80),
-        LogLine(39, 10.4453125, 14.6538, 726.37),
-        LogLine(49, 9.84375, 14.6429, 725.83),
-        LogLine(59, 9.25, 14.6353, 725.45),
-        LogLine(69, 8.8984375, 14.6036, 723.88),
-        LogLine(79, 8.4765625, 14.6404, 725.71),
-        LogLine(89, 8.28125, 14.6056, 723.98),
-    ),
-    steady_samples_per_s=14.65,
-    # From the log's own time stamps, 08:33:41 to 09:06:26: 1965 s, of which 1836 were billed.
-    timeline_s={
-        "start the machine": 129,
-        "download the data": 90,
-        "pull the container image": 116,
-        "start the script": 52,
-        "create the model": 263,
-        "partition it": 105,
-        "train": 62,
-        "save": 34,
-        "finish the script": 37,
-        "upload the model": 1077,
-    },
-    train_s=63,
-    billed_s=1836,
-    price=price("p4d.24xlarge", service="sagemaker"),
-    date="2023-02-14",
-    source="aws/amazon-sagemaker-examples, stored output of 11_train_gptj_smp_tensor_parallel_"
-    "notebook.ipynb, blob edf0b74ff0, commit a155538",
-)
-
-
-@dataclass(frozen=True)
-class PublishedPipeline:
-    """A pipeline that others published.
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(RentedRun):
+    """A run through a pipeline.
 
     layers: of each stage, by their numbers in the model.
     ends: parts that are no layers, by their stage.
     losses: as the log printed them, one after another.
     """
 
-    title: str
-    model: str
-    instance: str
-    instances: int
     pp: int
     microbatches: int
     layers: tuple[tuple[int, ...], ...]
     ends: dict[int, str]
     losses: tuple[float, ...]
-    date: str
-    source: str
 
 
-GPTJ_PIPELINE = PublishedPipeline(
-    title="GPT-J-6B, pipeline of 16 stages, four p3.16xlarge",
-    model="gptj-6b",
-    instance="p3.16xlarge",
-    instances=4,
-    pp=16,
-    microbatches=2,
-    layers=((), *((i, i + 1) for i in range(4, 28, 2)), (2, 3), (0,), (1,)),
-    ends={0: "wte, drop, ln_f, lm_head"},
-    losses=(3.968, 4.003, 3.999),
-    date="2022-02-09",
-    source="aws/amazon-sagemaker-examples, stored output of train_gptj_smp_notebook.ipynb, "
-    "blob b8c7a60773",
-)
+@dataclass(frozen=True, kw_only=True)
+class Settings(RentedRun):
+    """What a run's script sets.
+
+    misstated: what a slide of the same authors says of the same run instead.
+    """
+
+    settings: dict[str, str]
+    misstated: dict[str, str]
+    train_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline(RentedRun):
+    """A rate that was reached, and the days that were expected of more machines.
+
+    not_said: what has to be assumed before the two can be compared.
+    """
+
+    samples_per_s: int
+    more_instances: int
+    days: int
+    not_said: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(RentedRun):
+    """A layout that a manual recommends.
+
+    plan: fields of a ParallelPlan. samples: of a step on each data rank.
+    """
+
+    plan: dict[str, Any]
+    samples: int
+    seq_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Post):
+    """The same work on more and more machines.
+
+    minutes: by number of machines. printed: times as fast, as the source rounds it.
+    """
+
+    minutes: dict[int, float]
+    printed: dict[int, float]
+    not_said: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class PublishedShards:
-    """A run of sharded data parallelism that others published.
+class TrainerLog:
+    """What the log of a run of Hugging Face's Trainer ends with.
 
-    misstated: what a slide of the same authors says of the same run, by what the script says.
+    batch: samples of an optimizer step, over all GPUs.
+    train_loss: the mean over all steps, as the Trainer takes it; not the last one.
+    billed_s: of each machine.
     """
 
-    title: str
-    model: str
+    name: str
+    batch: int
+    runtime_s: float
+    samples_per_s: float
+    steps_per_s: float
+    train_loss: float
+    billed_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Post):
+    """Two runs that were compared, and what the notebook printed of them, in percent."""
+
     instance: str
     instances: int
-    devices: int
-    settings: dict[str, str]
-    misstated: dict[str, str]
-    train_s: float
-    price: Price
-    date: str
-    source: str
+    epochs: int
+    native: TrainerLog
+    compiled: TrainerLog
+    printed_training: int
+    printed_billed: int
 
 
-NEOX_SHARDED = PublishedShards(
-    title="GPT-NeoXT-Chat-Base-20B with FSDP, two p4d.24xlarge",
-    model="neox-20b",
-    instance="p4d.24xlarge",
-    instances=2,
-    devices=16,
-    settings={
-        "batch of a GPU": "2",
-        "epochs": "3",
-        "bf16": "True",
-        "gradient checkpointing": "True",
-        "trainer": "Trainer",
-    },
-    misstated={
-        "batch of a GPU": "8",
-        "epochs": "1",
-        "bf16": "False",
-        "trainer": "Seq2SeqTrainer",
-    },
-    train_s=9407,
-    price=price("p4d.24xlarge", service="sagemaker"),
-    date="2023-05-02",
-    source="philschmid.de/sagemaker-fsdp-gpt and its notebook, 25_pytorch_fsdp_model_parallelism",
-)
+KINDS: dict[str, type[Post]] = {
+    "training log": TrainingLog,
+    "pipeline": Pipeline,
+    "settings": Settings,
+    "headline": Headline,
+    "layout": Layout,
+    "scaling": Scaling,
+    "comparison": Comparison,
+}
+
+
+def published(name: str, path: Path = POSTS) -> Any:
+    """The post with this name in posts.json, or in another file with its fields.
+
+    Raises:
+        UserError: there is none, or a post of the file is wrong.
+    """
+    posts = _posts(path)
+    if name not in posts:
+        raise UserError(f"no post {name!r} in {path.name}; there is {', '.join(posts)}")
+    return posts[name]
+
+
+@cache
+def _posts(path: Path) -> dict[str, Post]:
+    posts = [_post(values, where) for where, values in read_rows(path)]
+    return {post.name: post for post in posts}
+
+
+def _post(values: dict[str, Any], where: str) -> Post:
+    kind = values.pop("kind", None)
+    if kind not in KINDS:
+        raise UserError(f"{where}: kind is one of {', '.join(KINDS)}, not {kind!r}")
+    return make_row(KINDS[kind], values, where)

@@ -33,7 +33,7 @@ class Question:
 
 def job_under(question: Question, plan: ParallelPlan) -> Job:
     """The question's work under a plan."""
-    program = program_of(question.shape, question.precision)
+    program = program_of(question.shape.family, question.precision)
     return Job(question.shape, plan, question.batch, question.seq_len, program)
 
 

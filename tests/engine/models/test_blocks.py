@@ -9,7 +9,7 @@ import transformers
 
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.memory.components import block_bytes
-from helpers.planner.model.block_tensors import MEGATRON, Widths, program_of
+from helpers.planner.model.block_tensors import Widths, program, program_of
 from helpers.planner.model.training_job import Job
 from helpers.planner.shape import model_shape
 from helpers.planner.time import messages as traffic
@@ -42,7 +42,7 @@ KEPT_WITHIN = {"falcon": 0.04}
 def job_of(family, **plan):
     shape = model_shape(MAKERS[family](3))
     made = ParallelPlan(microbatches=1, **plan)
-    return Job(shape, made, ROWS, SEQ_LEN, program_of(shape, made.precision))
+    return Job(shape, made, ROWS, SEQ_LEN, program_of(shape.family, made.precision))
 
 
 def beside(job):
@@ -120,8 +120,8 @@ def test_megatrons_block_keeps_the_papers_bytes(tp):
     shape = replace(shape, block=model_shape(transformers.GPT2Config(n_embd=64, n_head=4)).block)
     s, b, h, a = 128, 2, 64, 16
     plan = ParallelPlan(tp=tp, precision="fp16", microbatches=1)
-    whole = block_bytes(Job(shape, plan, b, s, MEGATRON))
+    whole = block_bytes(Job(shape, plan, b, s, program("Megatron-LM 2022")))
     assert whole == s * b * h * (10 + 24 / tp + 5 * a * s / (h * tp))
     plan = replace(plan, activation="selective", sequence_parallel=tp > 1)
-    chosen = block_bytes(Job(shape, plan, b, s, MEGATRON))
+    chosen = block_bytes(Job(shape, plan, b, s, program("Megatron-LM 2022")))
     assert chosen == s * b * h * 34 / tp

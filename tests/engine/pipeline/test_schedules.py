@@ -21,7 +21,7 @@ from helpers.engine.pipeline.simulator import (
     Times,
     measured_times,
     simulate,
-    validate,
+    check_schedule,
 )
 
 unhurried = settings(deadline=None)  # others may use the cores
@@ -62,7 +62,7 @@ def equal_stages(made: Schedule, forward_s=1.0, input_s=1.0, weight_s=1.0) -> Ti
 @unhurried
 @given(schedules())
 def test_every_schedule_is_complete_and_runs(made):
-    validate(made)
+    check_schedule(made)
 
 
 @unhurried
@@ -306,7 +306,7 @@ def test_zero_bubble_v_is_torchs(pp):
 def test_a_deadlock_names_who_waits_for_what():
     stuck = schedule("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", microbatches=2)
     with pytest.raises(UserError) as error:
-        validate(stuck)
+        check_schedule(stuck)
     assert str(error.value) == ("mine deadlocks: rank 0 with 0B0 for 1I0; rank 1 with 1F1 for 0F1")
 
 
@@ -326,7 +326,7 @@ def test_a_deadlock_names_who_waits_for_what():
 )
 def test_an_incomplete_schedule_is_refused(texts, words):
     wrong = schedule(*texts, microbatches=1)
-    for check in (validate, simulate):
+    for check in (check_schedule, simulate):
         with pytest.raises(UserError, match=re.escape(words)) as error:
             check(wrong)
         assert "\n" not in str(error.value)
@@ -342,7 +342,7 @@ def test_no_action_can_be_left_out_or_doubled(made, data):
         actions = made.ranks[rank][:at] + changed + made.ranks[rank][at + 1 :]
         ranks = (*made.ranks[:rank], actions, *made.ranks[rank + 1 :])
         with pytest.raises(UserError, match="needs one F and either"):
-            validate(Schedule(made.name, ranks, made.rank_of, made.microbatches))
+            check_schedule(Schedule(made.name, ranks, made.rank_of, made.microbatches))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.drawings.shards import CUTS, draw_shards
 from helpers.lab.exercises import sharding as grading
-from helpers.lab.figures.shard_ladder import compare_rungs, plot_ladder, sent_bytes
+from helpers.lab.figures.sharding_plots import plot_ladder
+from helpers.lab.runs.shard_ladder import compare_rungs, sent_bytes
 from helpers.planner import cost
 
 

@@ -10,9 +10,11 @@ from helpers.planner.cost import StateBytes
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
-from helpers.lab.drawings import parallelism_map as diagrams  # noqa: E402
+from helpers.lab.drawings.parallelism_map import AXES, draw_map_of_parallelism  # noqa: E402
+from helpers.lab.drawings.tensor_block import draw_tensor_parallel  # noqa: E402
 from helpers.lab.figures import display as show  # noqa: E402
 from helpers.lab.figures import training_plots as figures  # noqa: E402
+from helpers.lab.figures.style import new_figure  # noqa: E402
 from helpers.lab.runs.run import Run, load_run  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -134,7 +136,7 @@ def test_a_plot_of_nothing_is_refused():
         figures.plot_loss({})
 
 
-@pytest.mark.parametrize("draw", [diagrams.draw_map_of_parallelism, diagrams.draw_tensor_parallel])
+@pytest.mark.parametrize("draw", [draw_map_of_parallelism, draw_tensor_parallel])
 def test_drawings_come_with_their_words(draw):
     fig, table, alt = draw()
     assert show.png(fig, alt).startswith(PNG)
@@ -146,7 +148,7 @@ def test_the_map_names_every_axis_of_the_plan():
 
     from helpers.engine.plan import AXES
 
-    drawn = {axis for axis, *_ in diagrams.AXES}
+    drawn = {axis for axis, *_ in AXES}
     assert set(AXES) <= drawn <= {"dp_replicate", "dp_shard", "pp", "cp", "tp"}
     assert {name.name for name in fields(StateBytes)} == set(figures.STATES)
 
@@ -154,7 +156,7 @@ def test_the_map_names_every_axis_of_the_plan():
 def test_texts_of_the_drawings_do_not_overlap():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for draw in (diagrams.draw_map_of_parallelism, diagrams.draw_tensor_parallel):
+    for draw in (draw_map_of_parallelism, draw_tensor_parallel):
         fig, _, _ = draw()
         FigureCanvasAgg(fig).draw()  # lays the figure out
         axes = fig.axes[0]
@@ -166,7 +168,7 @@ def test_texts_of_the_drawings_do_not_overlap():
 
 
 def test_the_picture_is_the_same_each_time_and_carries_its_words():
-    first, second = (show.png(diagrams.draw_tensor_parallel()[0], "words") for _ in range(2))
+    first, second = (show.png(draw_tensor_parallel()[0], "words") for _ in range(2))
     assert first == second
     assert b"Description\x00words" in first
 
@@ -215,7 +217,7 @@ def test_text_table_is_aligned():
 
 
 def test_outside_a_notebook_the_words_are_printed(capsys):
-    fig, _ = figures.new_figure()
+    fig, _ = new_figure()
     show.show_figure(fig, "what is seen", AWKWARD, "What it means.")
     printed = capsys.readouterr().out
     assert printed.index("what is seen") < printed.index("1,234,567") < printed.index("What it")
@@ -223,7 +225,7 @@ def test_outside_a_notebook_the_words_are_printed(capsys):
 
 @pytest.mark.parametrize("name", ["loss", "loss.png"])
 def test_files_left_on_disk(tmp_path, name):
-    fig, _ = figures.new_figure()
+    fig, _ = new_figure()
     show.show_figure(fig, "alt", AWKWARD, "What it means.", save_to=tmp_path / "sub" / name)
     folder = tmp_path / "sub"
     assert sorted(p.name for p in folder.iterdir()) == ["loss.csv", "loss.png", "loss.txt"]
@@ -241,7 +243,8 @@ def test_show_table_leaves_no_picture(tmp_path, capsys):
 
 CELL = """
 import pandas as pd
-from helpers.lab.figures import new_figure, show_figure
+from helpers.lab.figures.display import show_figure
+from helpers.lab.figures.style import new_figure
 fig, axes = new_figure()
 axes.plot([1, 2])
 table = pd.DataFrame({"y": [1, 2]}, index=pd.Index([0, 1], name="x"))

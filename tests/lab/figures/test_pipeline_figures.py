@@ -8,7 +8,8 @@ from helpers.engine.pipeline.schedules import make_schedule
 from helpers.engine.pipeline.simulator import Span, Timeline, Times, simulate
 from helpers.lab.drawings.schedule import draw_schedule
 from helpers.lab.drawings.stages import EMBEDDING, HEAD, draw_partition, stages_of
-from helpers.lab.figures.pipeline_steps import case_of, compare_schedules, plot_bubbles
+from helpers.lab.figures.pipeline_plots import plot_bubbles
+from helpers.lab.runs.pipeline_steps import case_of, compare_schedules
 from helpers.planner.published.posts import GPTJ_PIPELINE
 
 pytest.importorskip("pandas")

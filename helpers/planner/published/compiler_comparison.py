@@ -1,6 +1,6 @@
 """A published comparison of a compiler with native PyTorch, and what its own logs say.
 
-    print(audit(P4D))       # +53 % reported, +2.1 % counted; 3000 optimizer steps against 1000; ...
+    print(audit(published("compiler-on-p4d")))      # +53 % reported, +2.1 % counted; ...
 
 The logs hold, of each run, what Hugging Face's Trainer printed at its end. Its samples a second are
 the rows of the data set times the epochs over the runtime, whether a row was trained on or not; its
@@ -12,73 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
-from helpers.planner.published.claims import Claim, claim
-from helpers.planner.published.work import Work, check_equal
-
-
-@dataclass(frozen=True)
-class TrainerLog:
-    """What a run's log ends with.
-
-    batch: samples of an optimizer step, over all GPUs.
-    train_loss: the mean over all steps, as the Trainer takes it; not the last one.
-    billed_s: of each machine.
-    """
-
-    name: str
-    batch: int
-    runtime_s: float
-    samples_per_s: float
-    steps_per_s: float
-    train_loss: float
-    billed_s: float
-
-
-@dataclass(frozen=True)
-class PublishedComparison:
-    """Two runs that were compared, and what the notebook printed of them, in percent."""
-
-    title: str
-    instance: str
-    instances: int
-    epochs: int
-    native: TrainerLog
-    compiled: TrainerLog
-    printed_training: int
-    printed_billed: int
-    date: str
-    source: str
-
-
-P3 = PublishedComparison(
-    title="GPT-2 on SST-2, two p3.16xlarge",
-    instance="p3.16xlarge",
-    instances=2,
-    epochs=400,
-    native=TrainerLog("native", 160, 2355.3449, 270.873, 1.698, 0.985729, 2797),
-    compiled=TrainerLog("compiled", 320, 1649.8624, 386.699, 1.212, 1.702011, 2206),
-    printed_training=29,
-    printed_billed=21,
-    date="2021-12-03",
-    source="aws/amazon-sagemaker-examples, stored notebook output, blob 422040ceec",
-)
-
-P4D = PublishedComparison(
-    title="GPT-2 on SST-2, two p4d.24xlarge",
-    instance="p4d.24xlarge",
-    instances=2,
-    epochs=1000,
-    native=TrainerLog("native", 512, 1305.6774, 1216.227, 2.298, 2.340201, 2582),
-    compiled=TrainerLog("compiled", 1024, 852.8778, 1861.932, 1.173, 3.286979, 1980),
-    printed_training=34,
-    printed_billed=23,
-    date="2022-10-13",
-    source="aws/amazon-sagemaker-examples, stored notebook output, blob 68b71253d2",
-)
-
-# The post's own notebook, on one g4dn.12xlarge, stores no output. These are its batches: 10 and 20
-# samples on each of 4 GPUs, with dataloader_drop_last.
-POST_BATCHES = (40, 80)
+from helpers.planner.published.equal_work import Work, check_equal
+from helpers.planner.published.posts import Comparison, TrainerLog
+from helpers.planner.published.speed_claims import Claim, claim
 
 
 @dataclass(frozen=True)
@@ -139,7 +75,7 @@ class Audit:
         training, billed: the printed percents, of seconds saved.
     """
 
-    comparison: PublishedComparison
+    comparison: Comparison
     native: Recount
     compiled: Recount
     reported: Claim
@@ -153,7 +89,7 @@ class Audit:
         return self.compiled.work.steps / self.native.work.steps
 
     def check(self, allow: Collection[str] = ()) -> None:
-        """The comparison's rule, applied: see helpers.planner.published.work.
+        """The comparison's rule, applied: see helpers.planner.published.equal_work.
 
         Raises:
             UserError: the runs did not do the same work.
@@ -172,24 +108,18 @@ class Audit:
         )
 
 
-def audit(comparison: PublishedComparison) -> Audit:
+def audit(comparison: Comparison) -> Audit:
     """Recompute a published comparison from its own logs."""
     native, compiled = comparison.native, comparison.compiled
-    one, other = recount(native, comparison.epochs), recount(compiled, comparison.epochs)
+    native_count = recount(native, comparison.epochs)
+    compiled_count = recount(compiled, comparison.epochs)
+    counted = compiled_count.samples_per_s / native_count.samples_per_s
     return Audit(
         comparison,
-        one,
-        other,
+        native_count,
+        compiled_count,
         reported=claim(compiled.samples_per_s / native.samples_per_s, "rate", "training"),
-        counted=claim(other.samples_per_s / one.samples_per_s, "rate", "training"),
+        counted=claim(counted, "rate", "training"),
         training=claim(native.runtime_s / compiled.runtime_s, "time", "training"),
         billed=claim(native.billed_s / compiled.billed_s, "time", "billed"),
     )
-
-
-def drop_last_inflation(rows: int, native_batch: int, compiled_batch: int) -> float:
-    """By how much counting dropped rows favours the larger batch: 1.026 is 2.6 % too much."""
-    if rows < max(native_batch, compiled_batch):
-        raise UserError(f"{rows} rows hold no whole batch of {max(native_batch, compiled_batch)}")
-    kept = [rows // batch * batch for batch in (native_batch, compiled_batch)]
-    return kept[0] / kept[1]

@@ -1,6 +1,5 @@
-"""One run as a comparison needs it: the work it did, and its loss and seconds along the way."""
+"""One run as a comparison needs it: the work it did, its loss along the way, and all in one row."""
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, need
@@ -18,7 +17,7 @@ SLACK = 1.01  # between the steps' own clocks and the phase's
 
 
 def work_of(run: Run) -> Work:
-    """What a run did, from its metrics, and was told, from its summary or its command."""
+    """What a run did, from its metrics, and was told, from its summary or its flags."""
     metrics = run.metrics
     for name in ("samples", "step_s", "loss"):
         if name not in metrics:
@@ -36,6 +35,15 @@ def work_of(run: Run) -> Work:
     )
 
 
+def _told(run: Run) -> dict[str, Any]:
+    """Settings by name: the plan, the model, the versions, and the script's own flags."""
+    summary = run.summary
+    flags = summary.get("settings") or run.flags
+    named = {name: summary.get(name) for name in ("model", "parameters", "device")}
+    every = {**flags, **named, **summary.get("plan", {}), **summary.get("versions", {})}
+    return {name: value for name, value in every.items() if value is not None}
+
+
 def curve(run: Run, window: int = 1) -> "pd.DataFrame":
     """A row a step.
 
@@ -49,14 +57,39 @@ def curve(run: Run, window: int = 1) -> "pd.DataFrame":
     pandas = need("pandas", "notebooks")
     metrics = run.metrics
     samples = metrics["samples"].cumsum()
-    weighted = (metrics["loss"] * metrics["samples"]).cumsum()
-    # the last step that ended before the window begins; -1 where there is none
-    before = samples.searchsorted(samples - max(window, 1), side="right") - 1
-    start = [(samples.iloc[i], weighted.iloc[i]) if i >= 0 else (0, 0.0) for i in before]
-    seen, summed = zip(*start)
-    loss = (weighted - list(summed)) / (samples - list(seen))
+    summed = (metrics["loss"] * metrics["samples"]).cumsum()
+    # how many steps ended before the window begins, and what had been summed by then
+    before = samples.searchsorted(samples - max(window, 1), side="right")
+    earlier = pandas.DataFrame({"samples": [0, *samples], "summed": [0.0, *summed]}).iloc[before]
+    loss = (summed - earlier["summed"].to_numpy()) / (samples - earlier["samples"].to_numpy())
     seconds = metrics["step_s"].cumsum()
     return pandas.DataFrame({"samples": samples, "seconds": seconds, "loss": loss})
+
+
+def measures(run: Run, window: int, target_loss: float) -> dict[str, float]:
+    """A run in one row.
+
+    Returns:
+        samples, steps: that it took.
+        s a sample, s a step: seconds in the steady state.
+        before, compile, train, rest, billed: as `seconds_by_part`, and their sum.
+        loss: the mean of the last `window` samples.
+        samples to loss, steps to loss, s to loss: until `curve` first is `target_loss` or less.
+    """
+    along, parts = curve(run, window), seconds_by_part(run)
+    reached = along[along["loss"] <= target_loss].iloc[0]
+    return {
+        "samples": along["samples"].iloc[-1],
+        "steps": len(along),
+        "s a sample": steady_s(run, "samples"),
+        "s a step": steady_s(run, "steps"),
+        **parts,
+        "billed": sum(parts.values()),
+        "loss": along["loss"].iloc[-1],
+        "samples to loss": reached["samples"],
+        "steps to loss": reached.name + 1,
+        "s to loss": reached["seconds"],
+    }
 
 
 def steady_s(run: Run, unit: str) -> float:
@@ -88,47 +121,3 @@ def seconds_by_part(run: Run) -> dict[str, float]:
     before = sum(seconds.get(name, 0.0) for name in ("torchrun", "start", "load"))
     rest = seconds["total"] - before - sum(parts.values())
     return {"before": before, **parts, "rest": rest}
-
-
-def _told(run: Run) -> dict[str, Any]:
-    """Settings by name: the plan, the model, the versions, and the script's own flags."""
-    summary = run.summary
-    flags = summary.get("settings") or flags_of(run.command)
-    named = {name: summary.get(name) for name in ("model", "parameters", "device")}
-    every = {**flags, **named, **summary.get("plan", {}), **summary.get("versions", {})}
-    return {name: value for name, value in every.items() if value is not None}
-
-
-def flags_of(command: str) -> dict[str, Any]:
-    """The flags behind the script's name in a command, as `launch` was given them.
-
-    `--batch-size 8` is batch_size=8, `--save` save=True, `--no-save` save=False.
-    """
-    words = shlex.split(command)
-    script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
-    found: dict[str, list[str]] = {}
-    for word in words[script + 1 :]:
-        if word.startswith("--"):
-            values = found.setdefault(word[2:].replace("-", "_"), [])
-        elif found:
-            values.append(word)
-    return {
-        name.removeprefix("no_") if not values else name: _value(name, values)
-        for name, values in found.items()
-    }
-
-
-def _value(name: str, values: list[str]) -> Any:
-    if not values:
-        return not name.startswith("no_")
-    read = [_number(value) for value in values]
-    return read[0] if len(read) == 1 else read
-
-
-def _number(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
