@@ -1,53 +1,77 @@
-"""The names that a notebook needs. Each is imported when it is first used."""
+"""A workshop's helpers: train, run, look, plan. Each name is imported when it is first used.
 
-from importlib import import_module
+The names below are those of every day. The rooms have faces of their own for the rest:
+`helpers.engine` (schedules, stages, adapters), `helpers.text` (text to batches), `helpers.trace`
+(where time went), `helpers.planner` (formulas, machines, published runs) and `helpers.lab` (figures,
+drawings, comparisons, cluster jobs). `helpers.train` is the entry point that torchrun starts.
+"""
+
 from typing import TYPE_CHECKING, Any
+
+from helpers.engine import lazy
 
 if TYPE_CHECKING:
     from helpers.engine.adapters.qlora import Adapting, load_adapted
+    from helpers.engine.errors import UserError
     from helpers.engine.files.weights import load_model, save_model
+    from helpers.engine.models.configurations import load_config
     from helpers.engine.parallelize import parallelize
     from helpers.engine.plan import ParallelPlan
     from helpers.engine.ranks import distributed
     from helpers.engine.trainer import Trainer
     from helpers.lab.doctor import doctor
     from helpers.lab.exercises.check import check
-    from helpers.lab.figures.training_plots import show_figure, show_table
+    from helpers.lab.figures.display import show_figure, show_table
     from helpers.lab.launch.launch import launch
     from helpers.lab.notebook.preflight import preflight
+    from helpers.lab.notebook.record import save_record
+    from helpers.lab.notebook.source_code import show_source
+    from helpers.lab.paths import unused
+    from helpers.lab.runs.failure_report import RunFailed
     from helpers.lab.runs.run import load_run
     from helpers.planner.dry_run.dry_run import dry_run
+    from helpers.planner.hardware.cluster import make_cluster
     from helpers.planner.search.estimate import estimate
+    from helpers.planner.search.explain import explain
     from helpers.planner.search.search import search_plans
 
-_HOMES = {
+HOMES = {
+    # train
     "ParallelPlan": "engine.plan",
-    "distributed": "engine.plan",
+    "distributed": "engine.ranks",
     "parallelize": "engine.parallelize",
-    "load_model": "engine.weights",
-    "save_model": "engine.weights",
-    "Adapting": "engine.qlora",
-    "load_adapted": "engine.qlora",
+    "load_config": "engine.models.configurations",
+    "load_model": "engine.files.weights",
+    "save_model": "engine.files.weights",
+    "Adapting": "engine.adapters.qlora",
+    "load_adapted": "engine.adapters.qlora",
     "Trainer": "engine.trainer",
-    "launch": "lab.launch",
-    "load_run": "lab.runs",
-    "preflight": "lab.profiles",
+    "UserError": "engine.errors",
+    # run
+    "launch": "lab.launch.launch",
+    "load_run": "lab.runs.run",
+    "RunFailed": "lab.runs.failure_report",
+    "unused": "lab.paths",
     "doctor": "lab.doctor",
-    "check": "lab.exercises",
-    "show_figure": "lab.figures",
-    "show_table": "lab.figures",
-    "estimate": "planner.estimate",
-    "search_plans": "planner.search",
-    "dry_run": "planner.dry_run",
+    # a notebook
+    "preflight": "lab.notebook.preflight",
+    "save_record": "lab.notebook.record",
+    "show_source": "lab.notebook.source_code",
+    "show_figure": "lab.figures.display",
+    "show_table": "lab.figures.display",
+    "check": "lab.exercises.check",
+    # plan
+    "make_cluster": "planner.hardware.cluster",
+    "estimate": "planner.search.estimate",
+    "search_plans": "planner.search.search",
+    "explain": "planner.search.explain",
+    "dry_run": "planner.dry_run.dry_run",
 }
-
-__all__ = list(_HOMES)
+__all__ = list(HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"helpers has no {name!r}; it has: {', '.join(_HOMES)}")
-    return getattr(import_module(f"helpers.{_HOMES[name]}"), name)
+    return lazy(__name__, HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,9 @@ precision, files, adapters; ranks.py is how processes join and leave.
 The names below are the engine's face: copy the folder under any name, and import them from there.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 HOMES = {
@@ -58,3 +60,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class Face(ModuleType):
+    """A package in which a file does not hide the name of the face that it is called after."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in HOMES and isinstance(value, ModuleType):
+            return  # the import of parallelize.py would put the file in the function's place
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = Face

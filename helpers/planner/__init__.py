@@ -1,0 +1,56 @@
+"""The planner: will a training run fit, how long will it take, what will it cost; before it starts.
+
+It is arithmetic over a model's shape and a cluster's speeds, checked against the engine (dry_run)
+and against published runs (published, audit.py and docs/planner.md). From the ground up:
+
+    shape.py   a model's widths, and one block as a list of linear layers
+    cost.py    parameters, FLOPs, bytes of state and money: one formula a function
+    hardware   GPUs, instances and prices as dated facts, and clusters of them
+    model      a model under a plan: the job that all formulas are about
+    memory     what a rank holds at its fullest moment
+    time       messages and seconds of a step
+    search     every plan that fits, the best of them, and why
+    dry_run    the engine itself on tensors without values; measure: this machine's own speeds
+    published  what others ran, said and claimed; audit.py compares it with the planner
+
+Papers: Megatron-LM (arXiv 1909.08053, 2104.04473, 2205.05198), ZeRO (1910.02054), PaLM
+(2204.02311), Alpa (2201.12023). Calculon (github.com/calculon-ai/calculon): what real links reach.
+"""
+
+from typing import Any
+
+from helpers.engine import lazy
+
+HOMES = {
+    # machines and prices
+    "make_cluster": "hardware.cluster",
+    "with_nodes": "hardware.cluster",
+    "find_gpu": "hardware.lookup",
+    "find_instance": "hardware.lookup",
+    "price": "hardware.lookup",
+    "peak_flops": "hardware.lookup",
+    "coordinates": "hardware.rank_groups",
+    "calibrate": "measure.calibrate",
+    # a plan on a cluster
+    "estimate": "search.estimate",
+    "search_plans": "search.search",
+    "explain": "search.explain",
+    "describe": "search.explain",
+    "adapted_state": "model.adapters",
+    "efficiencies": "time.scaling",
+    "speedups": "time.scaling",
+    "simulate_shared": "time.shared_cores",
+    # published runs
+    "published": "published.posts",
+    "audit_comparison": "published.compiler_comparison",
+    "side_by_side": "published.speed_claims",
+}
+__all__ = ["cost", *HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    return lazy(__name__, HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,22 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import REACHED
-from helpers.planner.memory.components import activation_bytes, states_bytes
+from helpers.planner.memory.components import activation_bytes, rank_states
 from helpers.planner.memory.peak import fullest
-from helpers.planner.model.training_job import Job, make_job
-from helpers.planner.published.audit_runs import FIGURE_1, KORTHIKANTI, RUNS, Run
+from helpers.planner.published.runs import Run, cluster_of, figure_1, job_of, runs
 from helpers.planner.time.step_time import step_time
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/planner.md"
 GIB = 2**30
+KORTHIKANTI = "arXiv 2205.05198, table 5"  # the runs that the time model is held against
 SHARES = [0.80 + 0.01 * i for i in range(21)]  # tried for REACHED["matmul"]
-
-
-def job_of(run: Run) -> Job:
-    """The job of a published run."""
-    return make_job(run.shape, ParallelPlan(**run.plan), run.batch, run.seq_len, run.program)
 
 
 def predicted_s(run: Run, share: float | None = None, exact: bool = True) -> float:
@@ -35,7 +29,7 @@ def predicted_s(run: Run, share: float | None = None, exact: bool = True) -> flo
     Args:
         share: in place of REACHED["matmul"].
     """
-    cluster = run.cluster
+    cluster = cluster_of(run)
     if share is not None:
         factor = share / REACHED["matmul"]
         rates = {dtype: rate * factor for dtype, rate in cluster.matmul_flops.items()}
@@ -45,7 +39,7 @@ def predicted_s(run: Run, share: float | None = None, exact: bool = True) -> flo
 
 def eight() -> list[Run]:
     """The runs that the time model is held against."""
-    return [run for run in RUNS if run.source == KORTHIKANTI]
+    return [run for run in runs() if run.source == KORTHIKANTI]
 
 
 def error(predicted: float, measured: float) -> float:
@@ -56,35 +50,33 @@ def error(predicted: float, measured: float) -> float:
 def left_out_errors() -> list[float]:
     """For each of the eight runs, the error with the constant fitted to the other seven: the share
     with the smallest mean error among SHARES."""
-    runs = eight()
     errors = {
-        share: [error(predicted_s(run, share, exact=False), run.step_s) for run in runs]
+        share: [error(predicted_s(run, share, exact=False), run.measured_s) for run in eight()]
         for share in SHARES
     }
-    found = []
-    for index in range(len(runs)):
-        best = min(
-            SHARES, key=lambda s: mean(abs(e) for i, e in enumerate(errors[s]) if i != index)
-        )
-        found.append(errors[best][index])
-    return found
+
+    def mean_error_of_others(share: float, left_out: int) -> float:
+        others = errors[share][:left_out] + errors[share][left_out + 1 :]
+        return mean(map(abs, others))
+
+    alone = []
+    for index in range(len(eight())):
+        fitted = min(SHARES, key=lambda share: mean_error_of_others(share, index))
+        alone.append(errors[fitted][index])
+    return alone
 
 
-def figure_1(name: str) -> tuple[float, float, float]:
-    """Our states, and activations of both ways, in GiB, of the first pipeline rank."""
-    run = next(run for run in eight() if run.name == f"{name}, selective")
-    both = [
-        make_job(
-            run.shape,
-            ParallelPlan(**run.plan | {"activation": way, "sequence_parallel": way != "none"}),
-            run.batch,
-            run.seq_len,
-            run.program,
-        )
-        for way in ("none", "selective")
-    ]
-    states = sum(states_bytes(both[0], 0))
-    return states / GIB, *(activation_bytes(job, 0) / GIB for job in both)
+def first_rank_gib(name: str) -> tuple[float, float, float]:
+    """What figure 1 shows of a model, by our formulas: its states, and activations of both ways, in
+    GiB, of the first pipeline rank."""
+    run = next(run for run in eight() if run.title == f"{name}, selective")
+    ways = (
+        {"activation": "none", "sequence_parallel": False},
+        {"activation": "selective", "sequence_parallel": True},
+    )
+    plain, saved = (job_of(replace(run, plan=run.plan | way)) for way in ways)
+    states = rank_states(plain, 0).total
+    return states / GIB, activation_bytes(plain, 0) / GIB, activation_bytes(saved, 0) / GIB
 
 
 def markdown() -> str:
@@ -105,15 +97,16 @@ def _top() -> list[str]:
 
 
 def _of_eight() -> list[str]:
-    rows, ours, theirs = [], [], []
+    rows, errors, calculons = [], [], []
     left_out = left_out_errors()
     for run, alone in zip(eight(), left_out):
-        seconds = predicted_s(run)
-        ours.append(error(seconds, run.step_s))
-        theirs.append(error(run.theirs_s, run.step_s))
-        measured, mine, calculon = (f"{s:.2f}" for s in (run.step_s, seconds, run.theirs_s))
-        off, off_alone, off_theirs = map(_percent, (ours[-1], alone, theirs[-1]))
-        rows.append((run.name, measured, mine, off, off_alone, calculon, off_theirs))
+        predicted = predicted_s(run)
+        errors.append(error(predicted, run.measured_s))
+        calculons.append(error(run.calculon_s, run.measured_s))
+        seconds = (f"{s:.2f}" for s in (run.measured_s, predicted, run.calculon_s))
+        measured, ours, calculon = seconds
+        off, off_alone, off_calculon = map(_percent, (errors[-1], alone, calculons[-1]))
+        rows.append((run.title, measured, ours, off, off_alone, calculon, off_calculon))
     head = ("run", "measured s", "ours s", "error", "left out", "Calculon s", "its error")
     return [
         "## Step time: Megatron-LM on A100, 8 to 512 GPUs",
@@ -126,23 +119,22 @@ def _of_eight() -> list[str]:
         "",
         *_table(head, rows),
         "",
-        f"Mean of absolute errors {_mean(ours)}, worst {_worst(ours)}; left out {_mean(left_out)} "
-        f"and {_worst(left_out)}; Calculon {_mean(theirs)} and {_worst(theirs)}.",
+        f"Mean of absolute errors {_mean(errors)}, worst {_worst(errors)}; left out "
+        f"{_mean(left_out)} and {_worst(left_out)}; Calculon {_mean(calculons)} and "
+        f"{_worst(calculons)}.",
         "",
     ]
 
 
 def _of_figure_1() -> list[str]:
     rows, errors = [], []
-    for name, published in FIGURE_1.items():
-        for what, theirs, ours in zip(
-            ("states", "activations, tp", "activations, tp, sequence, selective"),
-            published,
-            figure_1(name),
-        ):
+    parts = ("states", "activations, tp", "activations, tp, sequence, selective")
+    for row in figure_1():
+        published = (row.states_gib, row.activations_gib, row.saved_activations_gib)
+        for part, theirs, ours in zip(parts, published, first_rank_gib(row.model)):
             off = error(ours, theirs)
-            errors += [off] if what != "states" else []
-            rows.append((name, what, f"{theirs:.2f}", f"{ours:.2f}", _percent(off)))
+            errors += [off] if part != "states" else []
+            rows.append((row.model, part, f"{theirs:.2f}", f"{ours:.2f}", _percent(off)))
     return [
         "## Memory: figure 1 of the same paper",
         "",
@@ -161,16 +153,16 @@ def _of_figure_1() -> list[str]:
 
 def _of_others() -> list[str]:
     rows, errors = [], []
-    for run in RUNS:
+    for run in runs():
         if run.why_not or run.source == KORTHIKANTI:
             continue
-        seconds = predicted_s(run)
-        errors.append(error(seconds, run.step_s))
+        predicted = predicted_s(run)
+        errors.append(error(predicted, run.measured_s))
         gib = "" if run.memory_gib is None else f"{run.memory_gib:.1f}"
         ours_gib = f"{fullest(job_of(run)).total / GIB:.1f}"
-        measured, mine = f"{run.step_s:.2f}", f"{seconds:.2f}"
+        measured, ours = f"{run.measured_s:.2f}", f"{predicted:.2f}"
         off = _percent(errors[-1])
-        rows.append((run.name, run.source, measured, mine, off, gib, ours_gib, run.said))
+        rows.append((run.title, run.source, measured, ours, off, gib, ours_gib, run.assumed))
     head = ("run", "source", "measured s", "ours s", "error", "GiB", "ours GiB", "assumed")
     return [
         "## Step time: other programs, nothing fitted",
@@ -191,7 +183,7 @@ def _of_others() -> list[str]:
 
 
 def _not_predicted() -> list[str]:
-    rows = [(run.name, run.source, run.measured, run.why_not) for run in RUNS if run.why_not]
+    rows = [(run.title, run.source, run.measured, run.why_not) for run in runs() if run.why_not]
     return [
         "## Published, not predicted",
         "",

@@ -1,6 +1,6 @@
 """What a training run costs: parameters, FLOPs, bytes, money. Every function is one formula.
 
-    shape = model_shape(config)                        # a transformers configuration
+    shape = model_shape(config)                        # of helpers.planner.shape
     flops = train_flops_per_token(shape, seq_len=1024)
     mfu(tokens_per_s=15_000, flops_per_token=flops, devices=8, peak_flops=312e12)   # 0.23
 
@@ -11,27 +11,7 @@ here: nothing is measured and no process is started.
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
-from helpers.planner.shape import Shape, model_shape
-
-__all__ = [
-    "BYTES_PER_PARAMETER",
-    "Shape",
-    "StateBytes",
-    "TensorShare",
-    "TensorTraffic",
-    "all_reduce_bytes_per_rank",
-    "cost_per_million_tokens",
-    "forward_flops",
-    "mfu",
-    "model_shape",
-    "money",
-    "parameters",
-    "recomputed_flops_per_token",
-    "state_bytes",
-    "tensor_parallel_share",
-    "tensor_parallel_traffic_bytes",
-    "train_flops_per_token",
-]
+from helpers.planner.shape import Shape
 
 # precision: bytes a parameter of (parameters, gradients, optimizer); Adam keeps two moments.
 BYTES_PER_PARAMETER = {
@@ -76,15 +56,6 @@ def train_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -
     """
     scores = 12 * shape.layers * shape.heads * shape.head_dim * seq_len
     return 6 * parameters(shape) + scores * _attended(attention)
-
-
-def recomputed_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -> float:
-    """FLOPs a token that full activation checkpointing adds: one more forward, a third of training.
-
-    Work of the machine, not of the model: it belongs in hardware utilisation (HFU), never in MFU.
-    Source: arXiv 2205.05198, section 6.3.
-    """
-    return train_flops_per_token(shape, seq_len, attention) / 3
 
 
 def mfu(
@@ -156,13 +127,25 @@ def state_bytes(
     if zero_stage not in (0, 1, 2, 3):
         raise UserError(f"zero_stage is 0, 1, 2 or 3, not {zero_stage!r}")
     _above_zero(parameters=parameters, tp=tp, dp_shard=dp_shard)
-    held = -(-parameters // tp)
-    shard = -(-held // dp_shard)
-    of_parameters, of_gradients, of_optimizer = BYTES_PER_PARAMETER[precision]
+    shared = (zero_stage >= 3, zero_stage >= 2, zero_stage >= 1)
+    return shared_states(-(-parameters // tp), dp_shard, BYTES_PER_PARAMETER[precision], shared)
+
+
+def shared_states(
+    parameters: int, ranks: int, bytes_each: tuple[int, int, int], shared: tuple[bool, bool, bool]
+) -> StateBytes:
+    """Bytes of parameters, gradients and optimizer state on one rank.
+
+    Args:
+        parameters: that the rank computes with.
+        ranks: over which a part that is `shared` is divided, rounded up.
+        bytes_each: of one parameter, by part. shared: is the part divided?
+    """
+    shard = -(-parameters // ranks)
     return StateBytes(
-        parameters=of_parameters * (shard if zero_stage >= 3 else held),
-        gradients=of_gradients * (shard if zero_stage >= 2 else held),
-        optimizer=of_optimizer * (shard if zero_stage >= 1 else held),
+        parameters=bytes_each[0] * (shard if shared[0] else parameters),
+        gradients=bytes_each[1] * (shard if shared[1] else parameters),
+        optimizer=bytes_each[2] * (shard if shared[2] else parameters),
     )
 
 
@@ -211,67 +194,10 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
     return TensorShare(sharded, replicated)
 
 
-@dataclass(frozen=True)
-class TensorTraffic:
-    """Payload bytes that a tensor-parallel group all-reduces in one training step."""
-
-    blocks: int
-    embedding: int
-    head: int
-    loss: int
-
-    @property
-    def total(self) -> int:
-        return self.blocks + self.embedding + self.head + self.loss
-
-
-def tensor_parallel_traffic_bytes(
-    shape: Shape, batch: int, seq_len: int, tp: int, element_bytes: int = 4
-) -> TensorTraffic:
-    """Bytes all-reduced in one step over batch x seq_len tokens: 2·reductions·layers messages of
-    tokens x hidden elements, and a few more.
-
-    A block sends one message forward and one backward where attention and MLP are parallel, two
-    each where they follow one another; what recomputed blocks send again is not counted. The split
-    embedding sends one forward, the split head one backward, the loss three fp32 numbers a token
-    that has a label. What a rank puts on the wire for it is `all_reduce_bytes_per_rank`.
-
-    Source: arXiv 1909.08053 (Megatron-LM), section 3; arXiv 2205.05198, section 4.2.
-    """
-    _above_zero(batch=batch, seq_len=seq_len, tp=tp, element_bytes=element_bytes)
-    if tp == 1:
-        return TensorTraffic(0, 0, 0, 0)
-    message = batch * seq_len * shape.hidden * element_bytes
-    return TensorTraffic(
-        blocks=2 * shape.reductions * shape.layers * message,
-        embedding=message,
-        head=message,
-        loss=3 * 4 * batch * seq_len,
-    )
-
-
-def all_reduce_bytes_per_rank(payload_bytes: float, ranks: int) -> float:
-    """Bytes that each rank sends to all-reduce a payload: 2·X·(n-1)/n, in a ring or any other
-    bandwidth-optimal way.
-
-    Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, theorem 1.
-    """
-    _above_zero(ranks=ranks)
-    return 2 * payload_bytes * (ranks - 1) / ranks
-
-
 def money(wall_s: float, price_per_hour: float, instances: int = 1) -> float:
     """Dollars for holding `instances` machines for `wall_s` seconds, busy or not."""
     _above_zero(price_per_hour=price_per_hour, instances=instances)
     return wall_s / 3600 * price_per_hour * instances
-
-
-def cost_per_million_tokens(
-    tokens_per_s: float, price_per_hour: float, instances: int = 1
-) -> float:
-    """Dollars to train a million tokens at a steady rate; start-up and saving come on top."""
-    _above_zero(tokens_per_s=tokens_per_s)
-    return money(1e6 / tokens_per_s, price_per_hour, instances)
 
 
 def _attended(attention: str) -> float:

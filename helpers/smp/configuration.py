@@ -1,11 +1,11 @@
 """Configurations of the SageMaker model parallel library, read into a ParallelPlan.
 
-    found = read_smp_config({"partitions": 2, "tensor_parallel_degree": 2, "ddp": True}, 8)
-    found.plan                    # dp_replicate=2 x pp=2 x tp=2
-    found.global_batch(4)         # 16: without prescaled_batch each tensor rank brings its own 4
+    config = read_smp_config({"partitions": 2, "tensor_parallel_degree": 2, "ddp": True}, 8)
+    config.plan                   # dp_replicate=2 x pp=2 x tp=2
+    config.global_batch(4)        # 16: without prescaled_batch each tensor rank brings its own 4
 
-Every key of both versions stands in the table of smp_keys.py. It becomes a part of the plan or a
-setting beside it; or it is left out with the reason (`found.left_out`); or the configuration is
+Every key of both versions stands in the tables of keys.py. It becomes a part of the plan or a
+setting beside it; or it is left out with the reason (`config.left_out`); or the configuration is
 refused with the reason and the nearest thing. Words keep their meaning: `interleaved` is roughly
 1f1b and not the interleaved schedule, `simple` is gpipe, D of a placement is what is left of the
 ranks when pipeline and tensor ranks are taken out (`rdp`).
@@ -19,7 +19,9 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import MEMORY, SPEED, Costs, balance
 from helpers.engine.plan import ParallelPlan
-from helpers.smp.keys import ELSEWHERE, SCHEDULE, V1, V2, Key
+from helpers.smp.keys import Key, elsewhere, keys, wants_whole
+
+SCHEDULE = {"interleaved": "1f1b", "simple": "gpipe"}
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ def read_smp_config(
             other, degrees that do not divide the processes, or what the engine cannot do.
     """
     given = _parameters(config)
-    wants = Key("whole").wants(world_size)
+    wants = wants_whole(world_size, least=1)
     if wants:
         raise UserError(f"world_size must be {wants}, not {world_size!r}")
     if version is None:
-        version = 1 if any(key in V1 and key not in V2 for key in given) else 2
+        version = 1 if any(key in keys(1) and key not in keys(2) for key in given) else 2
     if version not in (1, 2):
         raise UserError(f"the library had version 1 and 2, not {version!r}")
-    table = V1 if version == 1 else V2
+    table = keys(version)
     for key, value in given.items():
         _check(key, value, table, version)
     left_out = {key: table[key].note for key in given if table[key].note}
@@ -93,7 +95,7 @@ def read_smp_config(
 
 def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
     pp, tp = _pipeline_degree(values), values["tensor_parallel_degree"]
-    rdp = _rest(world_size, {"pipeline_parallel_degree": pp, "tensor_parallel_degree": tp})
+    rdp = _data_ranks(world_size, {"pipeline_parallel_degree": pp, "tensor_parallel_degree": tp})
     sharded = values["sharded_data_parallel_degree"]
     _check_v1(values, pp, tp, rdp, sharded)
     schedule = SCHEDULE[values["pipeline"]]
@@ -130,7 +132,7 @@ def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]
 def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
     tp, shards = values["tensor_parallel_degree"], values["hybrid_shard_degree"]
     degrees = {"tensor_parallel_degree": tp, "hybrid_shard_degree": max(1, shards)}
-    replicas = _rest(world_size, degrees)
+    replicas = _data_ranks(world_size, degrees)
     plan = ParallelPlan(
         dp_replicate=1 if shards == 0 else replicas,
         dp_shard=replicas if shards == 0 else shards,  # 0: native FSDP, over all ranks
@@ -165,14 +167,15 @@ def _check(key: str, value: Any, table: dict[str, Key], version: int) -> None:
 
 
 def _unknown(key: str, table: dict[str, Key], version: int) -> str:
-    if key in ELSEWHERE:
-        return f"{key} is no key of the configuration: it is {ELSEWHERE[key]}"
-    if key in {1: V2, 2: V1}[version]:
+    places = elsewhere()
+    if key in places:
+        return f"{key} is no key of the configuration: it is {places[key]}"
+    if key in keys(3 - version):
         return (
             f"{key} is a key of version {3 - version}, and this is read as version {version}: "
             "keep to the keys of one"
         )
-    close = get_close_matches(str(key), [*V1, *V2], n=1)
+    close = get_close_matches(str(key), [*keys(1), *keys(2)], n=1)
     hint = f"did you mean {close[0]}?" if close else f"version {version} has {', '.join(table)}"
     return f"no version has a key {key!r}; {hint}"
 
@@ -187,8 +190,8 @@ def _pipeline_degree(values: dict[str, Any]) -> int:
     return old or new or 1
 
 
-def _rest(world_size: int, degrees: dict[str, int]) -> int:
-    """Ranks that are left for the data axis."""
+def _data_ranks(world_size: int, degrees: dict[str, int]) -> int:
+    """Ranks that other axes leave for the data axis."""
     product, named = 1, []
     for key, degree in degrees.items():
         product *= degree

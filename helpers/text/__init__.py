@@ -7,3 +7,24 @@ bundled.py finds the text that comes with the project.
 
 Paper: Ding et al. 2024, Fewer Truncations Improve Language Modeling (packing).
 """
+
+from typing import Any
+
+from helpers.engine import lazy
+
+HOMES = {
+    "load_tokenizer": "tokenizer",
+    "load_examples": "tokens",
+    "tokenize": "tokens",
+    "batches": "tokens",
+    "steps_per_epoch": "tokens",
+}
+__all__ = list(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    return lazy(__name__, HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,3 +7,25 @@ and findings.py says in words what is slow. timelines.py is a pipeline's actions
 
 Sources: Cristian 1989, Probabilistic clock synchronization; Chrome's Trace Event Format.
 """
+
+from typing import Any
+
+from helpers.engine import lazy
+
+HOMES = {
+    "profiled": "recorder",
+    "read_traces": "traces",
+    "write_timeline": "traces",
+    "find": "findings",
+    "memory_of_step": "memory",
+    "read_timelines": "timelines",
+}
+__all__ = list(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    return lazy(__name__, HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -55,7 +55,7 @@ def test_a_real_limit_is_found_and_nothing_is_left(tmp_path: Path) -> None:
         env={"MORE_BYTES": str(1_500_000_000)},
         **SMALL,
     )
-    sizes = {one.batch_size: one.fits for one in found.tries}
+    sizes = {attempt.batch_size: attempt.fits for attempt in found.tries}
     assert sizes[128] and not all(sizes.values())
     assert not sizes[min(size for size, fits in sizes.items() if not fits)]
     assert found.batch_size + 128 in sizes and not sizes[found.batch_size + 128]

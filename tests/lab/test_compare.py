@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
-from helpers.planner.published.claims import Claim, claim, side_by_side
-from helpers.planner.published.work import Work, check_equal, differences
+from helpers.planner.published.equal_work import Work, check_equal, differences
+from helpers.planner.published.speed_claims import Claim, claim, side_by_side
 
 pd = pytest.importorskip("pandas")
 from helpers.lab.comparison import plots as figures  # noqa: E402

@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 
 from helpers.lab import doctor as module
-from helpers.lab.doctor import FAIL, OK, WARN, Line, Report, ready_for
+from helpers.lab.doctor import ready_for
+from helpers.lab.machine import report
 from helpers.lab.machine.hardware import Device, Machine, find_machine
 from helpers.lab.machine.installed_versions import (
     installed_version,
-    read_requirements,
+    requirements,
     wanted_python,
     within,
 )
-from helpers.lab.notebook.run_sizes import PROFILES
+from helpers.lab.machine.report import FAIL, OK, WARN, Line, Report
+from helpers.lab.notebook.run_profile import PROFILES
 from helpers.lab.paths import ROOT
-
-PYPROJECT = ROOT / "pyproject.toml"
+from helpers.text import bundled
 
 
 def machine(gpus=0, cores=8, memory_gb=32.0, disk_gb=100.0) -> Machine:
@@ -52,35 +53,45 @@ def test_within(version, wanted, expected):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs tomllib")
-def test_requirements_are_those_of_a_real_toml_reader():
+def test_requirements_are_those_of_pyproject():
     import tomllib
 
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = {None: project["dependencies"], **project["optional-dependencies"]}
     expected = {(extra, text) for extra, texts in groups.items() for text in texts}
-    found = {(need.extra, need.name + need.wanted) for need in read_requirements(PYPROJECT)}
-    assert found == expected
-    assert wanted_python(PYPROJECT) == project["requires-python"]
+    assert {(need.extra, need.name + need.wanted) for need in requirements()} == expected
+    assert wanted_python() == project["requires-python"]
 
 
-def test_package_lines(tmp_path):
-    text = """
-[project]
-requires-python = ">=3.99"
-dependencies = ["torch>=1"]
-[project.optional-dependencies]
-hf = [
-    "numpy>=9999", # too new
-    "no-such-package>=1",
-]
-qlora = ["no-such-quantizer>=1"]
-dev = ["no-such-linter>=1"]
-[tool.other]
-list = ["torch>=9999"]
+METADATA = """\
+Metadata-Version: 2.1
+Name: no-such-workshop
+Version: 1.0
+Requires-Python: >=3.99
+Requires-Dist: torch>=1
+Requires-Dist: no-such-backport>=1; python_version < "3"
+Provides-Extra: hf
+Requires-Dist: numpy>=9999; extra == "hf"
+Requires-Dist: no-such-package<2,>=1; extra == "hf"
+Provides-Extra: qlora
+Requires-Dist: no-such-quantizer>=1; extra == "qlora"
+Provides-Extra: dev
+Requires-Dist: no-such-linter>=1; extra == "dev"
 """
-    path = tmp_path / "pyproject.toml"
-    path.write_text(text)
-    lines = {line.name: line for line in module.package_lines(path)}
+
+
+@pytest.fixture
+def workshop(tmp_path, monkeypatch) -> str:
+    """An installed distribution that this machine cannot serve."""
+    folder = tmp_path / "no_such_workshop-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(METADATA)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "no-such-workshop"
+
+
+def test_package_lines(workshop):
+    lines = {line.name: line for line in module.package_lines(workshop)}
     assert verdicts(lines.values()) == {
         "python": FAIL,
         "torch": OK,
@@ -89,14 +100,22 @@ list = ["torch>=9999"]
         "no-such-quantizer": WARN,
     }
     assert f"{installed_version('numpy')} (wanted >=9999)" == lines["numpy"].found
-    assert "not installed" in lines["no-such-package"].found
+    assert lines["no-such-package"].found == "not installed (wanted >=1,<2)"
+    assert lines["no-such-package"].next_step == "run: bash scripts/setup"
     assert "[qlora]" in lines["no-such-quantizer"].next_step
     assert all(line.next_step for line in lines.values() if line.verdict != OK)
 
 
-def test_helpers_copied_without_a_pyproject(tmp_path):
-    (line,) = module.package_lines(tmp_path / "pyproject.toml")
-    assert line.verdict == WARN
+def test_the_next_step_where_there_is_no_set_up(workshop, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    steps = {line.name: line.next_step for line in module.package_lines(workshop)}
+    assert steps["no-such-package"] == 'run: pip install "no-such-package>=1,<2"'
+    assert steps["no-such-quantizer"] == 'only for QLoRA: run: pip install "no-such-quantizer>=1"'
+
+
+def test_helpers_copied_without_metadata():
+    (line,) = module.package_lines("no-such-workshop")
+    assert line.verdict == WARN and "copied, not installed" in line.found
 
 
 def test_data_line(tmp_path):
@@ -113,6 +132,13 @@ def test_data_line(tmp_path):
     assert "make_data.py" in changed.next_step
     good.unlink()
     assert "a.tsv is missing" in module.data_line(tmp_path).found
+
+
+def test_helpers_copied_without_data(monkeypatch):
+    monkeypatch.setattr(bundled, "FOLDERS", ())
+    line = module.bundled_data_line()
+    assert (line.verdict, line.found) == (FAIL, "the bundled data/SHA256SUMS is not here")
+    assert line.next_step.startswith("copy the project's folder data beside helpers")
 
 
 @pytest.mark.parametrize(("gb", "verdict"), [(1, FAIL), (4, WARN), (16, OK)])
@@ -181,7 +207,8 @@ def test_ranks_that_cannot_start_are_a_failing_line():
     line = module.all_reduce_line("nonsense")
     assert line.verdict == FAIL
     assert line.found and "\n" not in line.found
-    assert "torchrun --nproc-per-node 2 helpers/lab/machine/two_rank_check.py" in line.next_step
+    by_hand = "torchrun --nproc-per-node 2 -m helpers.lab.machine.two_rank_check"
+    assert by_hand in line.next_step
 
 
 @pytest.mark.slow
@@ -203,14 +230,19 @@ def test_doctor_as_it_is_started(tmp_path):
         assert folder not in text
 
 
-def test_doctor_needs_torch_alone():
+@pytest.mark.parametrize("known", [True, False])
+def test_doctor_needs_torch_alone(known):
     """It is the tool for a broken environment, so it may not need what it looks for."""
-    packages = ("transformers", "pandas", "matplotlib", "IPython", "papermill", "tokenizers")
+    packages = ["transformers", "pandas", "matplotlib", "IPython", "papermill", "tokenizers"]
+    packages += [] if known else ["packaging", "packaging.requirements"]
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({packages!r}))\n"
-        "from helpers.lab import doctor; doctor.package_lines(doctor.ROOT / 'pyproject.toml')"
+        "from helpers.lab import doctor; print(*doctor.package_lines())"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert ("name='torch'" if known else "name='packaging', verdict='fail'") in done.stdout
 
 
 def test_doctor_without_torch_says_so():

@@ -7,9 +7,11 @@ import pytest
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.machine.hardware import Device, Machine
-from helpers.lab.notebook.preflight import PROFILES, Profile, preflight
+from helpers.lab.notebook.preflight import preflight
+from helpers.lab.notebook.run_profile import NOT_SHOWN, PROFILES, Profile
 from helpers.lab.paths import ROOT
-from helpers.planner.cost import model_shape, parameters
+from helpers.planner.cost import parameters
+from helpers.planner.shape import model_shape
 
 pytest.importorskip("pandas")
 
@@ -39,7 +41,7 @@ def every_profile() -> list[Profile]:
 def test_auto_takes_the_largest_that_fits(gpus, name, tp):
     record = preflight(1, machine=machine(*gpus), show=False)
     assert (record.profile.name, record.profile.tp, record.profile.nproc) == (name, tp, tp)
-    assert record.untrue and record.reason
+    assert record.not_shown and record.reason
 
 
 @pytest.mark.parametrize(
@@ -88,8 +90,8 @@ def test_tiny_ranks_are_kept_off_the_gpus():
 
 
 def test_flags_are_the_training_scripts_own():
-    """Every flag but the launcher's own is an option of scripts/train.py."""
-    script = (ROOT / "scripts" / "train_args.py").read_text()
+    """Every flag but the launcher's own is an option of helpers.train."""
+    script = (ROOT / "helpers" / "train" / "arguments.py").read_text()
     of_the_plan = {field.name for field in dataclasses.fields(ParallelPlan)}
     for profile in every_profile():
         flags = profile.flags()
@@ -115,6 +117,11 @@ def test_profiles_state_their_models_own_size(profile):
     assert profile.pp == 1 or config.num_hidden_layers >= 2 * profile.pp  # interleaved runs too
     assert profile.seq_len <= config.max_position_embeddings
     assert (ROOT / profile.data).is_file()
+
+
+def test_everything_that_is_not_shown_has_words():
+    named = {name for profile in every_profile() for name in profile.not_shown}
+    assert named == set(NOT_SHOWN)
 
 
 def test_changes_replace_fields_and_none_leaves_them():

@@ -15,7 +15,7 @@ import pytest
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.figures.what_if_sliders import WIDGET
 from helpers.lab.notebook.record import source_hash
-from helpers.lab.notebook.run_sizes import PROFILES
+from helpers.lab.notebook.run_profile import PROFILES
 from tests.support.load import script
 
 ROOT = Path(__file__).resolve().parents[2]

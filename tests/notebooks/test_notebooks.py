@@ -13,14 +13,14 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.lab import paths
 from helpers.lab.exercises.questions import EXERCISES
-from helpers.lab.figures.shard_ladder import compare_rungs
 from helpers.lab.launch.launch import launch
 from helpers.lab.machine.hardware import Machine
 from helpers.lab.notebook.preflight import preflight
 from helpers.lab.notebook.record import save_record
 from helpers.lab.notebook.source_code import read_source, show_source
 from helpers.lab.runs.failure_report import RunFailed
-from helpers.planner.cost import model_shape
+from helpers.lab.runs.shard_ladder import compare_rungs
+from helpers.planner.shape import model_shape
 from helpers.trace.timelines import read_timelines
 from tests.lab.test_compare import write_run
 from tests.support import scripts

@@ -10,8 +10,8 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.measure.calibrate import _reason, calibrate, load_cluster
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.audit_shapes import gpt
 from helpers.planner.time.step_time import step_time
+from tests.planner.shapes import gpt
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
 from helpers.planner import cost
-from helpers.planner.cost import model_shape
-from helpers.planner.hardware.lookup import find_gpu, price
-from helpers.planner.published.posts import GPTJ_TENSOR_PARALLEL as RUN
+from helpers.planner.shape import model_shape
+from helpers.planner.time.tensor_messages import tensor_traffic
 
 transformers = pytest.importorskip("transformers")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
@@ -152,55 +151,8 @@ def test_train_flops_per_token_is_the_rule():
     assert cost.train_flops_per_token(shape, 1024) == 6 * 6_050_882_784 + scores
     causal = cost.train_flops_per_token(shape, 1024, attention="causal")
     assert causal == 6 * 6_050_882_784 + scores / 2
-    assert cost.recomputed_flops_per_token(shape, 1024) * 3 == pytest.approx(
-        cost.train_flops_per_token(shape, 1024)
-    )
     with pytest.raises(UserError, match="full"):
         cost.train_flops_per_token(shape, 1024, attention="half")
-
-
-# The published GPT-J run, from its own log.
-
-
-def test_published_run_audited():
-    shape = model_shape(CONFIGS["gptj-6b"])
-    assert cost.parameters(shape) == RUN.parameters
-    tokens_per_s = RUN.steady_samples_per_s * RUN.seq_len
-    peak = find_gpu("A100-40").peak_flops["fp16"]
-    assert 6 * RUN.parameters * tokens_per_s / 8 / 1e12 == pytest.approx(68.1, abs=0.05)
-    utilisation = cost.mfu(tokens_per_s, 6 * RUN.parameters, 8, peak)
-    assert utilisation == pytest.approx(0.218, abs=0.0005)
-
-
-def test_printed_rate_is_above_the_chips_peak_and_refused():
-    """The script printed 8N·tokens/s without dividing by the 8 devices: 726 'TFLOPS/GPU' of 312."""
-    peak = find_gpu("A100-40").peak_flops["fp16"]
-    line = RUN.log[3]
-    tokens_per_s = line.samples_per_s * RUN.seq_len
-    printed = tokens_per_s * 8 * RUN.parameters
-    assert printed / 1e12 == pytest.approx(line.printed_tflops_per_gpu, rel=1e-4)
-    with pytest.raises(UserError, match=r"2\.33 times .*more than the chip's peak"):
-        cost.mfu(tokens_per_s, 8 * RUN.parameters, 1, peak)
-
-
-def test_published_run_billed():
-    per_hour = price(RUN.instance, service="sagemaker").usd_per_hour
-    assert per_hour == RUN.price.usd_per_hour == 37.688
-    assert cost.money(RUN.billed_s, per_hour) == pytest.approx(19.22, abs=0.005)
-    assert 0.034 <= RUN.train_s / RUN.billed_s <= 0.035
-    assert sum(RUN.timeline_s.values()) == 1965
-
-
-def test_log_loss_starts_at_a_guess_over_the_vocabulary():
-    """The 'fine-tuning' began from random weights: its first loss is ln(50400) or more."""
-    vocabulary = torch.tensor(float(CONFIGS["gptj-6b"].vocab_size))
-    assert RUN.log[0].loss > vocabulary.log().item()
-
-
-def test_posts_other_bills():
-    assert cost.money(9407, 37.688, instances=2) == pytest.approx(197, abs=0.5)
-    assert cost.money(53405, 7.09) == pytest.approx(105, abs=0.5)
-    assert cost.money(25 * 86400, 37.688, instances=240) == pytest.approx(5.43e6, rel=0.001)
 
 
 @settings(deadline=None)
@@ -319,7 +271,7 @@ def test_vocabulary_that_tp_does_not_divide_leaves_the_last_rank_less():
 
 def test_parallel_residual_needs_half_the_messages():
     gptj_6b = model_shape(CONFIGS["gptj-6b"])
-    traffic = cost.tensor_parallel_traffic_bytes(gptj_6b, 8, 1024, tp=8, element_bytes=2)
+    traffic = tensor_traffic(gptj_6b, 8, 1024, tp=8, precision="bf16")
     message = 8 * 1024 * 4096 * 2
     assert traffic.blocks == 2 * 28 * message == 3_758_096_384
     assert traffic.embedding == traffic.head == message
@@ -333,17 +285,7 @@ def test_parallel_residual_needs_half_the_messages():
 
 def test_one_rank_sends_nothing():
     shape = model_shape(CONFIGS["gptj small"])
-    assert cost.tensor_parallel_traffic_bytes(shape, 8, 16, tp=1).total == 0
-    assert cost.all_reduce_bytes_per_rank(1000, 1) == 0
-    assert cost.all_reduce_bytes_per_rank(1000, 2) == 1000
-    assert cost.all_reduce_bytes_per_rank(1000, 4) == 1500
-
-
-def test_cost_per_million_tokens():
-    # 1000 tokens/s for 1000 s at 3.6 $/h on 2 machines
-    assert cost.cost_per_million_tokens(1000, 3.6, instances=2) == pytest.approx(2.0)
-    with pytest.raises(UserError, match="tokens_per_s"):
-        cost.cost_per_million_tokens(0, 3.6)
+    assert tensor_traffic(shape, 8, 16, tp=1).total == 0
 
 
 def test_unknown_family_is_refused_by_name():

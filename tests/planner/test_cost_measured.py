@@ -10,6 +10,8 @@ from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.planner import cost
+from helpers.planner.shape import model_shape
+from helpers.planner.time.tensor_messages import tensor_traffic
 from tests.support.ranks import mesh_of, pool
 
 BATCH, SEQ_LEN = 4, 32
@@ -46,12 +48,12 @@ def measure(tp: int) -> tuple[dict[str, int], list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [2, 4])
 def test_state_and_traffic_of_gptj_ranks(tp):
-    shape = cost.model_shape(load_config("gptj-tiny", vocab_size=ODD_VOCABULARY))
+    shape = model_shape(load_config("gptj-tiny", vocab_size=ODD_VOCABULARY))
     for rank, (state, sent) in enumerate(pool(tp).run(measure, tp)):
         share = cost.tensor_parallel_share(shape, tp, rank)
         assert vars(cost.state_bytes(share.total, "fp32")) == state
         # the last token of each sample has no label, so it is in no message of the loss
-        expected = cost.tensor_parallel_traffic_bytes(shape, BATCH, SEQ_LEN, tp)
+        expected = tensor_traffic(shape, BATCH, SEQ_LEN, tp)
         unlabelled = expected.loss // SEQ_LEN
         assert sum(sent) == expected.total - unlabelled
         large = [size for size in sent if size > expected.loss]
@@ -86,7 +88,7 @@ def state_of(plan: ParallelPlan) -> dict[str, int]:
 def test_state_by_zero_stage(name):
     fields, bytes_each = STATES[name]
     plan = ParallelPlan(**fields, microbatches=2)
-    count = cost.parameters(cost.model_shape(load_config("neox-tiny")))
+    count = cost.parameters(model_shape(load_config("neox-tiny")))
     for state in pool(plan.world_size).run(state_of, plan):
         expected = [count * each for each in bytes_each]
         assert list(state.values()) == pytest.approx(expected, rel=0.01)

@@ -24,14 +24,14 @@ from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.memory.components import (
     activation_bytes,
     end_bytes,
-    letters_bytes,
-    states_bytes,
+    rank_states,
+    stage_messages_bytes,
 )
 from helpers.planner.memory.peak import rank_memory
 from helpers.planner.model.training_job import make_job
 from helpers.planner.search.search import search_plans
 from helpers.planner.shape import model_shape
-from helpers.planner.time.messages import rank_messages
+from helpers.planner.time.step_messages import rank_messages
 from tests.support import tiny
 from tests.support.matrix import product
 from tests.support.ranks import mesh_of, pool
@@ -187,9 +187,10 @@ def test_the_formulas_are_what_the_engine_does(name, layout):
     job = make_job(config, plan, batch, 1024)
     for rank in range(plan.pp):
         dry = dry_run(config, plan, rank * plan.tp, batch=batch, seq_len=1024)
-        assert states_bytes(job, rank) == pytest.approx(tuple(dry.states.values()), rel=0.03)
+        states = tuple(vars(rank_states(job, rank)).values())
+        assert states == pytest.approx(tuple(dry.states.values()), rel=0.03)
         end = end_bytes(job) if rank == plan.pp - 1 else 0
-        kept = activation_bytes(job, rank) + letters_bytes(job, rank) + end
+        kept = activation_bytes(job, rank) + stage_messages_bytes(job, rank) + end
         assert kept == pytest.approx(dry.largest["activations"], rel=0.03)
         assert rank_memory(job, rank).allocated == pytest.approx(dry.peak_bytes, rel=0.03)
         assert sent(job, rank) == pytest.approx(seen(dry), rel=1e-3)
@@ -229,7 +230,8 @@ def test_any_rank_of_a_thousand():
     The last has no rows of the embedding, which are dealt out 50 at a time."""
     plan = ParallelPlan(tp=8, dp_shard=128, precision="bf16", activation="full")
     run = dry_run(published("gpt3-175b", 2), plan, 517, batch=128, seq_len=1024)
-    expected = states_bytes(make_job(published("gpt3-175b", 2), plan, 128, 1024), 0)
+    job = make_job(published("gpt3-175b", 2), plan, 128, 1024)
+    expected = tuple(vars(rank_states(job, 0)).values())
     assert tuple(run.states.values()) == pytest.approx(expected, rel=0.03)
     assert run.peak_bytes == sum(run.at_peak.values()) > sum(run.states.values())
     gathered = run.summary["messages"]["dp_shard"]["all_gather"]

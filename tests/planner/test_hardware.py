@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from helpers.engine.errors import UserError
+from helpers.planner.hardware.catalog import gpus, instances, prices
 from helpers.planner.hardware.lookup import find_gpu, find_instance, peak_flops, price
-from helpers.planner.hardware.tables import GPUS, INSTANCES
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_unknown_device_or_dtype_has_no_peak(device_name, dtype):
 
 def test_peaks_are_dense():
     """Half precision is twice tf32 and fp8 twice half precision; sparsity would break that."""
-    for gpu in GPUS:
+    for gpu in gpus():
         peaks = gpu.peak_flops
         if "fp8" in peaks:
             assert peaks["fp8"] / peaks["bf16"] == pytest.approx(2, rel=0.01), gpu.name
@@ -57,23 +57,20 @@ def test_peaks_are_dense():
             assert 0.5 < gpu.matmul_flops / peaks["bf16"] < 1, gpu.name
 
 
-def test_every_fact_has_a_source_and_every_instance_a_known_gpu():
-    assert all(gpu.source for gpu in GPUS)
-    for instance in INSTANCES:
-        assert instance.source
-        assert instance.prices or instance.name.startswith(("dgx", "hgx")), instance.name
+def test_every_instance_has_a_known_gpu_and_a_price_or_is_owned():
+    priced = {recorded.instance for recorded in prices()}
+    for instance in instances():
         assert find_gpu(instance.gpu)
-        assert (instance.intra_node_bytes_per_s is None) == (instance.gpus == 1)
-        for recorded in instance.prices:
-            assert recorded.date and recorded.region and recorded.source
-            assert recorded.service in ("ec2", "sagemaker")
+        assert instance.name in priced or instance.name.startswith(("dgx", "hgx")), instance.name
+    assert priced <= {instance.name for instance in instances()}
 
 
 def test_names_are_unique():
-    names = [row.name for row in (*GPUS, *INSTANCES)]
-    device_names = [name for gpu in GPUS for name in gpu.device_names]
-    assert len(set(names)) == len(names)
-    assert len(set(device_names)) == len(device_names)
+    names = [row.name for row in (*gpus(), *instances())]
+    torch_names = [gpu.torch_name for gpu in gpus()]
+    offers = [(recorded.instance, recorded.service) for recorded in prices()]
+    for unique in (names, torch_names, offers):
+        assert len(set(unique)) == len(unique)
 
 
 def test_find_gpu_by_short_and_device_name():
@@ -104,6 +101,7 @@ def test_prices_are_the_recorded_ones():
 def test_your_own_price_stands_in_for_any_instance():
     mine = price("my own box", override=2.5)
     assert (mine.usd_per_hour, mine.source) == (2.5, "given by you")
+    assert price("my own box", service="my own cloud", override=2.5).service == "my own cloud"
 
 
 @pytest.mark.parametrize(

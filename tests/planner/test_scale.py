@@ -16,39 +16,43 @@ from helpers.lab.figures.planning_plots import (
     plot_scaling,
     plot_sequences,
 )
-from helpers.lab.figures.what_if_sliders import explore, memory_table, plan_table, sliders
+from helpers.lab.figures.what_if_sliders import explore, sliders
+from helpers.lab.figures.what_if_tables import memory_table, plan_table
 from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.posts_at_scale import GPT3_ON_P4D, SHARED_DATA, SMP_LAYOUTS
+from helpers.planner.published.posts import published
 from helpers.planner.search.estimate import estimate
+from helpers.planner.shape import model_shape
 from helpers.planner.time.scaling import efficiencies, out_of_node_bytes, speedups
 
 P4D = make_cluster("p4d.24xlarge")
+SCALING, HEADLINE = published("smddp-scaling"), published("gpt3-on-p4d")
+LAYOUTS = [published(name) for name in ("smp-llama2-7b", "smp-llama2-70b")]
 LLAMA = load_config("llama2-7b")
 
 
 def test_the_published_ratios_follow_from_the_minutes():
     """Golden: 1.8, 3.7 and 7.3 times as fast on 2, 4 and 8 machines."""
-    assert SHARED_DATA.printed == {2: 1.8, 4: 3.7, 8: 7.3}
-    found = speedups(SHARED_DATA.minutes)
-    assert {count: round(found[count], 1) for count in SHARED_DATA.printed} == SHARED_DATA.printed
+    assert SCALING.printed == {2: 1.8, 4: 3.7, 8: 7.3}
+    found = speedups(SCALING.minutes)
+    assert {count: round(found[count], 1) for count in SCALING.printed} == SCALING.printed
     share = efficiencies(found)
     assert [round(share[count], 3) for count in (1, 2, 4, 8)] == [1.0, 0.9, 0.917, 0.917]
 
 
 def test_25_days_hold_for_samples_of_2048_tokens_alone():
     """Golden: 23 % of the peak and 26.5 days at 2,048 tokens; at 512 four times as long."""
-    count = cost.parameters(cost.model_shape(load_config("gpt3-175b")))
-    rate = GPT3_ON_P4D.samples_per_s * 2048
+    count = cost.parameters(model_shape(load_config("gpt3-175b")))
+    rate = HEADLINE.samples_per_s * 2048
     assert cost.mfu(rate, 6 * count, 960, 312e12) == pytest.approx(0.23, abs=0.005)
     assert 300e9 / (2 * rate) / 86400 == pytest.approx(26.5, abs=0.1)
-    assert 300e9 / (2 * GPT3_ON_P4D.samples_per_s * 512) / 86400 == pytest.approx(106, abs=0.5)
-    usd = cost.money(25 * 86400, GPT3_ON_P4D.price.usd_per_hour, 240)
+    assert 300e9 / (2 * HEADLINE.samples_per_s * 512) / 86400 == pytest.approx(106, abs=0.5)
+    usd = cost.money(25 * 86400, HEADLINE.price.usd_per_hour, 240)
     assert usd == pytest.approx(5.43e6, rel=0.001)
 
 
-@pytest.mark.parametrize("layout", SMP_LAYOUTS, ids=lambda layout: layout.title)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.title)
 def test_the_manuals_layouts_fit_and_would_not_without_recomputing(layout):
     cluster = make_cluster(layout.instance, layout.instances)
 
@@ -83,7 +87,7 @@ def out_of_node(**fields):
 
 def test_what_leaves_a_node_by_hand():
     """In bf16 with float32 sums: gathers of 2 bytes, sums of 4, all-reduces of twice 4."""
-    shape = cost.model_shape(LLAMA)
+    shape = model_shape(LLAMA)
     whole = cost.parameters(shape)
     blocks = shape.layers * shape.block_parameters
     fsdp = out_of_node(dp_shard=128)
@@ -191,7 +195,8 @@ def test_headless_the_table_is_an_output_and_the_sliders_have_words():
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     code = (
-        "from helpers.lab.figures.what_if_sliders import explore, plan_table\n"
+        "from helpers.lab.figures.what_if_sliders import explore\n"
+        "from helpers.lab.figures.what_if_tables import plan_table\n"
         f"explore(plan_table, 'a model', {CHOICES!r}, **{START!r})"
     )
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
@@ -222,7 +227,7 @@ def test_the_figures_hold_the_planners_numbers():
     _, table, sentence = plot_scaling({"a": {8: 8.0, 16: 15.0, 32: 16.0}}, {"b": {8: 1.0}})
     assert table["a"].tolist() == pytest.approx([100, 93.75, 50])
     assert sentence == "a: below 90 % from 32 GPUs on."
-    shape = cost.model_shape(LLAMA)
+    shape = model_shape(LLAMA)
     _, table, sentence = plot_sequences(shape, [1024, 8192], (1, 8), P4D.memory_bytes, "none")
     assert table.loc[8192, "tp=1"] == pytest.approx(8 * table.loc[1024, "tp=1"])
     assert sentence.endswith("room for 1,024 tokens with tp=1 and 8,192 tokens with tp=8.")

@@ -11,8 +11,8 @@ from helpers.engine.pipeline.schedules import make_schedule
 from helpers.engine.pipeline.simulator import Timeline, Times, simulate
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.audit_shapes import gpt
 from helpers.planner.time.shared_cores import simulate_shared
+from tests.planner.shapes import gpt
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -1,8 +1,8 @@
 """The largest batch that fits, and the learning rate that goes with it.
 
-    found = find_batch("scripts/train.py", model="gpt2-tiny", seq_len=128, out="runs/batches")
-    show_table(found.table, found.sentence)
-    lr = scaled_lr(1e-3, found.batch_size, base_batch_size=32, rule="sqrt")
+    tries = find_batch("scripts/train.py", model="gpt2-tiny", seq_len=128, out="runs/batches")
+    show_table(tries.table, tries.sentence)
+    lr = scaled_lr(1e-3, tries.batch_size, base_batch_size=32, rule="sqrt")
 
 Each size is tried in processes of their own, for two steps: the second has the optimizer's state.
 What runs out of memory takes its processes with it and nothing else, so the next size starts clean.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError
-from helpers.lab.figures.display import table_of
+from helpers.lab.figures.tables import table_of
 from helpers.lab.launch.launch import launch
 from helpers.lab.paths import unused
 from helpers.lab.runs.failure_report import RunFailed

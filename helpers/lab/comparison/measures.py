@@ -6,7 +6,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.files.run_record import warmup_steps
 from helpers.lab.paths import shown
 from helpers.lab.runs.run import Run
-from helpers.planner.published.work import Work
+from helpers.planner.published.equal_work import Work
 
 if TYPE_CHECKING:
     import pandas as pd

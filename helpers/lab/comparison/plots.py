@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from helpers.engine.errors import UserError, need
 from helpers.lab.comparison.results import Comparison
 from helpers.lab.figures.charts import lines, paired_bars, stacked_bars
-from helpers.lab.figures.display import listed
 from helpers.lab.figures.style import (
     BLACK,
     BLUE,
@@ -22,6 +21,7 @@ from helpers.lab.figures.style import (
     series_look,
     title,
 )
+from helpers.lab.figures.tables import listed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from helpers.engine.errors import UserError, need
 from helpers.lab.comparison.measures import curve, measures, work_of
-from helpers.lab.figures.display import table_of
+from helpers.lab.figures.tables import table_of
 from helpers.lab.runs.run import Run
 from helpers.planner.cost import money
-from helpers.planner.published.claims import Claim, claim
-from helpers.planner.published.work import AMOUNTS, Difference
+from helpers.planner.published.equal_work import AMOUNTS, Difference
+from helpers.planner.published.speed_claims import Claim, claim
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +142,7 @@ class Comparison:
 
     def claim(self, name: str, meaning: str, clock: str) -> Claim:
         """So many percent faster than the baseline, in the meaning and on the clock that you name;
-        see helpers.planner.published.claims."""
+        see helpers.planner.published.speed_claims."""
         return claim(median(self.ratios(name, clock)), meaning, clock)
 
     @property

@@ -1,8 +1,8 @@
 """Is one way of training faster than another? Only over the same work, and in one meaning.
 
     sides = launch_in_turn("scripts/train.py", {"native": {}, "compiled": {"compile": True}}, ...)
-    found = compare_runs(sides, at="samples")
-    show_table(found.speed, "Speed", found.sentence)
+    comparison = compare_runs(sides, at="samples")
+    show_table(comparison.speed, "Speed", comparison.sentence)
 
 `at` says what is equal where seconds are compared: the samples, the optimizer steps, or the loss.
 What differs besides the one thing that is compared is refused, or named in `allow` and then stated
@@ -21,7 +21,7 @@ from helpers.lab.comparison.results import Comparison
 from helpers.lab.launch.launch import launch
 from helpers.lab.paths import shown, unused
 from helpers.lab.runs.run import Run, load_run
-from helpers.planner.published.work import Difference, Work, check_equal, differences
+from helpers.planner.published.equal_work import Difference, Work, check_equal, differences
 
 WINDOW = 0.05  # of the samples: what a loss is the mean of
 

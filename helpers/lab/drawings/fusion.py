@@ -5,9 +5,9 @@ fig, table, alt = draw_fusion()
 
 from typing import TYPE_CHECKING
 
-from helpers.lab.figures.display import table_of
 from helpers.lab.figures.drawing import WHITE, WHOLE, arrow, box, legend_below, words_at
 from helpers.lab.figures.style import BLUE, GREEN, ORANGE, Picture, new_figure
+from helpers.lab.figures.tables import table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,9 +3,9 @@
 fig, table, alt = draw_adapters()
 """
 
-from helpers.lab.figures.display import in_words, table_of
 from helpers.lab.figures.drawing import WHOLE, box, key, name_columns, name_rows
 from helpers.lab.figures.style import STATE_LOOKS, Picture, new_figure
+from helpers.lab.figures.tables import in_words, table_of
 
 FROZEN = WHOLE
 TRAINED, GRADIENT, MOMENTS = STATE_LOOKS.values()

@@ -6,9 +6,9 @@ show_figure(fig, alt, table=table)
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from helpers.lab.figures.display import table_of
 from helpers.lab.figures.drawing import RANK_LOOKS, WHOLE, Point, box, canvas, words_at
 from helpers.lab.figures.style import INK, Picture
+from helpers.lab.figures.tables import table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -130,9 +130,7 @@ def draw_memory(trace: Trace, step: int = -1) -> Picture:
     return fig, table.rename_axis("category"), alt
 
 
-def _draw_rank(
-    axes: "Axes", trace: Trace, step: int, row: int, begin_s: float
-) -> Counter[str]:
+def _draw_rank(axes: "Axes", trace: Trace, step: int, row: int, begin_s: float) -> Counter[str]:
     """The boxes of one rank's step; returns the seconds that were drawn of each kind."""
     whole = trace.steps[step]
     top, height = RANGE_LANE

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from helpers.engine.errors import UserError, need
 from helpers.engine.pipeline.partition import layer_ranges
 from helpers.engine.plan import axis_order
-from helpers.lab.figures.drawing import Point, fill, outline, words_at
-from helpers.lab.figures.style import INK, Look, Picture, new_figure, part_look
+from helpers.lab.figures.drawing import HEADING, Point, fill, outline, words_at
+from helpers.lab.figures.style import Look, Picture, new_figure, part_look
 from helpers.planner.hardware.rank_groups import coordinates, groups
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _picture(contents: list[list[str]], looks: list[Look], wide: int) -> "Figure
     axes.set(xlim=(-0.06, wide + 0.06), ylim=(step * nodes, 0))
     for node in range(nodes):
         top = step * node
-        axes.text(0, top + 0.42, f"node {node}", weight="bold", color=INK, va="bottom")
+        words_at(axes, (0, top + 0.42), f"node {node}", **HEADING)
         outline(axes, (-0.04, top + 0.5), wide + 0.08, tall + 0.1, line=1.2)
     for rank, (lines, look) in enumerate(zip(contents, looks)):
         node, cell = divmod(rank, wide)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from helpers.engine.errors import UserError, need
 from helpers.engine.pipeline.simulator import Span, Timeline
-from helpers.lab.figures.display import table_of
-from helpers.lab.figures.drawing import WAITING, Point, box, fill, key, name_rows, words_at
+from helpers.lab.figures.drawing import HEADING, WAITING, Point, box, fill, key, name_rows, words_at
 from helpers.lab.figures.style import BLUE, INK, ORANGE, SKY, VERMILLION, Look, Picture, new_figure
+from helpers.lab.figures.tables import table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ def draw_schedule(timelines: "Timeline | Mapping[str, Timeline]", unit: str = "s
     for name, timeline in by_name.items():
         if name:
             words = f"{name}: {timeline.makespan_s:.4g} {unit}, {timeline.bubble:.1%} bubble"
-            axes.text(0, top + 0.8, words, weight="bold", color=INK, va="bottom")
+            words_at(axes, (0, top + 0.8), words, **HEADING)
             top += 1
         names |= _draw_ranks(axes, timeline, top, longest_s)
         top += _height(timeline) + GAP

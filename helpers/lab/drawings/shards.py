@@ -5,9 +5,9 @@ fig, table, alt = draw_shards()
 
 from typing import TYPE_CHECKING
 
-from helpers.lab.figures.display import in_words, table_of
 from helpers.lab.figures.drawing import fill, key, name_columns, name_rows, outline
 from helpers.lab.figures.style import STATE_LOOKS, Look, Picture, new_figure
+from helpers.lab.figures.tables import in_words, table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import SPEED, Costs, layer_ranges
-from helpers.lab.figures.display import table_of
-from helpers.lab.figures.drawing import Point, box, key, name_columns, name_rows, words_at
+from helpers.lab.figures.drawing import HEADING, Point, box, key, name_columns, name_rows, words_at
 from helpers.lab.figures.style import BLUE, INK, ORANGE, VERMILLION, Look, Picture, new_figure
+from helpers.lab.figures.tables import table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,8 +84,7 @@ def _picture(
     level = tall
     for name, stages in partitions.items():
         level -= largest[name] + GAP
-        words = {"weight": "bold", "color": INK, "va": "bottom"}
-        axes.text(0, level + largest[name] + 0.06, name, **words)
+        words_at(axes, (0, level + largest[name] + 0.06), name, **HEADING)
         axes.plot([0, len(stages)], [level, level], color=INK, linewidth=1)
         for place, stage in enumerate(stages):
             _stage(axes, (place + 0.06, level), stage, heights)

@@ -6,7 +6,6 @@ show_figure(fig, alt, table=table)
 
 from typing import TYPE_CHECKING
 
-from helpers.lab.figures.display import table_of
 from helpers.lab.figures.drawing import (
     RANK_LOOKS,
     WHITE,
@@ -19,6 +18,7 @@ from helpers.lab.figures.drawing import (
     words_at,
 )
 from helpers.lab.figures.style import Picture
+from helpers.lab.figures.tables import table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""What looks at an answer to an exercise; the exercises are in questions.py.
+"""What looks at an answer to an exercise; the exercises are in exercises.json.
 
     check("1a traffic", my_bytes)
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers.engine.errors import UserError
+from helpers.lab.exercises.judges import NOT_DONE, Result
 from helpers.lab.exercises.questions import EXERCISES, Exercise
-from helpers.lab.exercises.tensor import Result
 from helpers.lab.figures.display import show_text
 
 
@@ -49,7 +49,7 @@ def check(name: str, answer: Any, hint: int = 1) -> Verdict:
     exercise = EXERCISES.get(name)
     if exercise is None:
         raise UserError(f"no exercise {name!r}; there are: {', '.join(EXERCISES)}")
-    result = Result(done=False) if answer is None else exercise.grade(answer)
+    result = NOT_DONE if answer is None else exercise.grade(answer)
     verdict = _verdict(exercise, result, hint)
     show_text(str(verdict))
     return verdict

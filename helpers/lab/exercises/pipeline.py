@@ -1,14 +1,20 @@
 """How the answers about pipelines are judged: by the simulator, on time and on memory."""
 
 import re
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.schedules import Action, Schedule, make_schedule
 from helpers.engine.pipeline.simulator import Timeline, Times, simulate
-from helpers.lab.exercises.tensor import NOT_DONE, Result, incomplete, kind_of, number_of
+from helpers.lab.exercises.judges import (
+    NOT_DONE,
+    Result,
+    incomplete,
+    no_function,
+    number_of,
+    raised,
+)
 
 RANKS, SAMPLES = 4, 64  # of 2a's pipeline and of its batch
 START = 0.5  # of an action, beside its samples: kernels to start, a message to post
@@ -30,12 +36,13 @@ def try_plan(schedule: str, microbatches: int) -> Timeline:
     Raises:
         UserError: there is no such schedule, or the batch has too few samples.
     """
-    made = make_schedule(schedule, RANKS, microbatches)
+    order = make_schedule(schedule, RANKS, microbatches)
     if microbatches > SAMPLES:
         raise UserError(f"{SAMPLES} samples make at most {SAMPLES} micro-batches")
-    part = SAMPLES / microbatches / (made.stages // made.pp)
-    one, both = part + START, 2 * part + START
-    return simulate(made, Times(one, one, one, backward_s=both), activation_bytes=part)
+    part = SAMPLES / microbatches / (order.stages // order.pp)
+    forward, backward = part + START, 2 * part + START
+    times = Times(forward, forward, forward, backward_s=backward)
+    return simulate(order, times, activation_bytes=part)
 
 
 def plan_choice(answer: Any) -> Result:
@@ -50,14 +57,15 @@ def plan_choice(answer: Any) -> Result:
         step = try_plan(str(answer["schedule"]), int(count))
     except UserError as error:
         return Result(words=f"{error}.")
-    held = max(step.peak_bytes)
-    seen = f"The step takes {step.makespan_s:.4g} and a rank keeps {held:.4g} samples"
-    if step.makespan_s > SLOWEST and held > ROOM:
-        return Result(words=f"{seen}: too slow, and too much.")
+    most = max(step.peak_bytes)
+    seen = f"The step takes {step.makespan_s:.4g} and a rank keeps {most:.4g} samples"
+    wrong = []
     if step.makespan_s > SLOWEST:
-        return Result(words=f"{seen}: too slow.")
-    if held > ROOM:
-        return Result(words=f"{seen}: too much.")
+        wrong.append("too slow")
+    if most > ROOM:
+        wrong.append("too much")
+    if wrong:
+        return Result(words=f"{seen}: {', and '.join(wrong)}.")
     return Result(True, f"{seen}; {step.bubble:.1%} of the step is waiting.")
 
 
@@ -74,14 +82,14 @@ def zero_bubble(answer: Any) -> Result:
 def _judge(order: Any, name: str, by_rank: bool) -> Result:
     """Hold the reader's orders against the engine's: on each rank, or on the fullest."""
     if not callable(order):
-        return Result(words=f"A function is wanted, not {kind_of(order)}.")
+        return no_function(order)
     for ranks, microbatches in SIZES:
         where = f"{ranks} ranks, {microbatches} micro-batches:"
-        made = _read(order, ranks, microbatches)
-        if isinstance(made, Result):
-            return made if not made.done else Result(words=f"{where} {made.words}")
         try:
-            step = simulate(made)
+            schedule = _schedule(order, ranks, microbatches)
+            if schedule is None:
+                return NOT_DONE
+            step = simulate(schedule)
         except UserError as error:
             return Result(words=f"{where} {error}.")
         known = simulate(make_schedule(name, ranks, microbatches))
@@ -92,24 +100,31 @@ def _judge(order: Any, name: str, by_rank: bool) -> Result:
     return Result(True, f"As fast as the engine's {name}, and no rank holds more: {sizes}.")
 
 
-def _read(order: Orders, ranks: int, microbatches: int) -> Schedule | Result:
-    """The reader's orders as a schedule, or what is wrong with how they are written."""
-    found = []
+def _schedule(order: Orders, ranks: int, microbatches: int) -> Schedule | None:
+    """The reader's orders as a schedule; None where there are none yet.
+
+    Raises:
+        UserError: what is wrong with how they are written.
+    """
+    actions = []
     for rank in range(ranks):
         try:
-            given = order(rank, ranks, microbatches)
-            written = None if given is None else [str(one) for one in given]
+            returned = order(rank, ranks, microbatches)
+            written = None if returned is None else [str(action) for action in returned]
         except Exception as error:  # the reader's code: whatever it raises is shown to them
-            where = traceback.extract_tb(error.__traceback__)[-1].lineno
-            return Result(words=f"it raised {type(error).__name__}: {error} (line {where}).")
+            raise UserError(f"it {raised(error)}") from None
         if written is None:
-            return NOT_DONE
-        strange = [one for one in written if not WRITTEN.fullmatch(one)]
-        if strange:
-            return Result(words=f"an action is written F0, B0, I0 or W0, not {strange[0]!r}.")
-        parts = [WRITTEN.fullmatch(one).groups() for one in written]
-        found.append(tuple(Action(kind, rank, int(i)) for kind, i in parts))
-    return Schedule("your schedule", tuple(found), tuple(range(ranks)), microbatches)
+            return None
+        actions.append(tuple(_action(text, rank) for text in written))
+    return Schedule("your schedule", tuple(actions), tuple(range(ranks)), microbatches)
+
+
+def _action(text: str, rank: int) -> Action:
+    parts = WRITTEN.fullmatch(text)
+    if parts is None:
+        raise UserError(f"an action is written F0, B0, I0 or W0, not {text!r}")
+    kind, microbatch = parts.groups()
+    return Action(kind, rank, int(microbatch))
 
 
 def _too_slow(step: Timeline, known: Timeline) -> str:
@@ -120,8 +135,8 @@ def _too_slow(step: Timeline, known: Timeline) -> str:
 
 def _too_much(step: Timeline, known: Timeline, by_rank: bool) -> str:
     most = max(known.peak_bytes)
-    for rank, (held, limit) in enumerate(zip(step.peak_bytes, known.peak_bytes)):
-        limit = limit if by_rank else most
-        if held > limit:
-            return f"rank {rank} holds {held:g} micro-batches at once, and {limit:g} will do."
+    for rank, (peak, known_peak) in enumerate(zip(step.peak_bytes, known.peak_bytes)):
+        limit = known_peak if by_rank else most
+        if peak > limit:
+            return f"rank {rank} holds {peak:g} micro-batches at once, and {limit:g} will do."
     return ""

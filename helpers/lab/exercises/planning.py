@@ -7,40 +7,28 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.files.weights import load_config
 from helpers.engine.plan import ParallelPlan
-from helpers.lab.exercises.tensor import (
+from helpers.lab.exercises.judges import (
     NOT_DONE,
+    Expected,
     Result,
     incomplete,
+    judge_numbers,
     kind_of,
     near,
     number_of,
-    slip,
 )
-from helpers.planner.cost import model_shape, money, parameters
+from helpers.planner.cost import money, parameters
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.lookup import find_gpu, price
 from helpers.planner.search.estimate import estimate
-from helpers.planner.search.search import Choice, search_plans
+from helpers.planner.search.planned import Choice
+from helpers.planner.search.search import search_plans
+from helpers.planner.shape import model_shape
 
 NODES, GPUS, UTILISATION, TOKENS = 64, 8, 0.4, 300e9  # 6a
 MOST_S, BATCH, SEQ_LEN = 6.3, 64, 2048  # 6b
 SIZES, MOST_MORE = tuple(2**i for i in range(9)), 1.1  # 6c
 DAY_S = 86400
-
-# How far off a known mistake lands: answer / expected, and what to say.
-DAYS_SLIPS = {
-    8.0: "Eight times too long: an instance has 8 GPUs.",
-    0.5: "Half of it: 1,979 TFLOP/s is the peak with sparsity.",
-    0.4: "That is at the full peak: 40 % of it are reached.",
-    3.0: "Three times too long: 6 is forward and backward together.",
-    1 / 3: "A third of it: 2·N is the forward alone.",
-    24.0: "Those are hours.",
-    86400.0: "Those are seconds.",
-}
-USD_SLIPS = {
-    8.0: "Eight times too much: the price is for the instance, all its GPUs included.",
-    1 / 64: "That is one instance's bill.",
-}
 
 
 def expected_bill() -> dict[str, float]:
@@ -54,17 +42,10 @@ def expected_bill() -> dict[str, float]:
 
 def bill(answer: Any) -> Result:
     """6a: {days, usd}."""
-    expected = expected_bill()
-    if lacking := incomplete(answer, expected):
-        return lacking
-    for key, slips in (("days", DAYS_SLIPS), ("usd", USD_SLIPS)):
-        number = number_of(answer[key])
-        if number is None:
-            return Result(words=f"{key} is not a number.")
-        if not near(number, expected[key], 0.03):
-            words = slip(number / expected[key], slips) or "not right."
-            return Result(words=f"{key}: {words}")
-    return Result(True, f"{expected['days']:.1f} days and {expected['usd'] / 1e6:.2f} million.")
+    right = expected_bill()
+    expected = {name: Expected(number, tolerance=0.03) for name, number in right.items()}
+    praise = f"{right['days']:.1f} days and {right['usd'] / 1e6:.2f} million."
+    return judge_numbers("6a bill", answer, expected, praise)
 
 
 def try_layout(**fields: Any) -> Choice:
@@ -85,32 +66,34 @@ def layout(answer: Any) -> Result:
     """6b: fields of a plan that fits and takes at most MOST_S."""
     if not isinstance(answer, Mapping):
         return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
-    given = {str(name): value for name, value in answer.items() if value is not None}
-    if not given:
+    fields = {str(name): value for name, value in answer.items() if value is not None}
+    if not fields:
         return NOT_DONE
     try:
-        found = try_layout(**given)
+        choice = try_layout(**fields)
     except UserError as error:
         return Result(words=f"{error}.")
-    gib = found.memory.total / 2**30
-    seen = f"A GPU holds {gib:.1f} of 40 GiB and a step takes {found.time.total_s:.2f} s"
-    fits = found.memory.total <= found.cluster.memory_bytes
-    quick = found.time.total_s <= MOST_S
-    if fits and quick:
-        return Result(True, f"{seen}.")
-    wrong = [words for good, words in ((fits, "it does not fit"), (quick, "too slow")) if not good]
-    return Result(words=f"{seen}: {', and '.join(wrong)}.")
+    gib, step_s = choice.memory.total / 2**30, choice.time.total_s
+    seen = f"A GPU holds {gib:.1f} of 40 GiB and a step takes {step_s:.2f} s"
+    wrong = []
+    if choice.memory.total > choice.cluster.memory_bytes:
+        wrong.append("it does not fit")
+    if step_s > MOST_S:
+        wrong.append("too slow")
+    if wrong:
+        return Result(words=f"{seen}: {', and '.join(wrong)}.")
+    return Result(True, f"{seen}.")
 
 
 @cache
 def by_size() -> dict[int, tuple[float, float]]:
     """6c: days and dollars of Llama-2 13B by number of machines, each with its best plan."""
-    found = {}
+    sizes = {}
     for nodes in SIZES:
         cluster = make_cluster("p4d.24xlarge", nodes)
         best = search_plans(load_config("llama2-13b"), cluster, 512, 4096).best
-        found[nodes] = (TOKENS / best.tokens_per_s / DAY_S, TOKENS * best.usd_per_token)
-    return found
+        sizes[nodes] = (TOKENS / best.tokens_per_s / DAY_S, TOKENS * best.usd_per_token)
+    return sizes
 
 
 def most_machines(answer: Any) -> Result:
@@ -129,7 +112,7 @@ def most_machines(answer: Any) -> Result:
             return Result(words=f"{key} is not what the best plan on {nodes:.0f} nodes takes.")
     if usd > MOST_MORE * least:
         return Result(words=f"{nodes:.0f} nodes cost {usd / least - 1:.0%} more than the cheapest.")
-    better = [n for n, (d, u) in sizes.items() if d < days and u <= MOST_MORE * least]
-    if better:
+    affordable = [soonest for soonest, cost in sizes.values() if cost <= MOST_MORE * least]
+    if days > min(affordable):
         return Result(words="It can be done sooner for at most 10 % more.")
     return Result(True, f"{days:.1f} days, {usd / least - 1:.1%} above the cheapest.")

@@ -1,5 +1,6 @@
 """How the answers about adapters and 4-bit weights are judged."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -8,9 +9,17 @@ from torch import Tensor
 
 from helpers.engine.adapters.nf4 import BLOCK
 from helpers.engine.files.weights import load_config
-from helpers.lab.exercises.tensor import NOT_DONE, Result, incomplete, kind_of, number_of
-from helpers.planner.cost import Shape, model_shape, parameters, state_bytes
+from helpers.lab.exercises.judges import (
+    Expected,
+    Result,
+    judge_function,
+    judge_numbers,
+    kind_of,
+    number_of,
+)
+from helpers.planner.cost import parameters, state_bytes
 from helpers.planner.model.adapters import adapted_state
+from helpers.planner.shape import Shape, model_shape
 
 # Dettmers et al. 2023, QLoRA, appendix E
 LEVELS = (
@@ -36,14 +45,15 @@ RANK, GPUS = 16, 4
 
 def adapter_numbers(shape: Shape, rank: int) -> int:
     """How many numbers adapters beside Falcon's four linear layers have."""
-    query, key_value, *rest = shape.block
+    query, key_value, *others = shape.block
     ends = query.inputs + query.outputs + key_value.outputs
-    return shape.layers * rank * (ends + sum(one.inputs + one.outputs for one in rest))
+    return shape.layers * rank * (ends + sum(layer.inputs + layer.outputs for layer in others))
 
 
 def trainable_count(answer: Any) -> Result:
     """4a: how many numbers adapters of rank 16 train beside Falcon-7B."""
-    if (number := number_of(answer)) is None:
+    number = number_of(answer)
+    if number is None:
         return Result(words=f"A number is wanted, not {kind_of(answer)}.")
     shape = model_shape(load_config("falcon-7b"))
     expected = adapter_numbers(shape, RANK)
@@ -63,20 +73,15 @@ def trainable_count(answer: Any) -> Result:
 
 def nf4(answer: Any) -> Result:
     """4b: the reader's nf4(weights) against the nearest level, a magnitude for each 64 weights."""
-    if not callable(answer):
-        return Result(words=f"A function is wanted, not {kind_of(answer)}.")
+    praise = "Sixteen values a block, and most of them where most weights are."
+    return judge_function(answer, _weights(), _look_at_rounded, praise)
+
+
+def _weights() -> Iterator[tuple[Tensor]]:
     for size in (BLOCK, 8 * BLOCK):
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(size))
-        weights = drawn * torch.linspace(2.0, 0.1, size)  # so that the blocks' magnitudes differ
-        try:
-            found = answer(weights.clone())
-        except Exception as error:
-            return Result(words=f"It raises {type(error).__name__}: {error}.")
-        if found is None:
-            return NOT_DONE
-        if words := _look(found, weights):
-            return Result(words=f"{size} weights: {words}")
-    return Result(True, "Sixteen values a block, and most of them where most weights are.")
+        magnitudes = torch.linspace(2.0, 0.1, size)  # so that the blocks' largest ones differ
+        yield (drawn * magnitudes,)
 
 
 def rounded(weights: Tensor) -> Tensor:
@@ -88,20 +93,20 @@ def rounded(weights: Tensor) -> Tensor:
     return (levels[nearest] * magnitudes).flatten()
 
 
-def _look(found: Any, weights: Tensor) -> str:
-    """What is wrong with the rounded weights; nothing where they are right."""
-    if not isinstance(found, Tensor) or found.shape != weights.shape:
-        return f"a tensor of shape {tuple(weights.shape)} is wanted."
-    found, expected = found.detach().float(), rounded(weights)
-    if torch.allclose(found, expected, atol=1e-5):
+def _look_at_rounded(answer: Any, weights: Tensor) -> str:
+    where = f"{len(weights)} weights:"
+    if not isinstance(answer, Tensor) or answer.shape != weights.shape:
+        return f"{where} a tensor of shape {tuple(weights.shape)} is wanted."
+    answer, expected = answer.detach().float(), rounded(weights)
+    if torch.allclose(answer, expected, atol=1e-5):
         return ""
     first = slice(0, BLOCK)
-    if torch.allclose(found[first], expected[first], atol=1e-5):
-        return "the first block is right; each block has a magnitude of its own."
+    if torch.allclose(answer[first], expected[first], atol=1e-5):
+        return f"{where} the first block is right; each block has a magnitude of its own."
     largest = weights[first].abs().argmax()
-    if not torch.isclose(found[largest], weights[largest]):
-        return "the largest weight of a block stays as it is: its level is 1 or -1."
-    return "the levels that were chosen are not the nearest ones."
+    if not torch.isclose(answer[largest], weights[largest]):
+        return f"{where} the largest weight of a block stays as it is: its level is 1 or -1."
+    return f"{where} the levels that were chosen are not the nearest ones."
 
 
 @cache
@@ -118,15 +123,6 @@ def gb_a_gpu() -> dict[str, float]:
 
 def which_fits(answer: Any) -> Result:
     """4c: {full, lora, qlora} in GB a GPU."""
-    names = ("full", "lora", "qlora")
-    if lacking := incomplete(answer, names):
-        return lacking
-    numbers = {name: number_of(answer[name]) for name in names}
-    wrong = [
-        name
-        for name, value in gb_a_gpu().items()
-        if numbers[name] is None or abs(numbers[name] / value - 1) > 0.02
-    ]
-    if wrong:
-        return Result(words=f"Not right: {', '.join(wrong)}.")
-    return Result(True, "Of 24 GB, one of the three leaves most for activations.")
+    expected = {name: Expected(gb, tolerance=0.02) for name, gb in gb_a_gpu().items()}
+    praise = "Of 24 GB, one of the three leaves most for activations."
+    return judge_numbers("4c which fits", answer, expected, praise)

@@ -14,6 +14,8 @@ WHOLE: Look = ("#d9d9d9", "")  # what every rank has all of
 WAITING: Look = ("#dcdcdc", "")  # where nothing is done
 RANK_LOOKS: tuple[Look, Look] = ((BLUE, ""), (ORANGE, "///"))  # of rank 0 and rank 1
 
+HEADING = {"ha": "left", "va": "bottom", "weight": "bold"}  # words above what they name
+
 Point = tuple[float, float]
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from helpers.engine.errors import need
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.figures.charts import lines, stacked_bars
-from helpers.lab.figures.display import listed, table_of
 from helpers.lab.figures.style import BLACK, Picture, new_figure, title
+from helpers.lab.figures.tables import listed, table_of
 from helpers.planner.memory.components import activation_bytes
 from helpers.planner.model.training_job import make_job
-from helpers.planner.search.search import Choice
+from helpers.planner.search.planned import Choice
 from helpers.planner.shape import Shape
 from helpers.planner.time.scaling import efficiencies, out_of_node_bytes
 

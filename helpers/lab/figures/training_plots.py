@@ -121,12 +121,12 @@ def plot_memory(predicted: "Mapping[str, StateBytes]", runs: Mapping[str, Run]) 
         raise UserError(f"no prediction for the run {missing[0]!r}; there is: {list(predicted)}")
     bars, rows = {}, {}
     for name in names:
-        said = {state: getattr(predicted[name], state) for state in STATES}
+        expected = {state: getattr(predicted[name], state) for state in STATES}
         measured = _fullest(runs[name])
-        bars |= {f"{name}\npredicted": said, f"{name}\nmeasured": measured}
+        bars |= {f"{name}\npredicted": expected, f"{name}\nmeasured": measured}
         for state in STATES:
-            rows[f"{name}: {state}"] = said[state], measured[state]
-        rows[f"{name}: total"] = sum(said.values()), sum(measured.values())
+            rows[f"{name}: {state}"] = expected[state], measured[state]
+        rows[f"{name}: total"] = sum(expected.values()), sum(measured.values())
     fig = _state_bars(pandas.DataFrame.from_dict(bars, orient="index"))
     columns = ["predicted bytes", "measured bytes"]
     table = pandas.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("state")

@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, need
-from helpers.lab.figures.display import (
-    display_bundle,
-    in_notebook,
-    show_table,
-    show_text,
-    table_html,
-)
+from helpers.lab.figures.display import display_bundle, in_notebook, show_table, show_text
+from helpers.lab.figures.tables import table_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +62,7 @@ def sliders(
     for name, values in choices.items():
         if start[name] not in values:
             raise UserError(f"the slider {name} starts at {start[name]!r}, which it does not have")
-    made = {
+    by_name = {
         name: widgets.SelectionSlider(
             options=list(values),
             value=start[name],
@@ -77,19 +72,19 @@ def sliders(
         )
         for name, values in choices.items()
     }
-    shown = widgets.HTML()
+    table = widgets.HTML()
 
     def follow(_: Any = None) -> None:
-        asked = {**start, **{name: slider.value for name, slider in made.items()}}
+        asked = {**start, **{name: slider.value for name, slider in by_name.items()}}
         try:
-            shown.value = table_html(table_of(**asked), _caption(caption, choices, asked))
+            table.value = table_html(table_of(**asked), _caption(caption, choices, asked))
         except UserError as error:
-            shown.value = f"<p>{html.escape(str(error))}</p>"
+            table.value = f"<p>{html.escape(str(error))}</p>"
 
-    for slider in made.values():
+    for slider in by_name.values():
         slider.observe(follow, names="value")
     follow()
-    return widgets.VBox([*made.values(), shown])
+    return widgets.VBox([*by_name.values(), table])
 
 
 def _caption(caption: str, choices: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

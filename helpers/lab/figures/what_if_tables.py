@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import load_config
 from helpers.engine.plan import ParallelPlan
-from helpers.lab.figures.display import table_of
+from helpers.lab.figures.tables import table_of
 from helpers.planner.hardware.cluster import Cluster, make_cluster
 from helpers.planner.hardware.lookup import find_gpu, find_instance
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.training_job import make_job
-from helpers.planner.search.search import Choice
+from helpers.planner.search.planned import Choice
 from helpers.planner.time.step_time import step_time
 
 if TYPE_CHECKING:

@@ -44,26 +44,53 @@ class Program:
 class Job:
     """A program on `nproc` ranks of each of `nodes`, and the folders that its run writes to.
 
-    flags: the program's own, as its command line says them.
-    torchrun: torchrun's arguments.
-    command: the same for a person, to be repeated in the project root (on each node).
-    steps: how many the program will take, where its flags say so.
+    words: the program's own, of its command line.
     """
 
     program: Program
+    words: tuple[str, ...]
     nproc: int
     nodes: int
     max_restarts: int
     out: Path
     logs: Path
-    flags: dict[str, Any]
-    torchrun: list[str]
-    command: str
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        return from_words(self.words)
 
     @property
     def steps(self) -> int | None:
+        """How many the program will take, where its flags say so."""
         steps = self.flags.get("steps")
         return steps if isinstance(steps, int) else None
+
+    @property
+    def torchrun(self) -> list[str]:
+        """torchrun's arguments; local_nodes.py adds where nodes meet and leave their logs."""
+        program = [*self.program.words, *self.words, "--out", from_root(self.out)]
+        if self.nodes > 1:
+            return [*self._ranks, "--tee", "3", *program]
+        files = ["--tee", "3", "--log-dir", str(self.logs)]
+        return ["--standalone", *self._ranks, *self._tries, *files, *program]
+
+    @property
+    def command(self) -> str:
+        """The same for a person, to be repeated in the project root (on each node)."""
+        program = [*self.program.words, *self.words, "--out", shown(self.out)]
+        if self.nodes > 1:
+            start = ["--nnodes", str(self.nodes), *self._ranks, *self._tries, *MEET]
+        else:
+            start = ["--standalone", *self._ranks, *self._tries]
+        return shorten(shlex.join(["torchrun", *start, *program]))
+
+    @property
+    def _ranks(self) -> list[str]:
+        return ["--nproc-per-node", str(self.nproc)]
+
+    @property
+    def _tries(self) -> list[str]:
+        return ["--max-restarts", str(self.max_restarts)] if self.max_restarts else []
 
 
 def prepare(
@@ -80,34 +107,14 @@ def prepare(
         UserError: no such program, a flag that cannot be one, or a folder that cannot be used.
     """
     program = find_program(script)
-    words = to_words(flags)
+    words = tuple(to_words(flags))
     if out is None:
         out = _fresh_folder(str(flags.get("model") or program.label))
     else:
         out = Path(os.path.abspath(ROOT / out))
         if holds_run(out) and flags.get("resume") is None:
             raise UserError(f"{shown(out)} already holds a run: choose another out, or resume it")
-    logs = _fresh_logs(out)
-    ranks = ["--nproc-per-node", str(nproc)]
-    tries = ["--max-restarts", str(max_restarts)] if max_restarts else []
-    if nodes == 1:
-        start = by_hand = ["--standalone", *ranks, *tries]
-        files = ["--tee", "3", "--log-dir", str(logs)]
-    else:  # local_nodes.py adds how they meet and where each one's logs go
-        start, files = ranks, ["--tee", "3"]
-        by_hand = ["--nnodes", str(nodes), *ranks, *tries, *MEET]
-    ours = [*program.words, *words]
-    return Job(
-        program=program,
-        nproc=nproc,
-        nodes=nodes,
-        max_restarts=max_restarts,
-        out=out,
-        logs=logs,
-        flags=from_words(words),
-        torchrun=[*start, *files, *ours, "--out", from_root(out)],
-        command=shorten(shlex.join(["torchrun", *by_hand, *ours, "--out", shown(out)])),
-    )
+    return Job(program, words, nproc, nodes, max_restarts, out, _fresh_logs(out))
 
 
 def environment(ranks: int, extra: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:

@@ -58,11 +58,11 @@ def as_html(view: View) -> str:
     """The same for a browser. No colour is set on text or background: the theme's own are used."""
     lines = html.escape("\n".join(_cut(view.lines)))
     box = "margin:.4em 0;padding:.2em .6em;border:1px solid rgba(128,128,128,.4);overflow-x:auto"
-    state, rest = html.escape(headline(view)).split(" ", 1)
+    state, numbers = html.escape(headline(view)).split(" ", 1)
     parts = [
         f'<div style="border-left:4px solid {_COLOURS[view.state]};padding-left:.8em">',
         f'<code style="white-space:pre-wrap">{html.escape(view.command)}</code><br>',
-        f"<strong>{state}</strong> {rest}",
+        f"<strong>{state}</strong> {numbers}",
         f'<pre style="{box}">{lines}</pre>' if lines else "<br>",
         f"<strong>{html.escape(view.note)}</strong><br>" if view.note else "",
         f"<small>whole logs: <code>{html.escape(view.logs)}</code></small></div>",

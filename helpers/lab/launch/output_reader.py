@@ -30,7 +30,7 @@ class Output(threading.Thread):
         self._log = open(log, "wb", buffering=0)  # noqa: SIM115 (closed at the end of run)
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
+        self._unfinished_line = ""
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -38,15 +38,16 @@ class Output(threading.Thread):
             while chunk := self._pipe.read1(1 << 16):  # type: ignore[attr-defined]
                 self.last_heard_s = time.monotonic()
                 self._save(chunk)
-                *lines, rest = (self._rest + self._decoder.decode(chunk)).split("\n")
+                text = self._unfinished_line + self._decoder.decode(chunk)
+                *lines, unfinished = text.split("\n")
                 with self._lock:
                     self._lines.extend(lines[-KEPT_LINES:])
-                    self._rest = rest[-LONGEST_LINE:]
+                    self._unfinished_line = unfinished[-LONGEST_LINE:]
 
     def last(self, count: int) -> list[str]:
         """The last `count` non-empty lines, without colours, as a terminal would leave them."""
         with self._lock:
-            lines = [*self._lines, self._rest]
+            lines = [*self._lines, self._unfinished_line]
         # a progress bar rewrites its line after each \r: the last of them is what stands there
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         clean = [_ANSI.sub("", line[:LONGEST_LINE]).rstrip() for line in lines]

@@ -77,9 +77,9 @@ def _ps_processes(marker: str) -> Iterator[tuple[int, int, bool]]:
         errors="replace",
     )
     for line in ps.communicate()[0].splitlines():
-        pid, parent, state, *rest = line.split(None, 3)
+        pid, parent, state, *command = line.split(None, 3)
         if int(pid) != ps.pid and not state.startswith("Z"):
-            yield int(pid), int(parent), f"{MARKER}={marker}" in "".join(rest)
+            yield int(pid), int(parent), f"{MARKER}={marker}" in "".join(command)
 
 
 def end_all(find: Callable[[], set[int]], grace_s: float) -> set[int]:

@@ -40,10 +40,11 @@ class Stopped:
 
 
 class Processes:
-    """What a command starts, beneath a guard. Its merged output is on disk, the end of it here.
+    """What a command starts, beneath a guard.
 
     Attributes:
         started_at: seconds since the epoch.
+        output: all that the processes write, merged; None before they are started.
         stopped: after the `with` block.
     """
 
@@ -60,7 +61,7 @@ class Processes:
         self._log = log
         self._grace_s = grace_s
         self._guard: subprocess.Popen[bytes] | None = None
-        self._output: Output | None = None
+        self.output: Output | None = None
 
     def __enter__(self) -> "Processes":
         try:
@@ -87,21 +88,11 @@ class Processes:
         code = self._guard.returncode
         return 128 - code if code < 0 else code
 
-    @property
-    def last_heard_s(self) -> float:
-        """When the last output came, by time.monotonic()."""
-        return self._output.last_heard_s
-
-    @property
-    def log_error(self) -> str | None:
-        """Why the log is not whole, if it is not."""
-        return self._output.error
-
     def last_lines(self, count: int) -> list[str]:
         """The end of the output, without what came of being told to end."""
         if self.stopped.last_lines:
             return list(self.stopped.last_lines[-count:])
-        return self._output.last(count) if self._output else []
+        return self.output.last(count) if self.output else []
 
     def end_within(self, seconds: float) -> bool:
         """Wait; whether all have ended by themselves."""
@@ -122,8 +113,8 @@ class Processes:
             cwd=ROOT,
             env=self._environment,
         )
-        self._output = Output(self._guard.stdout, self._log)
-        self._output.start()
+        self.output = Output(self._guard.stdout, self._log)
+        self.output.start()
 
     def _stop(self) -> None:
         """End them all; quick where all have ended by themselves."""
@@ -131,7 +122,7 @@ class Processes:
             return
         began_s = time.monotonic()
         running = self._guard.poll() is None
-        lines = self._output.last(KEPT_LINES) if running and self._output else []
+        lines = self.output.last(KEPT_LINES) if running and self.output else []
         self._guard.stdin.close()  # the guard takes this as: end them all
         try:
             self._guard.wait(self._grace_s + guard.WAIT_FOR_KILL_S + 1)
@@ -140,6 +131,6 @@ class Processes:
         # the guard has done this already, unless it was itself killed
         left = guard.end_all(lambda: guard.family(self._marker), self._grace_s)
         self._guard.wait()
-        if self._output:
-            self._output.join(timeout=1)
+        if self.output and self.output.is_alive():
+            self.output.join(timeout=1)
         self.stopped = Stopped(time.monotonic() - began_s, frozenset(left), tuple(lines))

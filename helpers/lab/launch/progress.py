@@ -47,9 +47,10 @@ class Progress:
         self._panel.finish(self._view(state, note))
 
     def _quiet_words(self) -> str:
-        if self._processes.log_error:
-            return self._processes.log_error
-        heard_s = max(self._processes.last_heard_s, self._metrics.last_heard_s)
+        output = self._processes.output
+        if output.error:
+            return output.error
+        heard_s = max(output.last_heard_s, self._metrics.last_heard_s)
         if time.monotonic() - heard_s < QUIET_S:
             return ""
         return f"no output for {QUIET_S:.0f} s: a rank may be waiting in a collective"

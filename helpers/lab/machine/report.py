@@ -55,15 +55,16 @@ class Report:
         )
 
 
-def install(requirement: str) -> str:
+def install(requirement: str, extra: str | None = None) -> str:
     """The step that brings a package: the project's own, or pip's where helpers was taken along.
 
     Args:
         requirement: as pip takes it, such as "torch>=2.11,<3".
+        extra: of the project, where that alone is asked for.
     """
-    if (ROOT / "scripts" / "setup").is_file():
-        return "run: bash scripts/setup"
-    return f'run: pip install "{requirement}"'
+    if not (ROOT / "scripts" / "setup").is_file():
+        return f'run: pip install "{requirement}"'
+    return f'pip install -e ".[{extra}]"' if extra else "run: bash scripts/setup"
 
 
 def _row(line: Line) -> str:

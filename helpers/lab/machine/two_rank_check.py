@@ -1,6 +1,6 @@
 """What the doctor starts on two ranks: one all-reduce, whose result is known.
 
-torchrun --nproc-per-node 2 helpers/lab/machine/two_rank_check.py --backend gloo --out FOLDER
+torchrun --nproc-per-node 2 -m helpers.lab.machine.two_rank_check --backend gloo --out FOLDER
 """
 
 import argparse

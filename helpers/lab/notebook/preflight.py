@@ -5,29 +5,22 @@ run = launch("scripts/train.py", **plan.profile.flags())
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, need
 from helpers.lab.figures.display import show_table
 from helpers.lab.machine.hardware import Machine, find_machine
-from helpers.lab.notebook.run_sizes import PROFILES, Profile
+from helpers.lab.notebook.run_profile import NOT_SHOWN, PROFILES, SETTINGS, WIDTHS, Profile
 from helpers.planner.cost import state_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEAST_GPU_BYTES = 15 * 10**9  # the GPU profiles' smaller runs fit a T4
 FILLED = 0.7  # of a GPU's memory by the training state; activations need the rest
+RANK_WORDS = {"cpu": "CPU rank", "cuda": "GPU"}
 
-CHANGEABLE = (
-    "tp",
-    "pp",
-    "microbatches",
-    "steps",
-    "batch_size",
-    "seq_len",
-    "lr",
-    "data",
-    "eval_data",
-    "task",
-)
+CHANGEABLE = ("tp", "pp", "microbatches", *SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -40,8 +33,9 @@ class Preflight:
     reason: str
 
     @property
-    def untrue(self) -> tuple[str, ...]:
-        return self.profile.untrue
+    def not_shown(self) -> tuple[str, ...]:
+        """What the results do not show, in sentences."""
+        return tuple(NOT_SHOWN[name] for name in self.profile.not_shown)
 
 
 def preflight(
@@ -69,27 +63,25 @@ def preflight(
     known = ["auto", *PROFILES[notebook]]
     if profile not in known:
         raise UserError(f"unknown profile {profile!r}; notebook {notebook} has: {', '.join(known)}")
-    if profile == "auto":
-        name, reason = ready[-1], "the largest that this machine can run"
-    elif profile in ready:
-        name, reason = profile, "asked for"
-    else:
+    if profile not in ["auto", *ready]:
         raise UserError(
             f"profile {profile!r} needs {_needs(notebook, profile)}; this machine has "
-            f"{machine.words}: "
-            f"use profile='auto' or {ready[-1]!r}"
+            f"{machine.words}: use profile='auto' or {ready[-1]!r}"
         )
-    chosen = _fit(PROFILES[notebook][name], machine, changes)
-    record = Preflight(notebook, machine, chosen, reason)
+    auto = profile == "auto"
+    chosen = _fit(PROFILES[notebook][ready[-1] if auto else profile], machine, changes)
+    reason = "the largest that this machine can run" if auto else "asked for"
+    plan = Preflight(notebook, machine, chosen, reason)
     if show:
-        show_table(_table(record), f"Preflight of notebook {notebook}")
-    return record
+        show_table(_table(plan), f"Preflight of notebook {notebook}")
+    return plan
 
 
 def runnable(notebook: int, machine: Machine) -> list[str]:
     """The notebook's profiles that the machine can run, smallest first."""
     large = [gpu for gpu in machine.gpus if gpu.memory_bytes >= LEAST_GPU_BYTES]
-    return [name for name, one in PROFILES[notebook].items() if len(large) >= one.least_gpus]
+    profiles = PROFILES[notebook].values()
+    return [profile.name for profile in profiles if len(large) >= profile.least_gpus]
 
 
 def _needs(notebook: int, name: str) -> str:
@@ -124,33 +116,31 @@ def _fits(profile: Profile, machine: Machine) -> bool:
     return state.total <= FILLED * min(gpu.memory_bytes for gpu in machine.gpus)
 
 
-def _table(record: Preflight) -> Any:
+def _table(plan: Preflight) -> "pd.DataFrame":
     pandas = need("pandas", "notebooks")
-    machine, profile = record.machine, record.profile
+    machine, profile = plan.machine, plan.profile
     rows = {
         "found": machine.words,
         "free disk": f"{machine.free_disk_bytes / 1e9:.0f} GB",
-        "profile": f"{profile.name}: {record.reason}",
+        "profile": f"{profile.name}: {plan.reason}",
         "runs": _runs_words(profile),
         "data": profile.data,
     }
     if profile.larger is not None:
         rows["one more run"] = _runs_words(profile.larger)
-    for i, words in enumerate(profile.untrue, 1):
+    for i, words in enumerate(plan.not_shown, 1):
         rows[f"not shown by this, {i}"] = words
     return pandas.DataFrame({"here": rows}).rename_axis("what")
 
 
 def _runs_words(profile: Profile) -> str:
     cut = ", ".join(
-        f"{name} {value}"
-        for name in ("layers", "hidden", "heads")
-        if (value := getattr(profile, name)) is not None
+        f"{name} {value}" for name in WIDTHS if (value := getattr(profile, name)) is not None
     )
     plural = "s" if profile.nproc > 1 else ""
     return (
         f"{profile.model}{f' ({cut})' if cut else ''}, {profile.parameters / 1e6:,.1f} million "
-        f"parameters; {_degrees(profile)} on {profile.nproc} {_RANKS[profile.device]}{plural}; "
+        f"parameters; {_degrees(profile)} on {profile.nproc} {RANK_WORDS[profile.device]}{plural}; "
         f"{profile.steps} steps of {profile.batch_size} x {profile.seq_len} tokens; "
         f"{profile.precision}"
     )
@@ -161,7 +151,4 @@ def _degrees(profile: Profile) -> str:
         return f"dp_shard={profile.dp_shard}"
     if profile.pp == 1:
         return f"tp={profile.tp}"
-    return f"{f'tp={profile.tp}, ' * (profile.tp > 1)}pp={profile.pp}"
-
-
-_RANKS = {"cpu": "CPU rank", "cuda": "GPU"}
+    return f"tp={profile.tp}, pp={profile.pp}" if profile.tp > 1 else f"pp={profile.pp}"

@@ -31,7 +31,7 @@ def save_record(folder: str | Path, plan: Preflight, results: dict[str, Any]) ->
         "machine": plan.machine.words,
         "profile": plan.profile.name,
         "profile_reason": plan.reason,
-        "not_shown": list(plan.untrue),
+        "not_shown": list(plan.not_shown),
         "results": results,
     }
     path = ROOT / folder / "record.json"

@@ -12,6 +12,8 @@ from helpers.engine.errors import UserError
 from helpers.lab.figures.display import display_bundle, in_notebook
 from helpers.lab.paths import ROOT, shown
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
 
 def show_source(path: str | Path, *names: str) -> None:
     """Show functions, classes or top-level assignments of a Python file, with their line numbers.
@@ -51,20 +53,20 @@ def read_source(path: str | Path, *names: str) -> tuple[str, str]:
 
 def _places(tree: ast.Module) -> dict[str, tuple[int, int]]:
     """First and last line of each top-level definition and method, its decorators included."""
-    found = {}
+    places = {}
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found[node.name] = _lines(node)
+        if isinstance(node, Definition):
+            places[node.name] = _lines(node)
         if isinstance(node, ast.ClassDef):
-            methods = (one for one in node.body if isinstance(one, ast.FunctionDef))
-            found |= {f"{node.name}.{method.name}": _lines(method) for method in methods}
+            methods = (member for member in node.body if isinstance(member, ast.FunctionDef))
+            places |= {f"{node.name}.{method.name}": _lines(method) for method in methods}
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                if isinstance(target, ast.Name):
-                    found[target.id] = (node.lineno, node.end_lineno)
-    return found
+            names = (target.id for target in targets if isinstance(target, ast.Name))
+            places |= dict.fromkeys(names, (node.lineno, node.end_lineno))
+    return places
 
 
-def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> tuple[int, int]:
-    return min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.end_lineno
+def _lines(node: Definition) -> tuple[int, int]:
+    starts = [node.lineno, *(decorator.lineno for decorator in node.decorator_list)]
+    return min(starts), node.end_lineno

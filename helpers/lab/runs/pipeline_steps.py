@@ -29,21 +29,17 @@ class Case:
     simulated: tuple[Timeline, ...]
 
     @property
-    def middle(self) -> int:
-        """The place of the step of median length."""
-        places = sorted(range(len(self.measured)), key=lambda i: self.measured[i].makespan_s)
-        return places[len(places) // 2]
-
-    @property
     def pair(self) -> tuple[Timeline, Timeline]:
         """The step of median length, measured and simulated."""
-        return self.measured[self.middle], self.simulated[self.middle]
+        pairs = list(zip(self.measured, self.simulated))
+        return sorted(pairs, key=lambda pair: pair[0].makespan_s)[len(pairs) // 2]
 
     @property
     def formula(self) -> float:
         """The closed form of the bubble, with equal stages, F, I and W."""
-        made = self.schedule
-        return predicted_bubble(made.name, made.pp, made.microbatches, made.stages // made.pp)
+        schedule = self.schedule
+        stages_a_rank = schedule.stages // schedule.pp
+        return predicted_bubble(schedule.name, schedule.pp, schedule.microbatches, stages_a_rank)
 
 
 def case_of(name: str, steps: Sequence[Timeline]) -> Case:
@@ -52,12 +48,12 @@ def case_of(name: str, steps: Sequence[Timeline]) -> Case:
     Raises:
         UserError: there are no steps, or the name is no SCHEDULE:MICROBATCHES.
     """
-    schedule, _, count = name.partition(":")
+    kind, _, count = name.partition(":")
     if not steps or not count.isdecimal():
         raise UserError(f"a case is steps under a name like 1f1b:8, not {len(steps)} as {name!r}")
-    made = make_schedule(schedule, len(steps[0].spans), int(count))
-    simulated = (simulate(made, measured_times(step, made.stages)) for step in steps)
-    return Case(made, tuple(steps), tuple(simulated))
+    schedule = make_schedule(kind, len(steps[0].spans), int(count))
+    simulated = (simulate(schedule, measured_times(step, schedule.stages)) for step in steps)
+    return Case(schedule, tuple(steps), tuple(simulated))
 
 
 def compare_schedules(measured: Mapping[str, Sequence[Timeline]]) -> "pd.DataFrame":
@@ -67,13 +63,14 @@ def compare_schedules(measured: Mapping[str, Sequence[Timeline]]) -> "pd.DataFra
     rows = {}
     for name, steps in measured.items():
         case = case_of(name, steps)
-        pairs = zip(case.measured, case.simulated)
+        ratios = (
+            step.makespan_s / simulated.makespan_s
+            for step, simulated in zip(case.measured, case.simulated)
+        )
         rows[name] = {
             "step, ms": _step_ms(case.measured),
             "simulated, ms": _step_ms(case.simulated),
-            "measured / simulated": median(
-                took.makespan_s / said.makespan_s for took, said in pairs
-            ),
+            "measured / simulated": median(ratios),
             "bubble": _bubble(case.measured),
             "bubble simulated": _bubble(case.simulated),
             "bubble by formula": case.formula,

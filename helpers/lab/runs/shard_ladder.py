@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, need
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.cost import Shape, parameters, state_bytes
+from helpers.planner.cost import parameters, state_bytes
 from helpers.planner.model.training_job import make_job
-from helpers.planner.time.messages import SENT, data_messages
+from helpers.planner.shape import Shape
+from helpers.planner.time.data_messages import data_messages
+from helpers.planner.time.messages import SENT
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -29,7 +29,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import draw, tie
 from helpers.engine.models.configurations import check_length
 from helpers.engine.parallelize import parallelize
-from helpers.engine.pipeline.messages import PipelineMessages as Links
+from helpers.engine.pipeline.messages import PipelineMessages
 from helpers.engine.plan import AXES, ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
@@ -39,7 +39,7 @@ from helpers.planner.model.training_job import check_counts
 aten = torch.ops.aten
 
 
-class Message(NamedTuple):
+class MessageKind(NamedTuple):
     """A kind of message of the rank.
 
     axis: of the mesh; `dp` for both data axes together, `world` for all ranks.
@@ -70,7 +70,7 @@ class DryRun:
     at_peak: dict[str, int]
     largest: dict[str, int]
     flops: int
-    messages: Counter[Message]
+    messages: Counter[MessageKind]
 
     @property
     def peak_bytes(self) -> int:
@@ -80,11 +80,11 @@ class DryRun:
     def summary(self) -> dict[str, Any]:
         """All of it as plain data; messages by axis and kind, with their number and bytes."""
         sent: dict[str, dict[str, dict[str, int]]] = {}
-        for one, count in self.messages.items():
-            kinds = sent.setdefault(one.axis, {})
-            total = kinds.setdefault(one.kind, {"ranks": one.ranks, "count": 0, "bytes": 0})
+        for message, count in self.messages.items():
+            kinds = sent.setdefault(message.axis, {})
+            total = kinds.setdefault(message.kind, {"ranks": message.ranks, "count": 0, "bytes": 0})
             total["count"] += count
-            total["bytes"] += count * one.payload_bytes
+            total["bytes"] += count * message.payload_bytes
         return asdict(self) | {"peak_bytes": self.peak_bytes, "messages": sent}
 
 
@@ -122,7 +122,7 @@ def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_l
             draw(model, 0, weights=False)
             settle(model)
             trainer = Trainer(model, plan, mesh, lr=1e-3)
-            send_at_once(trainer.pipeline.links)
+            send_at_once(trainer.pipeline.messages)
             ids = torch.zeros((batch, seq_len), dtype=torch.long)
             trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
             return watched(trainer, ids, ids)
@@ -197,16 +197,16 @@ class Done:
         return True
 
 
-def send_at_once(links: Links) -> None:
+def send_at_once(messages: PipelineMessages) -> None:
     """Let what a rank sends have left when it sends the next: the group that sends nothing never
     says so, and everything that was sent would stay in memory until the end of the step."""
-    post = links._post
+    post = messages._post
 
     def posted(*args: Any) -> Done:
         post(*args)
         return Done()
 
-    links._post = posted
+    messages._post = posted
 
 
 @contextmanager
@@ -229,11 +229,11 @@ def pretended(world: int, rank: int = 0) -> Iterator[None]:
         _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone
 
 
-def _by_axis(watch: Watch, plan: ParallelPlan, mesh: DeviceMesh) -> Counter[Message]:
+def _by_axis(watch: Watch, plan: ParallelPlan, mesh: DeviceMesh) -> Counter[MessageKind]:
     axes = {mesh.get_group(axis).group_name: axis for axis in AXES}
     axes.setdefault(data_group(mesh, plan).group_name, "dp")
-    found: Counter[Message] = Counter()
+    messages: Counter[MessageKind] = Counter()
     for sent, count in watch.sent.items():
         axis = axes.get(sent.group, "world")
-        found[Message(axis, sent.kind, sent.ranks, sent.payload_bytes)] += count
-    return found
+        messages[MessageKind(axis, sent.kind, sent.ranks, sent.payload_bytes)] += count
+    return messages

@@ -57,7 +57,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(eq=False)
-class Held:
+class StorageUse:
     """A storage while it is alive.
 
     span: the number of the range that made it; None where its category is settled.
@@ -80,8 +80,8 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.flops = 0
         self.sent: Counter[Sent] = Counter()
-        self.alive: dict[int, tuple[Held, weakref.ref]] = {}  # by the storage's address
-        self.events: list[tuple[Held, int]] = []  # by how much each grew, in order
+        self.alive: dict[int, tuple[StorageUse, weakref.ref]] = {}  # by the storage's address
+        self.events: list[tuple[StorageUse, int]] = []  # by how much each grew, in order
         self.spans: list[tuple[int, str]] = [(0, OUTSIDE)]  # the ranges that are open
         self.opened = 0
 
@@ -122,16 +122,19 @@ class Watch(TorchDispatchMode):
         """Do not count these, nor what shares their storage."""
         for tensor in known:
             storage = tensor.untyped_storage()
-            self.alive[storage._cdata] = Held("", None, storage.nbytes()), weakref.ref(storage)
+            self.alive[storage._cdata] = (
+                StorageUse("", None, storage.nbytes()),
+                weakref.ref(storage),
+            )
 
     def peak(self) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes by category at the moment when most were alive; and the most of each category."""
         now: Counter[str] = Counter()
         at_peak, largest, total, most = now.copy(), now.copy(), 0, 0
-        for held, grown in self.events:
-            now[held.category] += grown
+        for use, grown in self.events:
+            now[use.category] += grown
             total += grown
-            largest[held.category] = max(largest[held.category], now[held.category])
+            largest[use.category] = max(largest[use.category], now[use.category])
             if total > most:
                 most, at_peak = total, now.copy()
         return dict(at_peak), dict(largest)
@@ -140,27 +143,27 @@ class Watch(TorchDispatchMode):
         address = storage._cdata
         if address in self.alive:
             return
-        held = Held(category, span)
-        self.alive[address] = held, weakref.ref(storage, lambda _: self._freed(address))
-        self._resized(held, storage.nbytes())
+        use = StorageUse(category, span)
+        self.alive[address] = use, weakref.ref(storage, lambda _: self._freed(address))
+        self._resized(use, storage.nbytes())
 
     def _freed(self, address: int) -> None:
-        held, _ = self.alive.pop(address)
-        if held.span == self.spans[-1][0]:
-            held.category = TEMPORARY
-        self._resized(held, 0)
+        use, _ = self.alive.pop(address)
+        if use.span == self.spans[-1][0]:
+            use.category = TEMPORARY
+        self._resized(use, 0)
 
     def regrown(self, storage: torch.UntypedStorage) -> None:
         """A storage that is freed and filled again is a parameter that fully_shard gathers."""
         self._follow(storage, TEMPORARY, None)
-        held, _ = self.alive[storage._cdata]
-        held.category, held.span = TEMPORARY, None
-        self._resized(held, storage.nbytes())
+        use, _ = self.alive[storage._cdata]
+        use.category, use.span = TEMPORARY, None
+        self._resized(use, storage.nbytes())
 
-    def _resized(self, held: Held, size: int) -> None:
-        if size != held.size:
-            self.events.append((held, size - held.size))
-            held.size = size
+    def _resized(self, use: StorageUse, size: int) -> None:
+        if size != use.size:
+            self.events.append((use, size - use.size))
+            use.size = size
 
     def _range(self, func: Any, args: tuple) -> None:
         if func is profiler._record_function_enter_new.default:
@@ -183,8 +186,8 @@ class Watch(TorchDispatchMode):
 def tensors(values: Any) -> list[Tensor]:
     """The tensors in nested containers; of a DTensor the one that this rank holds."""
     leaves = [values] if isinstance(values, Tensor) else tree_leaves(values)
-    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    return [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in found]
+    whole = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in whole]
 
 
 def _is_group(value: torch.ScriptObject) -> bool:

@@ -1,0 +1,11 @@
+"""GPUs, instances and prices as dated facts, and the clusters that formulas are about.
+
+gpus.csv, instances.csv and prices.csv are the facts; a row more is all that a new GPU needs.
+catalog.py reads and checks them, lookup.py finds them by name and never guesses. cluster.py turns
+an instance into what real work reaches on it: rates of matrix products, memory and links.
+rank_groups.py says which ranks of a layout talk to each other.
+
+Sources stand in each row: data sheets of NVIDIA, the EC2 user guide, the AWS price list,
+github.com/stas00/ml-engineering for measured products and links, github.com/calculon-ai/calculon
+for the shares of nominal rates.
+"""

@@ -14,7 +14,6 @@ from helpers.tables import read_table
 
 HERE = Path(__file__).parent
 GPUS, INSTANCES, PRICES = HERE / "gpus.csv", HERE / "instances.csv", HERE / "prices.csv"
-SERVICES = ("ec2", "sagemaker")
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 TERA = 1e12
 GIGA = 1e9  # bandwidths are decimal
@@ -117,8 +116,6 @@ class Price:
 
     def __post_init__(self) -> None:
         _check_above_zero(self, "usd_per_hour")
-        if self.service not in SERVICES:
-            raise UserError(f"service is one of {', '.join(SERVICES)}, not {self.service!r}")
 
 
 def gpus(path: Path = GPUS) -> tuple[GPU, ...]:

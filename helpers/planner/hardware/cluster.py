@@ -11,8 +11,14 @@ import math
 from dataclasses import dataclass, field, replace
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.catalog import GPU, SERVICES
-from helpers.planner.hardware.lookup import find_gpu, find_instance, price, recorded_prices
+from helpers.planner.hardware.catalog import GPU
+from helpers.planner.hardware.lookup import (
+    find_gpu,
+    find_instance,
+    price,
+    recorded_prices,
+    services,
+)
 
 # Shares of a nominal rate that real work reaches, and the seconds before it starts.
 REACHED = {
@@ -185,6 +191,6 @@ def _matmul_flops(gpu: GPU) -> dict[str, float]:
 
 def _usd(instance: str, service: str, usd_per_hour: float | None) -> float | None:
     known = {recorded.service for recorded in recorded_prices(instance)}
-    if usd_per_hour is None and service not in known and service in SERVICES:
+    if usd_per_hour is None and service not in known and service in services():
         return None
     return price(instance, service, usd_per_hour).usd_per_hour

@@ -14,7 +14,6 @@ from typing import TypeVar
 from helpers.engine.errors import UserError
 from helpers.planner.hardware.catalog import (
     GPU,
-    SERVICES,
     Instance,
     Price,
     gpus,
@@ -87,8 +86,8 @@ def price(instance: str, service: str = "ec2", override: float | None = None) ->
         if not is_amount(override):
             raise UserError(f"a price is dollars an hour above 0, not {override!r}")
         return Price(instance, service, float(override), "yours", "now", "given by you")
-    if service not in SERVICES:
-        raise UserError(f"service is one of {', '.join(SERVICES)}, not {service!r}")
+    if service not in services():
+        raise UserError(f"service is one of {', '.join(services())}, not {service!r}")
     name = find_instance(instance).name
     recorded = recorded_prices(name)
     for dated in recorded:
@@ -99,6 +98,11 @@ def price(instance: str, service: str = "ec2", override: float | None = None) ->
         f"no dated {service} price is known for {name} (known: {known or 'none, one owns it'}): "
         f"give your own with override=..."
     )
+
+
+def services() -> list[str]:
+    """Whose prices are recorded."""
+    return list(dict.fromkeys(price.service for price in prices()))
 
 
 def recorded_prices(instance: str) -> list[Price]:

@@ -3,43 +3,24 @@
     cluster = calibrate("runs/this_machine.json", ranks=4)     # under a minute
     cluster = load_cluster("runs/this_machine.json")
 
-Ranks are started with torchrun and measure all at once, as they would in training, and one alone:
-where they share cores, that is how many can really compute together. A number is the pace over some
-tenths of a second, all waits for a core among it, and the median of three such spans.
+Ranks are started with torchrun; rank_measurements.py is what each of them does.
 """
 
-import argparse
 import json
-import math
 import os
-import platform
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
 from helpers.engine.errors import UserError
-from helpers.engine.ranks import pick_device, run_and_leave
-from helpers.engine.tensor.gloo_exchange import gather_single, scatter_single
 from helpers.planner.hardware.cluster import Cluster, Link
-from helpers.planner.time.messages import Message, message_s
 
-ROOT = Path(__file__).resolve().parents[2]
-SPAN_S, SPANS = 0.25, 3  # a measurement repeats for so long, so many times
-SIZES = (2**10, 2**14, 2**18, 2**22, 2**24)  # bytes of a message
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "send")
+ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 300
 ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception): ")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def calibrate(path: str | Path, ranks: int = 4, gpus: bool = True) -> Cluster:
@@ -56,19 +37,14 @@ def calibrate(path: str | Path, ranks: int = 4, gpus: bool = True) -> Cluster:
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 2:
         raise UserError(f"links need two ranks at least: ranks is a whole number, not {ranks!r}")
-    found = torch.cuda.device_count() if gpus else 0
-    if found and ranks > found:
-        raise UserError(f"there are {found} GPUs, so at most {found} ranks, not {ranks}")
+    there = torch.cuda.device_count() if gpus else 0
+    if there and ranks > there:
+        raise UserError(f"there are {there} GPUs, so at most {there} ranks, not {ranks}")
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [
-        "--nproc-per-node",
-        str(ranks),
-        "-m",
-        "helpers.planner.measure.calibrate",
-        str(path),
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    module = "helpers.planner.measure.rank_measurements"
+    command = [*torchrun, "--nproc-per-node", str(ranks), "-m", module, str(path)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     if not gpus:
         env["CUDA_VISIBLE_DEVICES"] = ""
@@ -97,194 +73,8 @@ def load_cluster(path: str | Path) -> Cluster:
         raise UserError(f"{path} is not what calibrate() writes: run it again") from None
 
 
-def measure() -> dict[str, Any]:
-    """On every rank of a process group: the fields of a Cluster, the same on all of them."""
-    device = pick_device()
-    world = dist.get_world_size()
-    rates = {name: _matmul_flops(device, dtype) for name, dtype in _dtypes(device).items()}
-    alone = _alone(lambda: _matmul_flops(device, torch.float32, together=False))
-    paces = [0.0] * world  # of all ranks, so that all come to the same conclusion
-    dist.all_gather_object(paces, rates["fp32"])
-    together = min(float(world), sum(paces) / alone)
-    shared = device.type == "cpu" and together < 0.9 * world
-    if shared:  # while one waits, another has its core: rates of a rank that has one
-        rates = {name: rate * world / together for name, rate in rates.items()}
-    memory = _memory_bytes_per_s(device) * (world / together if shared else 1)
-    links = {kind: _link(kind, device) for kind in KINDS}
-    fields = {
-        "name": torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name(),
-        "nodes": 1,
-        "devices_per_node": world,
-        "memory_bytes": _device_bytes(device, world),
-        "matmul_flops": rates,
-        "memory_bytes_per_s": memory,
-        "intra": asdict(links["all_reduce"]),
-        "inter": asdict(links["all_reduce"]),
-        "measured": {kind: asdict(link) for kind, link in links.items()},
-        "operation_s": _operation_s(device) * (together / world if shared else 1),
-        "together": together if shared else None,
-        "overlaps": device.type == "cuda",
-    }
-    return _agreed(fields)
-
-
-def _matmul_flops(device: torch.device, dtype: torch.dtype, together: bool = True) -> float:
-    """FLOP/s of a square matrix product that is large for the device."""
-    n = 8192 if device.type == "cuda" else 384
-    a = torch.randn(n, n, device=device).to(dtype)
-    b, out = a.clone(), a.clone()
-    return 2 * n**3 / _pace_s(lambda: torch.mm(a, b, out=out), device, together)
-
-
-def _memory_bytes_per_s(device: torch.device) -> float:
-    """Bytes/s of an addition that streams through memory, out of all caches."""
-    elements = 2**28 if device.type == "cuda" else 2**23
-    a = torch.ones(elements, device=device)
-    out = torch.empty_like(a)
-    return 2 * a.nbytes / _pace_s(lambda: torch.add(a, 1.0, out=out), device)
-
-
-def _operation_s(device: torch.device) -> float:
-    """Seconds of an operation on next to nothing, as training makes them: called by a module,
-    recorded, and run backward."""
-    count = 50
-    chain = nn.Sequential(*(nn.LayerNorm(64, device=device) for _ in range(count)))
-    x = torch.ones(8, 64, device=device)
-
-    def both_ways() -> None:
-        chain(x).sum().backward()
-
-    return _pace_s(both_ways, device) / (2 * count)
-
-
-def _link(kind: str, device: torch.device) -> Link:
-    """Latency and bandwidth with which traffic.message_s fits the measured seconds best: the least
-    sum of squared relative errors over all sizes."""
-    ranks = 2 if kind == "send" else dist.get_world_size()
-    measured = [_pace_s(_sender(kind, size, device), device) for size in SIZES]
-    messages = [Message("tp", kind, size, 1, ranks, "", "") for size in SIZES]
-    # seconds / measured = latency * starts + sent / bytes_per_s should all be 1
-    starts = [message_s(one, Link(math.inf, 1.0)) / s for one, s in zip(messages, measured)]
-    sent = [message_s(one, Link(1.0, 0.0)) / s for one, s in zip(messages, measured)]
-    found = torch.linalg.lstsq(
-        torch.tensor([starts, sent], dtype=torch.float64).T,
-        torch.ones(len(SIZES), 1, dtype=torch.float64),
-    )
-    latency_s, byte_s = found.solution.flatten().tolist()
-    return Link(bytes_per_s=1 / max(1e-14, byte_s), latency_s=max(1e-7, latency_s))
-
-
-def _sender(kind: str, size: int, device: torch.device) -> Callable[[], None]:
-    """One message of `size` bytes of payload; every second rank sends to its neighbour."""
-    world, rank = dist.get_world_size(), dist.get_rank()
-    elements = -(-size // 4 // world) * world
-    whole = torch.ones(elements, device=device)
-    part = whole[: elements // world].clone()
-    peer = rank ^ 1
-
-    def send() -> None:
-        if peer >= world:
-            return
-        if rank % 2:
-            dist.recv(whole, peer)
-        else:
-            dist.send(whole, peer)
-
-    ways = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: gather_single(whole, part),
-        "reduce_scatter": lambda: scatter_single(part, whole),
-        "send": send,
-    }
-    return ways[kind]
-
-
-def _pace_s(run: Callable[[], Any], device: torch.device, together: bool = True) -> float:
-    """Seconds of `run` after a warm-up: a span's length over the repetitions in it, the median of
-    several. Ranks that share a core take turns within a span, so none of its time is left out.
-
-    Args:
-        together: all ranks begin at once, and repeat it equally often, as collectives need.
-    """
-
-    def span_s(count: int) -> float:
-        if together:
-            dist.barrier()
-        started = time.perf_counter()
-        for _ in range(count):
-            run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - started) / count
-
-    span_s(2)
-    count = torch.tensor(max(3.0, SPAN_S / span_s(3)), device=device)
-    if together:
-        dist.all_reduce(count, dist.ReduceOp.MIN)
-    return median(span_s(int(count)) for _ in range(SPANS))
-
-
 def _reason(said: str) -> str:
     """The first error among what the ranks and torchrun said, or the last line."""
     lines = said.strip().splitlines() or ["nothing was said"]
     errors = [line for line in lines if ERROR.match(line)]
     return errors[0] if errors else lines[-1]
-
-
-def _alone(measured: Callable[[], float]) -> float:
-    """What rank 0 measures while the others wait."""
-    found = [measured() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(found)
-    return found[0]
-
-
-def _agreed(fields: dict[str, Any]) -> dict[str, Any]:
-    """The ranks' fields as one: the median of each number."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, fields)
-
-    def merge(values: list[Any]) -> Any:
-        if isinstance(values[0], dict):
-            return {key: merge([value[key] for value in values]) for key in values[0]}
-        if isinstance(values[0], float):
-            return median(values)
-        return values[0]
-
-    return merge(every)
-
-
-def _dtypes(device: torch.device) -> dict[str, torch.dtype]:
-    """Precisions to measure; on a CPU fp16 has no fast product."""
-    names = DTYPES if device.type == "cuda" else ("fp32", "bf16")
-    return {name: DTYPES[name] for name in names}
-
-
-def _device_bytes(device: torch.device, world: int) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info()[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world
-
-
-def _cpu_name() -> str:
-    return f"{os.cpu_count()} cores, {platform.machine()}"
-
-
-def main() -> None:
-    """What torchrun starts on every rank."""
-    parser = argparse.ArgumentParser(description="Measure this machine for the planner.")
-    parser.add_argument("path", type=Path)
-    path = parser.parse_args().path
-    device = pick_device()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    torch.set_num_threads(1)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    cluster = measure()
-    if dist.get_rank() == 0:
-        about = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "cluster": cluster}
-        path.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    run_and_leave(main)

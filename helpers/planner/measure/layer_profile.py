@@ -50,13 +50,13 @@ def measured_costs(
             return transformers.AutoModelForCausalLM.from_config(small).train()
 
     # a layer is little beside a large head, and would be lost in the noise of that one's time
-    whole, one, two = model(1), model(1, WORDS), model(2, WORDS)
+    whole, one_layer, two_layers = model(1), model(1, WORDS), model(2, WORDS)
     few = ids % WORDS
     embedding = whole.get_submodule(family_of(config).embedding)
     rounds = _in_turn(
         lambda: whole(input_ids=ids, labels=ids).loss.backward(),
-        lambda: one(input_ids=few, labels=few).loss.backward(),
-        lambda: two(input_ids=few, labels=few).loss.backward(),
+        lambda: one_layer(input_ids=few, labels=few).loss.backward(),
+        lambda: two_layers(input_ids=few, labels=few).loss.backward(),
         lambda: embedding(ids).sum().backward(),
         device=device,
     )

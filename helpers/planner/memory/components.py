@@ -1,10 +1,11 @@
 """The parts of a rank's memory, each one formula: states, activations, the end of the model, what
-is gathered or on its way. memory.py says which of them stand beside each other.
+is gathered or on its way. step_events.py says which of them stand beside each other.
 """
 
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES, ReduceScattered
 from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import CHUNK_BYTES
+from helpers.planner.cost import StateBytes, shared_states
 from helpers.planner.memory.microbatches_in_flight import Flight, in_flight, in_halves
 from helpers.planner.model.block_tensors import INPUT, Widths
 from helpers.planner.model.training_job import Job
@@ -13,8 +14,8 @@ from helpers.planner.model.training_job import Job
 GRADIENTS, LAST = Widths(inside=2, ffn=2), Widths(inside=4, query=1, kv=1)
 
 
-def states_bytes(job: Job, rank: int) -> tuple[float, float, float]:
-    """Parameters, gradients and optimizer state of the engine, as data_parallel.py lays them out.
+def rank_states(job: Job, rank: int) -> StateBytes:
+    """Parameters, gradients and optimizer state of the engine, as data_parallel lays them out.
 
                           parameters       gradients     optimizer
         fp32              4                4             8
@@ -26,24 +27,22 @@ def states_bytes(job: Job, rank: int) -> tuple[float, float, float]:
 
     Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
     """
-    plan, held, stage, gradient = job.plan, job.held(rank), job.plan.zero, _sum_bytes(job)
-    shard = -(-held // plan.dp_shard)
-    of_parameters, of_optimizer = (2, 12) if plan.precision != "fp32" else (4, 8)
-    waiting = stage in (1, 2) and job.microbatches > 1 and (stage == 1 or plan.splits_backward)
-    if stage == 3:
-        return 4 * shard, 4 * shard, 8 * shard
-    return (
-        of_parameters * held,
-        gradient * (held if stage == 0 or waiting else shard),
-        of_optimizer * (shard if stage else held),
-    )
+    plan, parameters = job.plan, job.parameters_of(rank)
+    if plan.zero == 3:
+        return shared_states(parameters, plan.dp_shard, (4, 4, 8), (True, True, True))
+    low = plan.precision != "fp32"
+    bytes_each = (2, job.sum_bytes, 12) if low else (4, job.sum_bytes, 8)
+    sharded = plan.zero > 0
+    waiting = sharded and job.microbatches > 1 and (plan.zero == 1 or plan.splits_backward)
+    shared = (False, sharded and not waiting, sharded)
+    return shared_states(parameters, plan.dp_shard, bytes_each, shared)
 
 
 def block_bytes(job: Job) -> float:
     """What one block keeps of one micro-batch for its backward, under the plan's policy.
 
     Source: arXiv 2205.05198, equations 1 to 4, with each family's own tensors in place of the
-    paper's (see blocks.py).
+    paper's (see model/block_tensors.py).
     """
     policy = job.plan.activation
     if policy in job.program.kept:
@@ -74,7 +73,7 @@ def waiting_bytes(job: Job) -> float:
     """What one block's weights' gradients of one micro-batch are made from later: the inputs of its
     products, and the gradients of their results.
 
-    Source: weight_gradients.py.
+    Source: the engine's pipeline/split_backward.py.
     """
     shape = job.shape
     of_middle = 1 + shape.block[-2].outputs / shape.ffn  # a gate beside it makes it two
@@ -87,43 +86,36 @@ def loss_work_bytes(job: Job) -> float:
     float32 exponentials, the hidden states of the labelled tokens and the product that is added to
     the head's gradient.
 
-    Source: loss.py; arXiv 2411.09009 (Cut Your Losses), section 4.
+    Source: the engine's models/chunked_loss.py; arXiv 2411.09009 (Cut Your Losses), section 4.
     """
     chunk = min(CHUNK_BYTES, 4 * job.tokens * job.vocab_rows)
-    of_hidden = job.tokens * job.shape.hidden * job.element_bytes
-    forward = job.element_bytes * _head(job) + of_hidden + chunk
+    forward = job.element_bytes * _head(job) + job.hidden_bytes + chunk
     return max(forward, loss_gradients_bytes(job))
 
 
 def loss_gradients_bytes(job: Job) -> float:
     """Backward: its gradients, brought to the arithmetic's dtype, while ZeRO-3 gathers a block."""
-    element = job.element_bytes
-    of_hidden = job.tokens * job.shape.hidden * element
-    return (element if element < 4 else 0) * _head(job) + of_hidden + gathered_bytes(job)
+    copies = job.element_bytes if job.element_bytes < 4 else 0
+    return copies * _head(job) + job.hidden_bytes + gathered_bytes(job)
 
 
 def end_bytes(job: Job) -> float:
     """Kept at the end of the model for one micro-batch's backward: what the last norm keeps, and
     the gradients of hidden states and head, which the loss computes in its forward."""
-    of_hidden = job.tokens * job.shape.hidden * job.element_bytes
-    return (job.program.last_norm / _split(job) + 1) * of_hidden + 4 * _head(job)
+    hidden_states = job.program.last_norm / job.sequence_ranks + 1
+    return hidden_states * job.hidden_bytes + 4 * _head(job)
 
 
-def letters_bytes(job: Job, rank: int) -> float:
+def stage_messages_bytes(job: Job, rank: int) -> float:
     """Hidden states and their gradients on their way between pipeline ranks: what was sent last,
     and receives that are posted ahead, two of them where gradients come back.
 
-    Source: pipeline.py and links.py.
+    Source: the engine's pipeline/messages.py.
     """
     if job.plan.pp == 1:
         return 0.0
-    letters = 1 if job.rank_of[-1] == rank else 3
-    return letters * job.tokens * job.shape.hidden * job.element_bytes / _split(job)
-
-
-def _split(job: Job) -> int:
-    """Ranks over which hidden states between layers are split."""
-    return job.plan.tp if job.plan.sequence_parallel else 1
+    messages = 1 if job.rank_of[-1] == rank else 3
+    return messages * job.hidden_bytes / job.sequence_ranks
 
 
 def root_bytes(job: Job, rank: int) -> float:
@@ -140,7 +132,7 @@ def sent_bytes(job: Job, rank: int) -> float:
     """Gradients that were sent and whose sums are not there yet: for ZeRO-3 the block's after this
     one, for ZeRO-1 and 2 the largest matrices of a block, each a message, if they are sent in every
     micro-batch: what waits for the last is less and less of what waits."""
-    stage, of_sum = job.plan.zero, _sum_bytes(job)
+    stage, of_sum = job.plan.zero, job.sum_bytes
     if stage == 3:
         return 0.0 if in_halves(job, rank) else of_sum * _unit(job)
     if not _sends_each_time(job):
@@ -154,12 +146,12 @@ def left_over_bytes(job: Job, rank: int) -> float:
     if not _sharded(job) or len(job.stages_of(rank)) > 1:
         return 0.0
     of_block = 0 if in_halves(job, rank) else _unit(job)  # whose sums fully_shard does not send
-    return _sum_bytes(job) * (job.end_parameters(rank) or of_block)
+    return job.sum_bytes * (job.end_parameters(rank) or of_block)
 
 
 def head_gradient_bytes(job: Job) -> float:
     """The head's gradient after the loss, before it is one of the rank's summed gradients."""
-    return waiting_head_bytes(job) or _head(job) * _sum_bytes(job)
+    return waiting_head_bytes(job) or _head(job) * job.sum_bytes
 
 
 def waiting_head_bytes(job: Job) -> float:
@@ -176,7 +168,7 @@ def block_gradient_bytes(job: Job) -> float:
 
 def reduced_bytes(job: Job) -> float:
     """A block's gradients, and their copy in the dtype of sums that ZeRO-3 sends."""
-    return _unit(job) * (job.element_bytes + _sum_bytes(job)) if _sharded(job) else 0.0
+    return _unit(job) * (job.element_bytes + job.sum_bytes) if _sharded(job) else 0.0
 
 
 def working_bytes(job: Job, rank: int) -> float:
@@ -194,7 +186,7 @@ def working_bytes(job: Job, rank: int) -> float:
 def table_work_bytes(job: Job, rank: int) -> float:
     """The embedding's gradient on its way into its sum, and what is on its way then. ZeRO-3 sums
     the head's with it. A matrix that is both has two gradients, which autograd adds up first."""
-    element, of_sum = job.element_bytes, _sum_bytes(job)
+    element, of_sum = job.element_bytes, job.sum_bytes
     if _sharded(job):
         return (element + of_sum) * job.end_parameters(rank)
     table, low = job.begin_parameters(rank), job.plan.precision != "fp32"
@@ -211,7 +203,7 @@ def swapped_bytes(job: Job) -> float:
     """The gradient of a matrix that is embedding and head, from the pipeline's other end."""
     if not job.shape.tied or job.plan.pp == 1:
         return 0.0
-    return _sum_bytes(job) * _head(job) / (job.plan.dp_shard if job.plan.zero else 1)
+    return job.sum_bytes * _head(job) / (job.plan.dp_shard if job.plan.zero else 1)
 
 
 def _sends_each_time(job: Job) -> bool:
@@ -232,12 +224,6 @@ def _unit(job: Job) -> int:
 
 def _sharded(job: Job) -> bool:
     return job.plan.zero == 3
-
-
-def _sum_bytes(job: Job) -> int:
-    """Bytes of a gradient in the dtype of sums."""
-    low = job.plan.precision != "fp32"
-    return 2 if low and job.plan.reduce_dtype != "fp32" else 4
 
 
 def _head(job: Job) -> int:

@@ -6,7 +6,7 @@
 Backward in halves frees a block's activations after the gradients of its inputs, but for what its
 weights' gradients are made from.
 
-Source: the orders of schedules.py, which tests/planner/test_flight.py walks.
+Source: the orders of schedules.py, which tests/planner/memory/test_microbatches_in_flight.py walks.
 """
 
 from typing import NamedTuple

@@ -1,23 +1,22 @@
 """A model under a plan, with a batch: what the formulas of memory, traffic and time are about.
 
 job = make_job(load_config("gptj-6b"), ParallelPlan(tp=8), batch=8, seq_len=1024)
-job.tokens, job.layers, job.held(rank=0)
+job.tokens, job.layers, job.parameters_of(rank=0)
 """
 
-import heapq
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from helpers.engine.errors import UserError
-from helpers.engine.pipeline.partition import SPEED, Cost, Costs, check_partition, check_stages
+from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.plan import ParallelPlan, axis_order
 from helpers.planner.cost import tensor_parallel_share
 from helpers.planner.model.block_tensors import Program, program_of
+from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.shape import Shape, model_shape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-BALANCED_AT = 1024  # tokens of the sequence at which the engine balances layers over stages
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Job:
     """One step of training, as every rank sees it.
 
     batch: samples of a step, over all ranks.
-    program: how blocks are computed, see blocks.py.
+    program: how blocks are computed, see block_tensors.py.
     """
 
     shape: Shape
@@ -52,6 +51,22 @@ class Job:
     def element_bytes(self) -> int:
         """Bytes of an activation, and of a parameter in a matrix product."""
         return BYTES[self.plan.precision]
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of a gradient in the dtype of sums."""
+        low = self.plan.precision != "fp32" and self.plan.reduce_dtype != "fp32"
+        return 2 if low else 4
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of the hidden states of a micro-batch on one data rank, whole."""
+        return self.tokens * self.shape.hidden * self.element_bytes
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks over which hidden states between layers are split."""
+        return self.plan.tp if self.plan.sequence_parallel else 1
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
@@ -110,7 +125,7 @@ class Job:
         """Rows of embedding and head on the first tensor rank, which holds the most."""
         return -(-self.shape.vocab // self.plan.tp)
 
-    def held(self, rank: int) -> int:
+    def parameters_of(self, rank: int) -> int:
         """Parameters that a pipeline rank works with, whole over dp_shard."""
         return self.layers_of(rank) * self.block_parameters + self.end_parameters(rank)
 
@@ -178,48 +193,6 @@ def _strides(degrees: tuple[tuple[str, int], ...], placement: str) -> dict[str, 
         strides[axis] = apart
         apart *= sizes[axis]
     return strides
-
-
-@lru_cache(maxsize=4096)
-def balanced_layers(shape: Shape, stages: int) -> tuple[int, ...]:
-    """Layers of each stage as partition.balance chooses them for the engine's `auto`.
-
-    Layers cost the same here, so it is enough to give each to the stage that has least so far: no
-    other way has a smaller largest stage, or a smaller sum of squares.
-    """
-    if stages == 1:
-        return (shape.layers,)
-    check_stages(shape.layers, stages)
-    embedding, layer, head = _balance_costs(shape)
-    loads = [[0, -stage] for stage in range(stages)]  # of equals, a later stage
-    loads[0][0], loads[-1][0] = embedding, head
-    counts = [0] * stages
-    for stage in range(1, stages - 1):
-        counts[stage] = 1  # every stage between the ends has a layer
-        loads[stage][0] = layer
-    heapq.heapify(loads)
-    for _ in range(shape.layers - sum(counts)):
-        load, minus = heapq.heappop(loads)
-        counts[-minus] += 1
-        heapq.heappush(loads, [load + layer, minus])
-    return tuple(counts)
-
-
-def _balance_costs(shape: Shape) -> tuple[int, int, int]:
-    """Embedding, one layer and head, in the engine's weights of time and memory."""
-    seq_len = min(BALANCED_AT, shape.positions or BALANCED_AT)
-    matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
-    table = shape.vocab * shape.hidden
-    time = (0, 2 * matrices + 4 * seq_len * shape.hidden, 2 * table)
-    memory = (
-        table + shape.positions * shape.hidden,
-        shape.block_parameters,
-        table + shape.final_norm + (shape.vocab if shape.head_bias else 0),
-    )
-    embedding, layer, head = map(Cost, time, memory)
-    costs = Costs(embedding, (layer,) * shape.layers, head)
-    embedding, layer, *_, head = costs.whole_shares(SPEED)
-    return embedding, layer, head
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
 """A published comparison of a compiler with native PyTorch, and what its own logs say.
 
-    print(audit(published("compiler-on-p4d")))      # +53 % reported, +2.1 % counted; ...
+    print(audit_comparison(published("compiler-on-p4d")))      # +53 % reported, +2.1 % counted; ...
 
 The logs hold, of each run, what Hugging Face's Trainer printed at its end. Its samples a second are
 the rows of the data set times the epochs over the runtime, whether a row was trained on or not; its
@@ -108,7 +108,7 @@ class Audit:
         )
 
 
-def audit(comparison: Comparison) -> Audit:
+def audit_comparison(comparison: Comparison) -> Audit:
     """Recompute a published comparison from its own logs."""
     native, compiled = comparison.native, comparison.compiled
     native_count = recount(native, comparison.epochs)

@@ -85,8 +85,8 @@ def check_equal(
     """
     if at not in AT:
         raise UserError(f"at is one of {', '.join(AT)}, not {at!r}")
-    found = differences(first, other)
-    free = [d for d in found if d.name not in allow and not (at == "loss" and d.name in AMOUNTS)]
+    every = differences(first, other)
+    free = [d for d in every if d.name not in allow and not (at == "loss" and d.name in AMOUNTS)]
     work = [d for d in free if d.name in (*AMOUNTS, "batch", "dropped", *CONTENT)]
     if work:
         raise UserError(
@@ -98,11 +98,11 @@ def check_equal(
             f"{name} and {other_name} differ in {len(free)} things: {_listed(free)}; change one, "
             f"or name the others in allow="
         )
-    return found
+    return every
 
 
-def _listed(found: list[Difference]) -> str:
-    return ", ".join(map(str, found))
+def _listed(different: list[Difference]) -> str:
+    return ", ".join(map(str, different))
 
 
 def _shown(value: Any) -> str:

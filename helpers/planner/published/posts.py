@@ -1,4 +1,4 @@
-"""Published posts, as their own logs, slides and manuals state them, for the audits in the notebooks.
+"""Published posts as their own logs, slides and manuals state them: what the notebooks audit.
 
     run = published("gptj-tensor-parallel")
     run.steady_samples_per_s, run.price.usd_per_hour, run.source
@@ -97,7 +97,7 @@ class Pipeline(RentedRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(RentedRun):
+class ScriptSettings(RentedRun):
     """What a run's script sets.
 
     misstated: what a slide of the same authors says of the same run instead.
@@ -179,7 +179,7 @@ class Comparison(Post):
 KINDS: dict[str, type[Post]] = {
     "training log": TrainingLog,
     "pipeline": Pipeline,
-    "settings": Settings,
+    "settings": ScriptSettings,
     "headline": Headline,
     "layout": Layout,
     "scaling": Scaling,

@@ -3,8 +3,8 @@
     for run in runs(): print(run.title, run.measured_s)
     runs(Path("my_runs.json"))          of another file with the same fields
 
-Nothing here was run by this project. A run of your own is a row more: its model is one of models.csv,
-its machine one of hardware/instances.csv or of machines.csv.
+Nothing here was run by this project. A run more is a row more: its model is one of models.csv, its
+machine one of hardware/instances.csv or of machines.csv.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -102,12 +102,16 @@ class Run(Published):
         job_of(self)
 
     @property
+    def parallel_plan(self) -> ParallelPlan:
+        return ParallelPlan(**self.plan)
+
+    @property
     def measured_s(self) -> float | None:
         """Seconds of a step, from the pace that was published; None where it is not predicted."""
         if self.samples_per_s is not None:
             return self.batch / self.samples_per_s
         if self.tokens_per_s_per_gpu is not None:
-            tokens_per_s = self.tokens_per_s_per_gpu * ParallelPlan(**self.plan).world_size
+            tokens_per_s = self.tokens_per_s_per_gpu * self.parallel_plan.world_size
             return self.batch * self.seq_len / tokens_per_s
         return self.step_s
 
@@ -133,9 +137,7 @@ def job_of(run: Run) -> Job:
         UserError: its plan does not fit its model, or model or program are not known.
     """
     way = program(run.program) if run.program else None
-    return make_job(
-        published_shape(run.model), ParallelPlan(**run.plan), run.batch, run.seq_len, way
-    )
+    return make_job(published_shape(run.model), run.parallel_plan, run.batch, run.seq_len, way)
 
 
 def cluster_of(run: Run, path: Path = MACHINES) -> Cluster:
@@ -145,16 +147,13 @@ def cluster_of(run: Run, path: Path = MACHINES) -> Cluster:
         UserError: its machine is neither in machines.csv nor in instances.csv.
     """
     by_name = {machine.name: machine for machine in read_table(path, Machine)}
-    if run.machine in by_name:
-        node = _changed(by_name[run.machine])
-    else:
-        node = make_cluster(run.machine)
-    ranks = ParallelPlan(**run.plan).world_size
+    machine, ranks = by_name.get(run.machine), run.parallel_plan.world_size
+    node = _node_of(machine) if machine else make_cluster(run.machine)
     devices = min(ranks, node.devices_per_node)
     return replace(node, nodes=ranks // devices, devices_per_node=devices)
 
 
-def _changed(machine: Machine) -> Cluster:
+def _node_of(machine: Machine) -> Cluster:
     """One node of a machine of machines.csv."""
     node = replace(make_cluster(machine.instance), name=machine.name)
     if machine.devices_per_node is not None:

@@ -61,14 +61,15 @@ def side_by_side(claims: Mapping[str, Claim]) -> dict[str, float]:
     Raises:
         UserError: they mean different things by "faster", or are of different clocks.
     """
-    first = next(iter(claims))
+    first_name, first = next(iter(claims.items()))
     for name, other in claims.items():
-        one = claims[first]
-        if other.meaning != one.meaning:
+        if other.meaning != first.meaning:
             raise UserError(
-                f'two meanings of "faster": {first} is {one}, {name} is {other}; in one meaning '
-                f"they are {one} and {other.as_(one.meaning)}"
+                f'two meanings of "faster": {first_name} is {first}, {name} is {other}; in one '
+                f"meaning they are {first} and {other.as_(first.meaning)}"
             )
-        if other.of != one.of:
-            raise UserError(f"two clocks: {first} is {one}, {name} is {other}; compare on one")
+        if other.of != first.of:
+            raise UserError(
+                f"two clocks: {first_name} is {first}, {name} is {other}; compare on one"
+            )
     return {name: each.ratio for name, each in claims.items()}

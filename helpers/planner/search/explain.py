@@ -1,6 +1,6 @@
 """A search's answer in words with numbers: why this plan, what was ruled out, what would change it.
 
-print(explain(found))
+print(explain(result))
 """
 
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from dataclasses import replace
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import Cluster
-from helpers.planner.memory.peak import fullest
+from helpers.planner.memory.peak import CATEGORIES, fullest
 from helpers.planner.search.planned import Choice, in_words
 from helpers.planner.search.request import Question
-from helpers.planner.search.search import Found, search_plans
+from helpers.planner.search.search import SearchResult, search_plans
 from helpers.planner.time.step_time import step_time
 
 GIB = 2**30
@@ -24,24 +24,23 @@ PARTS = (
     ("data_s", "messages of the data axes"),
     ("optimizer_s", "the optimizer"),
 )
-MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "transients")
 
 
-def explain(found: Found, what_if: bool = True) -> str:
+def explain(result: SearchResult, what_if: bool = True) -> str:
     """Why the best plan won, what it needs, what was ruled out by what, the next best, and with
     `what_if` what would change the answer: the search once more with other machines or batches.
     """
-    best = found.best
+    best = result.best
     lines = [
-        _winner(found),
+        _winner(result),
         _where_time_goes(best),
         _where_memory_goes(best),
         *_why_savers(best),
-        *_why_not(found),
-        _ruled_out(found),
+        *_why_not(result),
+        _ruled_out(result),
     ]
     if what_if:
-        lines += _what_would_change(found)
+        lines += _what_would_change(result)
     return "\n".join(lines)
 
 
@@ -51,8 +50,8 @@ def describe(choice: Choice) -> str:
     return f"{in_words(choice.job)} on {cluster.nodes} x {cluster.name}"
 
 
-def _winner(found: Found) -> str:
-    best, question = found.best, found.question
+def _winner(result: SearchResult) -> str:
+    best, question = result.best, result.question
     line = (
         f"Best by {question.by}: {describe(best)}. A step of {question.batch} x "
         f"{question.seq_len:,} tokens takes {_seconds(best.time.total_s)}, "
@@ -77,7 +76,7 @@ def _where_time_goes(choice: Choice) -> str:
 
 def _where_memory_goes(choice: Choice) -> str:
     memory, has = choice.memory, choice.cluster.memory_bytes
-    parts = [(getattr(memory, name), name) for name in MEMORY]
+    parts = [(getattr(memory, name), name) for name in CATEGORIES]
     shown = [f"{size / GIB:.1f} {name}" for size, name in sorted(parts, reverse=True) if size > 1e8]
     return (
         f"It needs {memory.total / GIB:.1f} of {has / GIB:.0f} GiB on the fullest rank: "
@@ -112,10 +111,10 @@ def _why_savers(choice: Choice) -> Iterator[str]:
             yield f"{words} it would fit, and take {_more(total_s / own_s)}."
 
 
-def _why_not(found: Found) -> Iterator[str]:
+def _why_not(result: SearchResult) -> Iterator[str]:
     """The best plans of other degrees, and where they lose."""
-    best = found.best
-    for place, other in enumerate(found.choices[1:3]):
+    best = result.best
+    for place, other in enumerate(result.choices[1:3]):
         slower = other.time.total_s / other.job.batch / (best.time.total_s / best.job.batch)
         worst, words = max(
             (getattr(other.time, name) - getattr(best.time, name), words) for name, words in PARTS
@@ -127,17 +126,17 @@ def _why_not(found: Found) -> Iterator[str]:
         yield line + "."
 
 
-def _ruled_out(found: Found) -> str:
-    counts = sorted(found.ruled_out.items(), key=lambda item: -item[1])
+def _ruled_out(result: SearchResult) -> str:
+    counts = sorted(result.ruled_out.items(), key=lambda item: -item[1])
     reasons = [f"{count:,} {reason}" for reason, count in counts]
-    return f"Looked at the memory of {found.tried:,} plans. " + (
+    return f"Looked at the memory of {result.tried:,} plans. " + (
         f"Ruled out: {'; '.join(reasons)}." if reasons else "Nothing was ruled out."
     )
 
 
-def _what_would_change(found: Found) -> Iterator[str]:
+def _what_would_change(result: SearchResult) -> Iterator[str]:
     """The same question with one thing other: is the answer another plan, and how fast?"""
-    question, best = found.question, found.best
+    question, best = result.question, result.best
     cluster = best.cluster
     cases = [
         ("a network twice as fast", _faster_network(cluster), question.batch),
@@ -165,7 +164,7 @@ def _what_would_change(found: Found) -> Iterator[str]:
         yield f"With {words}: {change}, {'the same degrees' if same else describe(other)}."
 
 
-def _ask(question: Question, cluster: Cluster, batch: int) -> Found:
+def _ask(question: Question, cluster: Cluster, batch: int) -> SearchResult:
     return search_plans(
         question.shape, cluster, batch, question.seq_len, question.precision, by="time"
     )

@@ -1,69 +1,78 @@
-"""Seconds of the data axes' messages that computing does not hide.
+"""Messages of the data axes in a training step: sums of gradients, and gathers of parameters.
 
-ZeRO-3, ZeRO-2    in every micro-batch, beside its forward and backward
-DDP, ZeRO-1       once, beside the last backward; new parameters after the update
+    DDP       all-reduce of the gradients, beside the last backward
+    ZeRO-1    reduce-scatter of the gradients, likewise; all-gather of the new parameters
+    ZeRO-2    the reduce-scatter in every micro-batch
+    ZeRO-3    all-gather (blocks twice) and reduce-scatter, unit by unit, in every micro-batch
+    HSDP      each of these over dp_shard, and all-reduce of a shard over dp_replicate, once
+
+Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
 """
 
-from helpers.planner.hardware.cluster import Cluster
+import math
+
+from helpers.engine.data_parallel.buckets import BUCKET_BYTES
 from helpers.planner.model.training_job import Job
-from helpers.planner.time.messages import data_messages, seconds
+from helpers.planner.time.messages import Message
 
 
-def shown_data_s(
-    job: Job, cluster: Cluster, rank: int, forward_s: float, backward_s: float
-) -> tuple[float, float]:
-    """What they add to the forward and to the backward of one of the rank's stages, of one
-    micro-batch.
-
-    A unit's parameters are gathered, and its gradients reduced, while another computes; only the
-    first unit in is waited for, and what takes longer than the computing.
-
-    Args:
-        forward_s, backward_s: of the stage's computing.
-
-    Source: arXiv 2304.11277 (PyTorch FSDP), section 3.3.
-    """
-    stages = len(job.stages_of(rank)) * job.microbatches
-    messages, shown = data_messages(job, rank), []
-    for when, computing_s in (("forward", forward_s), ("backward", backward_s)):
-        all_s = first_s = 0.0
-        for message in messages:
-            if message.when == when:
-                one_s = seconds(job, cluster, message)
-                all_s += one_s * message.count / stages
-                first_s = max(first_s, one_s)
-        beside_s = max(0.0, all_s - first_s - computing_s) if cluster.overlaps else all_s
-        shown.append(min(all_s, first_s + beside_s))
-    return tuple(shown)
+def data_messages(job: Job, rank: int) -> list[Message]:
+    """Those of pipeline rank `rank`, as the engine sums gradients and gathers parameters."""
+    if job.plan.zero == 0:
+        messages = _of_ddp(job, rank)
+    elif job.plan.zero == 3:
+        messages = _of_zero_3(job, rank)
+    else:
+        messages = _of_zero_1_and_2(job, rank)
+    return [message for message in messages if message.ranks > 1]
 
 
-def least_data_s(job: Job, cluster: Cluster) -> float:
-    """Seconds of the messages beside every micro-batch, on the first pipeline rank: however much
-    computing hides them, no step is shorter."""
-    return sum(
-        message.count * seconds(job, cluster, message)
-        for message in data_messages(job, 0)
-        if message.when in ("forward", "backward")
-    )
+def _of_ddp(job: Job, rank: int) -> list[Message]:
+    gradients = job.parameters_of(rank) * job.sum_bytes
+    return [_in_buckets("dp", "all_reduce", gradients, 1, job.plan.dp, "last")]
 
 
-def late_data_s(job: Job, cluster: Cluster, rank: int, backward_s: float) -> float:
-    """Seconds after the last backward: sums of gradients that did not fit beside it, of which the
-    last bucket starts only at its end, and new parameters on their way to all ranks.
+def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
+    plan, parameters = job.plan, job.parameters_of(rank)
+    shards, copies = plan.dp_shard, plan.dp_replicate
+    gradients = parameters * job.sum_bytes
+    each_time = plan.zero == 2 and not plan.splits_backward
+    times, when = (job.microbatches, "backward") if each_time else (1, "last")
+    return [
+        _in_buckets("dp_shard", "reduce_scatter", gradients, times, shards, when),
+        _in_buckets("dp_replicate", "all_reduce", gradients / shards, times, copies, when),
+        _in_buckets("dp_shard", "all_gather", parameters * job.element_bytes, 1, shards, "step"),
+    ]
 
-    Args:
-        backward_s: of the last micro-batch, over the rank's stages.
 
-    Source: Li et al. 2020, PyTorch Distributed, section 3.2.
-    """
-    sums_s = last_s = after_s = 0.0
-    for message in data_messages(job, rank):
-        one_s = seconds(job, cluster, message)
-        if message.when == "last":
-            sums_s += one_s * message.count
-            last_s = max(last_s, one_s)
-        elif message.when == "step":
-            after_s += one_s * message.count
-    if not cluster.overlaps:
-        return sums_s + after_s
-    return min(sums_s, max(last_s, sums_s - backward_s)) + after_s
+def _of_zero_3(job: Job, rank: int) -> list[Message]:
+    layers, count, m = job.layers_of(rank), job.parameters_of(rank), job.microbatches
+    shards, copies = job.plan.dp_shard, job.plan.dp_replicate
+    units = layers + 1  # each block, and embedding with head, which stay for the backward
+    parameters, gradients = count * job.element_bytes, count * job.sum_bytes
+    blocks = layers * job.block_parameters * job.element_bytes
+    # what is kept in float32 is summed over replicas once, what is not at every turn
+    times, when = (1, "last") if job.sum_bytes == 4 else (m, "backward")
+    share = gradients / shards
+    return [
+        _in_units("dp_shard", "all_gather", parameters, units, m, shards, "forward"),
+        _in_units("dp_shard", "all_gather", blocks, layers, m, shards, "backward"),
+        _in_units("dp_shard", "reduce_scatter", gradients, units, m, shards, "backward"),
+        _in_units("dp_replicate", "all_reduce", share, units, times, copies, when),
+    ]
+
+
+def _in_buckets(
+    axis: str, kind: str, payload_bytes: float, times: int, ranks: int, when: str
+) -> Message:
+    """A payload in messages of about a bucket each, so many times."""
+    count = max(1, math.ceil(payload_bytes / BUCKET_BYTES))
+    return _in_units(axis, kind, payload_bytes, count, times, ranks, when)
+
+
+def _in_units(
+    axis: str, kind: str, payload_bytes: float, units: int, times: int, ranks: int, when: str
+) -> Message:
+    """A payload in a message for each of some equal units, so many times."""
+    what = "parameters" if kind == "all_gather" else "gradients"
+    return Message(axis, kind, payload_bytes / max(1, units), units * times, ranks, what, when)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from helpers.engine.errors import UserError
 from helpers.planner.model.training_job import Job
-from helpers.planner.time.messages import data_messages
+from helpers.planner.time.data_messages import data_messages
 
 
 def speedups(times: Mapping[int, float]) -> dict[int, float]:
@@ -40,14 +40,14 @@ def out_of_node_bytes(job: Job, devices_per_node: int) -> dict[str, float]:
 
     Source: Patarasuk and Yuan 2009, section 4, for a ring through the nodes one after another.
     """
-    found: dict[str, float] = defaultdict(float)
+    bytes_out: dict[str, float] = defaultdict(float)
     for message in data_messages(job, 0):
         stride = job.stride("dp_shard" if message.axis == "dp" else message.axis)
         if (message.ranks - 1) * stride < devices_per_node:
             continue
         in_node = min(message.ranks, max(1, devices_per_node // stride))
-        found[message.when] += message.sent_bytes * devices_per_node / in_node
-    return dict(found)
+        bytes_out[message.when] += message.sent_bytes * devices_per_node / in_node
+    return dict(bytes_out)
 
 
 def _check(numbers: Mapping[int, float]) -> None:

@@ -18,7 +18,8 @@ from benchmarks.work import Work, config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.network_namespaces import Link, joined
 from helpers.planner.model.training_job import make_job
-from helpers.planner.time.messages import Message, rank_messages
+from helpers.planner.time.messages import Message
+from helpers.planner.time.step_messages import rank_messages
 
 NODES = 2
 

@@ -12,7 +12,7 @@ from helpers.planner.memory.components import block_bytes
 from helpers.planner.model.block_tensors import Widths, program, program_of
 from helpers.planner.model.training_job import Job
 from helpers.planner.shape import model_shape
-from helpers.planner.time import messages as traffic
+from helpers.planner.time.tensor_messages import tensor_messages
 from tests.support.count_blocks import ROWS, SEQ_LEN, TOKENS, count_block
 
 WIDTHS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 64}
@@ -91,7 +91,7 @@ def test_what_a_block_moves_is_what_its_operations_read_and_write(family, plan):
     low = job.plan.precision != "fp32"
     gradients = program.parameter_bytes * job.block_parameters if low else 0
     copies = dict.fromkeys(("forward", "backward"), 0.0)
-    for message in traffic.tensor_messages(job, 0):
+    for message in tensor_messages(job, 0):
         if message.what == "blocks":
             each = message.count / shape.layers * message.payload_bytes
             copies[message.when] += program.message_copies * each

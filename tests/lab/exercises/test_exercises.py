@@ -1,6 +1,7 @@
 """The exercises: their solutions pass, their stubs do not, and a wrong answer gets a hint only."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -11,14 +12,18 @@ from helpers.engine.pipeline.schedules import make_schedule
 from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.lookup import find_gpu
-from helpers.planner.published.posts import GPTJ_TENSOR_PARALLEL as RUN
-from helpers.planner.published.posts import NEOX_SHARDED as SHARDED
+from helpers.planner.published.posts import published
 from helpers.planner.search.search import search_plans
+from helpers.planner.shape import model_shape
+from helpers.planner.time.tensor_messages import tensor_traffic
 
 pytest.importorskip("transformers")
 from helpers.lab.exercises.check import check
+from helpers.lab.exercises.judges import MISTAKES
 from helpers.lab.exercises.qlora import LEVELS
 from helpers.lab.exercises.questions import EXERCISES
+
+RUN, SHARDED = published("gptj-tensor-parallel"), published("neox-sharded")
 
 
 def solution_1a():
@@ -111,7 +116,7 @@ def solution_3c(compile_s, native_s, compiled_s):
 
 
 def solution_6a():
-    count = cost.parameters(cost.model_shape(load_config("gpt3-175b")))
+    count = cost.parameters(model_shape(load_config("gpt3-175b")))
     takes_s = 6 * count * 300e9 / (512 * 0.4 * 989e12)
     return {"days": takes_s / 86400, "usd": takes_s / 3600 * 98.32 * 64}
 
@@ -205,8 +210,8 @@ def test_traffic_names_the_known_mistake(factor, words):
 
 def test_traffic_with_everything_is_told_so():
     gptj = pytest.importorskip("transformers").GPTJConfig()
-    shape = cost.model_shape(gptj)
-    total = cost.tensor_parallel_traffic_bytes(shape, 8, 1024, tp=8, element_bytes=2).total
+    shape = model_shape(gptj)
+    total = tensor_traffic(shape, 8, 1024, tp=8, precision="bf16").total
     assert "leave these out" in check("1a traffic", total).message
 
 
@@ -285,12 +290,19 @@ def test_audit_says_which_number_and_why(change, words):
 
 def test_audit_takes_either_flop_convention_and_either_clock():
     gptj = pytest.importorskip("transformers").GPTJConfig()
-    flops = cost.train_flops_per_token(cost.model_shape(gptj), RUN.seq_len)
+    flops = cost.train_flops_per_token(model_shape(gptj), RUN.seq_len)
     with_attention = cost.mfu(
         RUN.steady_samples_per_s * RUN.seq_len, flops, 8, find_gpu("A100-40").peak_flops["fp16"]
     )
     assert check("1c audit", solution_1c() | {"mfu": with_attention}).passed
     assert check("1c audit", solution_1c() | {"training_share": 62 / 1836}).passed
+
+
+def test_every_known_mistake_is_about_a_number_of_an_exercise():
+    for mistake in MISTAKES:
+        stub = STUBS[mistake.exercise]
+        assert mistake.number in stub if mistake.number else stub is None
+        assert 0 < Fraction(mistake.times) != 1
 
 
 def test_unknown_exercise_lists_the_known_ones():

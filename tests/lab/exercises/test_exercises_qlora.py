@@ -8,8 +8,9 @@ pytest.importorskip("peft")
 from helpers.engine.files.weights import load_config
 from helpers.lab.drawings.lora import HELD, draw_adapters
 from helpers.lab.exercises import qlora as grading
-from helpers.planner.cost import model_shape, parameters
+from helpers.planner.cost import parameters
 from helpers.planner.model.adapters import adapted_state
+from helpers.planner.shape import model_shape
 
 WIDTH, FUSED = 4544, 4544 + 2 * 64
 

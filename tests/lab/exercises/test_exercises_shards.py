@@ -12,6 +12,7 @@ from helpers.lab.exercises import sharding as grading
 from helpers.lab.figures.sharding_plots import plot_ladder
 from helpers.lab.runs.shard_ladder import compare_rungs, sent_bytes
 from helpers.planner import cost
+from helpers.planner.shape import model_shape
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_wrong_numbers_of_gpus(answer, words):
 
 
 def test_the_fewest_gpus_by_hand():
-    count = cost.parameters(cost.model_shape(load_config("neox-20b")))
+    count = cost.parameters(model_shape(load_config("neox-20b")))
     assert 4 * count > 80e9  # ZeRO-1 keeps parameters and gradients whole
     assert 2 * count + 14 * count / 8 < 80e9 < 2 * count + 14 * count / 7
     assert 16 * count / 5 < 80e9 < 16 * count / 4
@@ -77,7 +78,7 @@ def test_the_published_bill(change, words):
 
 
 def test_what_is_sent_by_hand():
-    shape = cost.model_shape(load_config("neox-tiny"))
+    shape = model_shape(load_config("neox-tiny"))
     whole = 4 * cost.parameters(shape)
     blocks = 4 * shape.layers * shape.block_parameters
 
@@ -91,13 +92,13 @@ def test_what_is_sent_by_hand():
 
 
 def test_a_rung_in_another_precision_is_not_compared():
-    shape = cost.model_shape(load_config("neox-tiny"))
+    shape = model_shape(load_config("neox-tiny"))
     with pytest.raises(UserError, match="not in float32"):
         compare_rungs({"ZeRO-3, bf16": {"plan": {"precision": "bf16"}}}, shape)
 
 
 def test_the_ladder_is_drawn_with_its_numbers():
-    shape = cost.model_shape(load_config("neox-tiny"))
+    shape = model_shape(load_config("neox-tiny"))
     count = cost.parameters(shape)
     found = {
         "plan": ParallelPlan(dp_replicate=4, microbatches=2).to_dict(),

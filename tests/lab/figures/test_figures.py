@@ -10,7 +10,8 @@ from helpers.planner.cost import StateBytes
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
-from helpers.lab.drawings.parallelism_map import AXES, draw_map_of_parallelism  # noqa: E402
+from helpers.lab.drawings.parallelism_map import AXES as DRAWN  # noqa: E402
+from helpers.lab.drawings.parallelism_map import draw_map_of_parallelism  # noqa: E402
 from helpers.lab.drawings.tensor_block import draw_tensor_parallel  # noqa: E402
 from helpers.lab.figures import display as show  # noqa: E402
 from helpers.lab.figures import training_plots as figures  # noqa: E402
@@ -148,7 +149,7 @@ def test_the_map_names_every_axis_of_the_plan():
 
     from helpers.engine.plan import AXES
 
-    drawn = {axis for axis, *_ in AXES}
+    drawn = {axis for axis, *_ in DRAWN}
     assert set(AXES) <= drawn <= {"dp_replicate", "dp_shard", "pp", "cp", "tp"}
     assert {name.name for name in fields(StateBytes)} == set(figures.STATES)
 

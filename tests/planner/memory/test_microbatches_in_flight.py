@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.memory.microbatches_in_flight import Flight, in_flight, put_off
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.audit_shapes import gpt
+from tests.planner.shapes import gpt
 
 CHANGE = {"F": (1, 0), "B": (-1, 0), "I": (-1, 1), "W": (0, -1)}
 

@@ -12,17 +12,16 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner import audit
 from helpers.planner.hardware.cluster import Cluster, Link, make_cluster, tile_fill
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.audit_runs import RUNS
-from helpers.planner.published.audit_shapes import GPTJ_6B, gpt, llama
-from helpers.planner.time.block_time import attention_s, block_time, product_s
+from helpers.planner.published.models import published_shape
+from helpers.planner.published.runs import figure_1, runs
+from helpers.planner.time.block_time import block_time
+from helpers.planner.time.makespan import makespan_s, quick_makespan_s
 from helpers.planner.time.messages import Message, message_s
-from helpers.planner.time.step_time import (
-    link_s,
-    makespan_s,
-    quick_makespan_s,
-    stage_times,
-    step_time,
-)
+from helpers.planner.time.pipeline_messages import link_s
+from helpers.planner.time.roofline import attention_s, product_s
+from helpers.planner.time.stage_time import stage_times
+from helpers.planner.time.step_time import step_time
+from tests.planner.shapes import GPTJ_6B, gpt, llama
 
 P4D = make_cluster("p4d.24xlarge", nodes=4)
 LLAMA = llama(4096, 32, 32, 8, 14336)
@@ -44,7 +43,7 @@ def test_the_page_of_published_runs_is_what_the_planner_says_today():
 @pytest.mark.slow
 def test_published_step_times_within_4_percent_and_10_at_worst():
     """Korthikanti's eight, with one constant for all of them; also with it fitted to the others."""
-    own = [abs(audit.error(audit.predicted_s(run), run.step_s)) for run in audit.eight()]
+    own = [abs(audit.error(audit.predicted_s(run), run.measured_s)) for run in audit.eight()]
     assert len(own) == 8
     assert sum(own) / 8 <= 0.030
     assert max(own) <= 0.055
@@ -54,19 +53,20 @@ def test_published_step_times_within_4_percent_and_10_at_worst():
 
 
 def test_published_activations_within_5_percent():
-    for name, (_, plain, small) in audit.FIGURE_1.items():
-        _, ours_plain, ours_small = audit.figure_1(name)
-        assert ours_plain == pytest.approx(plain, rel=1e-6)
-        assert ours_small == pytest.approx(small, rel=1e-6)
+    for row in figure_1():
+        _, plain, saved = audit.first_rank_gib(row.model)
+        assert plain == pytest.approx(row.activations_gib, rel=1e-6)
+        assert saved == pytest.approx(row.saved_activations_gib, rel=1e-6)
 
 
 def test_published_states_and_the_embedding_that_they_leave_out():
     """The paper counts 18 bytes for each of 12·layers·hidden^2 parameters, over tp and pp."""
+    states = {row.model: row.states_gib for row in figure_1()}
     for run in audit.eight()[::2]:
-        name, shape = run.name.split(",")[0], run.shape
-        ours, *_ = audit.figure_1(name)
-        published = audit.FIGURE_1[name][0]
-        ranks = 8 * run.plan["pp"]
+        name, shape = run.title.split(",")[0], published_shape(run.model)
+        ours, *_ = audit.first_rank_gib(name)
+        published = states[name]
+        ranks = 8 * run.plan.get("pp", 1)
         assert published == pytest.approx(
             18 * 12 * shape.layers * shape.hidden**2 / ranks / 2**30, rel=1e-6
         )
@@ -75,8 +75,8 @@ def test_published_states_and_the_embedding_that_they_leave_out():
 
 
 def test_every_published_run_is_predicted_or_says_why_not():
-    assert all(bool(run.why_not) != bool(run.step_s) for run in RUNS)
-    assert all(run.measured for run in RUNS if run.why_not)
+    assert all(bool(run.why_not) != bool(run.measured_s) for run in runs())
+    assert all(run.measured for run in runs() if run.why_not)
 
 
 # --- parts ------------------------------------------------------------------------------------

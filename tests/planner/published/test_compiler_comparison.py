@@ -5,19 +5,15 @@ from dataclasses import replace
 import pytest
 
 from helpers.engine.errors import UserError
-from helpers.planner.published.claims import side_by_side
-from helpers.planner.published.posts_compiler import (
-    P3,
-    P4D,
-    POST_BATCHES,
-    audit,
-    drop_last_inflation,
-    recount,
-)
+from helpers.planner.published.compiler_comparison import audit_comparison, recount
+from helpers.planner.published.posts import published
+from helpers.planner.published.speed_claims import side_by_side
+
+P3, P4D = published("compiler-on-p3"), published("compiler-on-p4d")
 
 
 def test_the_logs_say_how_many_rows_steps_and_samples_there_were():
-    found = audit(P4D)
+    found = audit_comparison(P4D)
     assert (found.native.rows, found.compiled.rows) == (1588, 1588)
     assert (found.native.steps_per_epoch, found.compiled.steps_per_epoch) == (3, 1)
     assert found.native.work.samples == 1_536_000
@@ -26,7 +22,7 @@ def test_the_logs_say_how_many_rows_steps_and_samples_there_were():
 
 
 def test_53_percent_was_2_percent():
-    found = audit(P4D)
+    found = audit_comparison(P4D)
     assert found.reported.percent == pytest.approx(53.1, abs=0.05)
     assert found.counted.percent == pytest.approx(2.1, abs=0.05)
     assert found.native.samples_per_s == pytest.approx(1176.4, abs=0.05)
@@ -42,7 +38,7 @@ def test_53_percent_was_2_percent():
 
 
 def test_the_other_run_dropped_nothing_but_took_half_the_steps():
-    found = audit(P3)
+    found = audit_comparison(P3)
     assert found.native.rows == found.compiled.rows == 1595
     assert found.native.work.dropped == found.compiled.work.dropped == 0
     assert found.reported.percent == pytest.approx(42.8, abs=0.05)
@@ -51,32 +47,23 @@ def test_the_other_run_dropped_nothing_but_took_half_the_steps():
     assert P3.compiled.train_loss > P3.native.train_loss + 0.7
 
 
-@pytest.mark.parametrize("published", (P3, P4D))
-def test_printed_percents_are_of_time_and_cut_off(published):
-    found = audit(published)
-    assert int(found.training.percent) == published.printed_training
-    assert int(found.billed.percent) == published.printed_billed
+@pytest.mark.parametrize("comparison", (P3, P4D), ids=lambda comparison: comparison.name)
+def test_printed_percents_are_of_time_and_cut_off(comparison):
+    found = audit_comparison(comparison)
+    assert int(found.training.percent) == comparison.printed_training
+    assert int(found.billed.percent) == comparison.printed_billed
     with pytest.raises(UserError, match='two meanings of "faster"'):
         side_by_side({"the bar chart": found.reported, "the printed line": found.training})
 
 
 def test_the_comparison_tool_refuses_both():
     with pytest.raises(UserError, match="samples 1,536,000 against 1,024,000, steps 3,000 against"):
-        audit(P4D).check()
+        audit_comparison(P4D).check()
     with pytest.raises(UserError, match="dropped 52,000 against 564,000"):
-        audit(P4D).check(allow=["samples", "steps", "batch"])
+        audit_comparison(P4D).check(allow=["samples", "steps", "batch"])
     with pytest.raises(UserError, match="same work: steps 4,000 against 2,000, batch 160 against"):
-        audit(P3).check()
-    audit(P3).check(allow=["steps", "batch"])
-
-
-def test_the_posts_own_batches_inflate_by_little():
-    """Its logs are not public. 39 batches of 40 and 19 of 80, whichever of the row counts it is."""
-    for rows in (1588, 1595):
-        assert drop_last_inflation(rows, *POST_BATCHES) == pytest.approx(1.026, abs=5e-4)
-    assert drop_last_inflation(1588, 512, 1024) == pytest.approx(1.5)
-    with pytest.raises(UserError, match="hold no whole batch of 1024"):
-        drop_last_inflation(1000, 512, 1024)
+        audit_comparison(P3).check()
+    audit_comparison(P3).check(allow=["steps", "batch"])
 
 
 def test_a_log_of_another_batch_is_refused():

@@ -1,0 +1,54 @@
+"""How many layers each pipeline stage has, as the engine's `auto` partition deals them out.
+
+balanced_layers(gptj_6b, stages=6)        # (4, 5, 5, 5, 5, 4): fewer with embedding or head
+"""
+
+import heapq
+from functools import lru_cache
+
+from helpers.engine.pipeline.partition import SPEED, Cost, Costs, check_stages
+from helpers.planner.shape import Shape
+
+BALANCED_AT = 1024  # tokens of the sequence at which the engine balances layers over stages
+
+
+@lru_cache(maxsize=4096)
+def balanced_layers(shape: Shape, stages: int) -> tuple[int, ...]:
+    """Layers of each stage as partition.balance chooses them for the engine's `auto`.
+
+    Layers cost the same here, so it is enough to give each to the stage that has least so far: no
+    other way has a smaller largest stage, or a smaller sum of squares.
+    """
+    if stages == 1:
+        return (shape.layers,)
+    check_stages(shape.layers, stages)
+    embedding, layer, head = balance_costs(shape)
+    loads = [[0, -stage] for stage in range(stages)]  # of equals, a later stage
+    loads[0][0], loads[-1][0] = embedding, head
+    counts = [0] * stages
+    for stage in range(1, stages - 1):
+        counts[stage] = 1  # every stage between the ends has a layer
+        loads[stage][0] = layer
+    heapq.heapify(loads)
+    for _ in range(shape.layers - sum(counts)):
+        load, minus = heapq.heappop(loads)
+        counts[-minus] += 1
+        heapq.heappush(loads, [load + layer, minus])
+    return tuple(counts)
+
+
+def balance_costs(shape: Shape) -> tuple[int, int, int]:
+    """Embedding, one layer and head, in the engine's weights of time and memory."""
+    seq_len = min(BALANCED_AT, shape.positions or BALANCED_AT)
+    matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
+    table = shape.vocab * shape.hidden
+    time = (0, 2 * matrices + 4 * seq_len * shape.hidden, 2 * table)
+    memory = (
+        table + shape.positions * shape.hidden,
+        shape.block_parameters,
+        table + shape.final_norm + (shape.vocab if shape.head_bias else 0),
+    )
+    embedding, layer, head = map(Cost, time, memory)
+    costs = Costs(embedding, (layer,) * shape.layers, head)
+    embedding, layer, *_, head = costs.whole_shares(SPEED)
+    return embedding, layer, head

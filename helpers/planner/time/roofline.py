@@ -1,0 +1,60 @@
+"""Seconds of one operation: the longer of its arithmetic and its bytes.
+
+Source: Williams et al. 2009, Roofline.
+"""
+
+from helpers.planner.hardware.cluster import Cluster, tile_fill
+from helpers.planner.model.block_tensors import Program
+
+
+def product_s(
+    cluster: Cluster,
+    precision: str,
+    rows: float,
+    inner: float,
+    columns: float,
+    element_bytes: int,
+    result_bytes: int | None = None,
+) -> float:
+    """Seconds of a matrix product [rows, inner] x [inner, columns]: 2·rows·inner·columns FLOPs, or
+    the bytes of the three matrices once, whichever takes longer.
+
+    Args:
+        result_bytes: moved for an element of the result, where it is not one in the same dtype.
+
+    Source: cluster.tile_fill for small products.
+    """
+    fill = tile_fill(rows, columns, cluster.multiprocessors)
+    arithmetic_s = 2 * rows * inner * columns / (cluster.rate(precision) * fill)
+    operands = (rows + columns) * inner * element_bytes
+    result = rows * columns * (element_bytes if result_bytes is None else result_bytes)
+    return max(arithmetic_s, (operands + result) / cluster.memory_bytes_per_s)
+
+
+def attention_s(
+    cluster: Cluster,
+    program: Program,
+    precision: str,
+    tokens: int,
+    seq_len: int,
+    heads: float,
+    head_dim: int,
+) -> tuple[float, float]:
+    """Seconds of softmax attention's own products, forward and backward.
+
+    In one kernel, over the half that a causal mask leaves: 4·seq·width/2 FLOPs a token forward and
+    2.5 times that backward, at the rate such kernels reach. With scores in memory: two products
+    forward over the whole square and four backward, each read and written once.
+
+    Sources: arXiv 2205.14135 (FlashAttention), section 3.1; arXiv 2307.08691 (FlashAttention-2),
+    sections 3 and 4; arXiv 2205.05198, section 4.1.
+    """
+    width = heads * head_dim
+    if program.attention == "one kernel":
+        forward_s = 2 * tokens * seq_len * width / cluster.attention_rate(precision)
+        return forward_s, 2.5 * forward_s
+    flops = 2 * tokens * seq_len * width
+    element = 4 if precision == "fp32" else 2
+    moved = element * tokens * (heads * seq_len + 2 * width)
+    each_s = max(flops / cluster.rate(precision), moved / cluster.memory_bytes_per_s)
+    return 2 * each_s, 4 * each_s

@@ -1,0 +1,154 @@
+"""Messages of the tensor axis in a training step, as a table.
+
+A message for each region that is left, forward, and entered, backward. Parallel attention and MLP
+share one region. Sequence parallelism gathers where plain tensor parallelism copies, and scatters
+where it reduces: the same bytes in two halves.
+
+Source: arXiv 1909.08053 (Megatron-LM), section 3; arXiv 2205.05198, section 4.2.2.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from helpers.engine.models.chunked_loss import CHUNK_BYTES
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.model.training_job import Job, make_job
+from helpers.planner.shape import Shape
+from helpers.planner.time.messages import Message
+
+
+class Sent(NamedTuple):
+    """Messages of hidden states.
+
+    what: the part of the model. when: as Message says.
+    each: how many of them a block or an end of the model sends: as many as it has `regions`, as it
+        has `inputs` of regions (two norms of one input are gathered one by one), or `one`.
+        `regions again`: those that recomputation gets to.
+    """
+
+    what: str
+    when: str
+    kind: str
+    each: str
+
+
+PLAIN = (
+    Sent("blocks", "forward", "all_reduce", "regions"),
+    Sent("blocks", "backward", "all_reduce", "regions"),
+    Sent("embedding", "forward", "all_reduce", "one"),
+    Sent("head", "backward", "all_reduce", "one"),
+)
+SEQUENCE_PARALLEL = (
+    Sent("blocks", "forward", "all_gather", "inputs"),
+    Sent("blocks", "forward", "reduce_scatter", "regions"),
+    Sent("blocks", "backward", "all_gather", "regions"),
+    Sent("blocks", "backward", "reduce_scatter", "inputs"),
+    Sent("embedding", "forward", "all_reduce", "one"),
+    Sent("embedding", "backward", "all_gather", "one"),
+    Sent("head", "forward", "all_gather", "one"),
+    Sent("head", "backward", "reduce_scatter", "one"),
+)
+PLAIN_AGAIN = (Sent("blocks again", "again", "all_reduce", "regions again"),)
+SEQUENCE_PARALLEL_AGAIN = (
+    Sent("blocks again", "again", "all_gather", "inputs"),
+    Sent("blocks again", "again", "reduce_scatter", "regions again"),
+)
+# by sequence_parallel: what is sent, and what is sent once more where blocks are recomputed
+TABLES = {False: (PLAIN, PLAIN_AGAIN), True: (SEQUENCE_PARALLEL, SEQUENCE_PARALLEL_AGAIN)}
+
+
+def tensor_messages(job: Job, rank: int) -> list[Message]:
+    """Those of pipeline rank `rank`: of its blocks, of its ends of the model, and of the blocks it
+    computes again."""
+    tp, m, hidden = job.plan.tp, job.microbatches, job.hidden_bytes
+    if tp == 1:
+        return []
+    first, last = job.rank_of[0] == rank, job.rank_of[-1] == rank
+    parts = {"blocks": job.layers_of(rank), "embedding": int(first), "head": int(last)}
+    parts["blocks again"] = parts["blocks"]
+    regions = job.shape.reductions
+    each = {"regions": regions, "inputs": max(regions, job.shape.norms), "one": 1}
+    each["regions again"] = regions - int(job.program.stops_early)
+    counts = [(row, m * parts[row.what] * each[row.each]) for row in _table(job)]
+    messages = [
+        Message("tp", row.kind, hidden, count, tp, row.what, row.when)
+        for row, count in counts
+        if count
+    ]
+    return messages + _of_loss(job) if last else messages
+
+
+def _table(job: Job) -> tuple[Sent, ...]:
+    """What the plan sends. Recomputed blocks send again what their forward sent, but for what
+    leaves the last region where recomputation stops before that."""
+    plan = job.plan
+    table, again = TABLES[plan.sequence_parallel]
+    # of scores in memory, only the attention between the messages is computed again
+    between = plan.activation == "selective" and job.program.attention == "scores"
+    return table if plan.activation == "none" or between else table + again
+
+
+def _of_loss(job: Job) -> list[Message]:
+    """Of each chunk of tokens: a float32 maximum for each, then a sum and the target's logit."""
+    tp = job.plan.tp
+    chunk = max(1, CHUNK_BYTES * tp // (job.shape.vocab * 4))
+    chunks = math.ceil(job.tokens / chunk)
+    number_bytes, count = 4 * job.tokens / chunks, job.microbatches * chunks
+    return [
+        Message("tp", "all_reduce", number_bytes, count, tp, "loss: maximum", "forward"),
+        Message("tp", "all_reduce", 2 * number_bytes, count, tp, "loss: sum and target", "forward"),
+    ]
+
+
+@dataclass(frozen=True)
+class TensorTraffic:
+    """Payload bytes that a tensor-parallel group all-reduces in one training step, by part of the
+    model."""
+
+    blocks: int
+    embedding: int
+    head: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        return self.blocks + self.embedding + self.head + self.loss
+
+
+def tensor_traffic(
+    shape: Shape, batch: int, seq_len: int, tp: int, precision: str = "fp32"
+) -> TensorTraffic:
+    """Bytes all-reduced in one step over batch x seq_len tokens under plain tensor parallelism:
+    2·reductions·layers messages of tokens x hidden elements, one each for embedding and head, and
+    for the loss three fp32 numbers a token that has a label.
+
+    Raises:
+        UserError: tp does not divide the model's heads or MLP, or a number is not above 0.
+    """
+    job = make_job(shape, ParallelPlan(tp=tp, precision=precision), batch, seq_len)
+    by_part = dict.fromkeys(("blocks", "embedding", "head", "loss"), 0.0)
+    for message in tensor_messages(job, 0):
+        by_part[message.what.split(":")[0]] += message.count * message.payload_bytes
+    return TensorTraffic(**{part: round(size) for part, size in by_part.items()})
+
+
+def shared_messages(job: Job, rank: int) -> list[Message]:
+    """Of the tensor axis: the gradients of `shared_parameters`, once a step."""
+    payload = shared_parameters(job, rank) * job.sum_bytes / job.plan.dp_shard
+    return [Message("tp", "all_reduce", payload, 1, job.plan.tp, "shared parameters", "last")]
+
+
+def shared_parameters(job: Job, rank: int) -> int:
+    """Parameters that every tensor rank holds whole, of whose gradient each has a part: norms of a
+    split sequence, or of an input that several norms read; key-value heads fewer than ranks.
+
+    Source: arXiv 2205.05198, section 4.2.2, for the norms.
+    """
+    plan, shape = job.plan, job.shape
+    several = shape.reductions == 1 and shape.norms > 1
+    block = shape.block_norm if plan.sequence_parallel or several else 0
+    if shape.kv_heads % plan.tp:
+        block += sum(linear.parameters for linear in shape.block if linear.cut == "kv")
+    last = plan.sequence_parallel and job.rank_of[-1] == rank
+    return job.layers_of(rank) * block + (shape.final_norm if last else 0)

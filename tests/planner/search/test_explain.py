@@ -1,0 +1,47 @@
+"""The search's answer in words."""
+
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.search.explain import explain
+from helpers.planner.search.search import search_plans
+from tests.planner.shapes import GPTJ_6B, gpt, llama
+
+LLAMA2_70B = llama(8192, 80, 64, 8, 28672, vocab=32000)
+P4D = make_cluster("p4d.24xlarge")
+
+
+def test_the_answer_in_words():
+    shape, cluster = gpt(12288, 96, 96, vocab=50257), make_cluster("p4de.24xlarge", nodes=128)
+    found = search_plans(shape, cluster, batch=1536, seq_len=2048, tokens=300e9)
+    text = explain(found, what_if=False)
+    best = found.best
+    assert best.plan.describe() in text
+    assert f"{best.time.total_s:.2f} s" in text
+    assert f"{best.memory.total / 2**30:.1f} of 80 GiB" in text
+    assert "Next best: " in text
+    assert f"{found.ruled_out['does not fit']:,} does not fit" in text
+    assert "3e+11 tokens take" in text
+    parts = next(line for line in text.splitlines() if line.startswith("Of the step: "))
+    shares = [float(part.split()[0]) for part in parts.removeprefix("Of the step: ").split(", ")]
+    assert 97 <= sum(shares) <= 103
+
+
+def test_what_would_change_the_answer():
+    found = search_plans(GPTJ_6B, P4D, batch=16, seq_len=1024)
+    text = explain(found)
+    for words in (
+        "a network twice as fast",
+        "twice the memory",
+        "half the memory",
+        "a batch twice",
+    ):
+        assert f"With {words}" in text
+    line = next(line for line in text.splitlines() if "network twice" in line)
+    assert "+0 % tokens/s" in line  # one node needs none
+
+
+def test_why_a_saver_is_there():
+    found = search_plans(LLAMA2_70B, make_cluster("p4d.24xlarge", nodes=32), 256, 4096)
+    text = explain(found, what_if=False)
+    assert "Without sharding the state" in text or found.best.plan.dp_shard == 1
+    if found.best.plan.activation != "none" and not found.best.plan.offload:
+        assert "Without recomputation" in text

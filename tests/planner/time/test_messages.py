@@ -1,0 +1,92 @@
+"""Messages of each axis, against the papers and closed forms."""
+
+import pytest
+
+from helpers.engine.plan import ParallelPlan
+from helpers.planner import cost
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.model.training_job import make_job
+from helpers.planner.time.data_messages import data_messages
+from helpers.planner.time.messages import link_of
+from helpers.planner.time.pipeline_messages import pipeline_messages
+from helpers.planner.time.tensor_messages import tensor_messages, tensor_traffic
+from tests.planner.shapes import GPTJ_6B, gpt
+
+SMALL = gpt(64, 12, 4, vocab=500, positions=64)
+
+
+def job(shape=GPTJ_6B, batch=32, seq_len=1024, **plan):
+    return make_job(shape, ParallelPlan(**plan), batch, seq_len)
+
+
+def test_tensor_traffic_in_closed_form():
+    """2·reductions·layers messages of tokens x hidden elements, one each for embedding and head,
+    and three numbers of 4 bytes a token for the loss."""
+    for shape in (GPTJ_6B, SMALL):
+        for precision, element in (("fp32", 4), ("bf16", 2)):
+            message = 4 * 64 * shape.hidden * element
+            sent = tensor_traffic(shape, 4, 64, tp=4, precision=precision)
+            assert sent.blocks == 2 * shape.reductions * shape.layers * message
+            assert (sent.embedding, sent.head, sent.loss) == (message, message, 3 * 4 * 4 * 64)
+
+
+def test_sequence_parallelism_sends_the_same_bytes_in_blocks():
+    """Gather and scatter are the two halves of a reduction; only a second norm of one input, which
+    is gathered apart, adds to them."""
+    for shape in (GPTJ_6B, SMALL):
+        plain = job(shape, batch=4, seq_len=64, tp=4)
+        split = job(shape, batch=4, seq_len=64, tp=4, sequence_parallel=True)
+        sent = [
+            sum(m.sent_bytes for m in tensor_messages(made, 0) if m.what == "blocks")
+            for made in (plain, split)
+        ]
+        assert sent[0] == sent[1]
+
+
+def test_zero_1_sends_what_ddp_sends_and_zero_3_the_blocks_once_more():
+    """arXiv 1910.02054, section 7, with float32 alike for sums and parameters. Embedding and head
+    stay gathered from forward to backward."""
+    held = 4 * cost.parameters(GPTJ_6B)
+    blocks = 4 * GPTJ_6B.layers * GPTJ_6B.block_parameters
+    share = 7 / 8
+
+    def sent(**plan):
+        return sum(m.sent_bytes for m in data_messages(job(**plan), 0))
+
+    assert sent(dp_replicate=8) == pytest.approx(2 * held * share)
+    assert sent(dp_shard=8, zero_stage=1) == pytest.approx(2 * held * share)
+    assert sent(dp_shard=8, zero_stage=3) == pytest.approx((2 * held + blocks) * share)
+    inside = sent(dp_replicate=4, dp_shard=2, zero_stage=3)
+    assert inside == pytest.approx((2 * held + blocks) / 2 + held * 2 * 3 / 4 / 2)
+
+
+def test_a_pipeline_sends_hidden_states_once_each_way():
+    made = job(SMALL, batch=8, seq_len=64, pp=4, microbatches=8)
+    hidden = 64 * 64 * 4
+    first, middle = (pipeline_messages(made, rank) for rank in (0, 1))
+    assert sum(m.sent_bytes for m in middle) == 2 * 8 * hidden
+    onward = sum(m.sent_bytes for m in first if m.what == "hidden states")
+    assert onward == 8 * hidden
+    tied = [m for m in first if m.what == "tied matrix"]
+    assert tied[0].payload_bytes == 500 * 64 * 4
+
+
+def test_groups_over_nodes_go_at_the_pace_of_their_way_out():
+    cluster = make_cluster("p4d.24xlarge", nodes=4)
+    made = job(tp=8, dp_shard=4)
+    assert link_of(made, cluster, "tp") == cluster.intra
+    alone = link_of(made, cluster, "dp_shard")  # one rank a node: one eighth of the network
+    assert alone.bytes_per_s == cluster.inter.bytes_per_s
+    together = link_of(job(dp_shard=32), cluster, "dp_shard")
+    assert together.bytes_per_s == 8 * cluster.inter.bytes_per_s
+    spread = job(tp=8, dp_shard=4, placement="spread")
+    assert link_of(spread, cluster, "dp_shard") == cluster.intra
+
+
+def test_what_is_recomputed_is_sent_again_but_for_its_end():
+    """GPT-J's blocks have one region: its sum is not needed again. GPT's have two."""
+    for shape, again in ((GPTJ_6B, 0), (SMALL, 1)):
+        made = job(shape, batch=4, seq_len=64, tp=4, activation="full")
+        sent = [m for m in tensor_messages(made, 0) if m.when == "again"]
+        assert sum(m.count for m in sent) == again * shape.layers
+        assert {m.kind for m in sent} <= {"all_reduce"}
