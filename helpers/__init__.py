@@ -2,8 +2,8 @@
 
 The names below are those of every day. The rooms have faces of their own for the rest:
 `helpers.engine` (schedules, stages, adapters), `helpers.text` (text to batches), `helpers.trace`
-(where time went), `helpers.planner` (formulas, machines, published runs) and `helpers.lab` (figures,
-drawings, comparisons, cluster jobs). `helpers.train` is the entry point that torchrun starts.
+(where time went), `helpers.planner` (formulas, machines, published runs) and `helpers.lab`
+(figures, drawings, comparisons, cluster jobs). `helpers.train` is what torchrun starts.
 """
 
 from typing import TYPE_CHECKING, Any

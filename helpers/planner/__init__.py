@@ -32,6 +32,8 @@ HOMES = {
     "coordinates": "hardware.rank_groups",
     "calibrate": "measure.calibrate",
     # a plan on a cluster
+    "model_shape": "shape",
+    "tensor_traffic": "time.tensor_messages",
     "estimate": "search.estimate",
     "search_plans": "search.search",
     "explain": "search.explain",
@@ -41,7 +43,7 @@ HOMES = {
     "speedups": "time.scaling",
     "simulate_shared": "time.shared_cores",
     # published runs
-    "published": "published.posts",
+    "find_post": "published.posts",
     "audit_comparison": "published.compiler_comparison",
     "side_by_side": "published.speed_claims",
 }

@@ -34,7 +34,6 @@ from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 from helpers.train.arguments import is_first, refuse
 
-RANKS = int(os.environ.get("WORLD_SIZE", 1))
 WARMUP = 2  # rounds; in the second the messages are counted
 KINDS = {
     "allreduce": "all_reduce",
@@ -136,15 +135,16 @@ def parse() -> argparse.Namespace:
 
 def plans(args: argparse.Namespace, config: Any) -> dict[str, ParallelPlan]:
     """The wanted rungs' plans by name. Raises UserError."""
-    if RANKS < 4 or RANKS % 2:
-        raise UserError(f"HSDP needs an even number of at least 4 ranks, not {RANKS}")
-    known = rungs(RANKS)
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks < 4 or ranks % 2:
+        raise UserError(f"HSDP needs an even number of at least 4 ranks, not {ranks}")
+    known = rungs(ranks)
     found = {}
     for name in args.rungs or known:
         if name not in known:
             raise UserError(f"no rung is called {name!r}; there are: {', '.join(known)}")
         found[name] = ParallelPlan(**known[name], microbatches=args.microbatches)
-        found[name].validate(config, world_size=RANKS)
+        found[name].validate(config, world_size=ranks)
     return found
 
 
@@ -171,7 +171,8 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
     if is_first():
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "ladder.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(f"{len(ladder)} rungs on {RANKS} ranks, {args.steps} timed steps each")
+        ranks = next(iter(chosen.values())).world_size
+        print(f"{len(ladder)} rungs on {ranks} ranks, {args.steps} timed steps each")
 
 
 @record

@@ -45,19 +45,24 @@ def tagged(number: str, tag: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, dict]:
-    """All that a notebook's cells import, as a cell further down finds it."""
+    """What a notebook's cells import, and the posts that it audits, as a cell further down finds
+    them."""
     found = {}
     for number in LESSONS:
         code = [cell.source for cell in cells(number) if cell.cell_type == "code"]
-        imports = [
+        lines = [
             ast.unparse(node)
             for source in code
             for node in ast.parse(source).body
-            if isinstance(node, (ast.Import, ast.ImportFrom))
+            if isinstance(node, (ast.Import, ast.ImportFrom)) or is_a_post(node)
         ]
         found[number] = {}
-        exec("\n".join(imports), found[number])
+        exec("\n".join(lines), found[number])
     return found
+
+
+def is_a_post(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("find_post(")
 
 
 @pytest.mark.parametrize("number", LESSONS)
@@ -94,7 +99,7 @@ def test_code_that_a_notebook_shows_is_there(number):
 
 def test_source_is_shown_as_it_stands_in_the_file(capsys):
     title, code = read_source("tests/notebooks/test_notebooks.py", "ROOT", "cells")
-    lines = (ROOT / "tests" / "test_notebooks.py").read_text("utf-8").splitlines()
+    lines = Path(__file__).read_text("utf-8").splitlines()
     spans = [
         span.split("-")
         for span in title.removeprefix("tests/notebooks/test_notebooks.py, lines ").split(", ")
@@ -189,10 +194,10 @@ def test_the_parity_check_refuses_a_degree_in_one_line(tmp_path):
 
 
 def measured(out: Path, **what: object) -> dict:
-    """What a script found, which writes one file of numbers beside timelines."""
+    """What a script found and wrote to the file that is named for it."""
     done = scripts.process(out=out, **what)
     assert done.returncode == 0, done.stderr
-    name = what["script"].split("_")[1]
+    name = {"measure/zero_stages": "ladder"}.get(what["script"], Path(what["script"]).name)
     return json.loads((out / f"{name}.json").read_text())
 
 

@@ -15,7 +15,7 @@ from helpers.planner.model import block_tensors
 from helpers.planner.model.block_tensors import program
 from helpers.planner.published import models, posts, runs
 from helpers.planner.published.models import PublishedModel, published_shape
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 from helpers.planner.published.runs import Machine
 from helpers.smp import keys
 from helpers.smp.keys import Key
@@ -60,7 +60,7 @@ FILES = [
     ),
     File(
         posts.POSTS,
-        lambda path: published("gptj-tensor-parallel", path),
+        lambda path: find_post("gptj-tensor-parallel", path),
         {"kind": "tweet"},
         "kind is one of training log, pipeline",
     ),
@@ -182,7 +182,7 @@ def test_what_is_wrong_with_a_run_is_said_with_its_place(change, words, tmp_path
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda: published("gptj"), "no post 'gptj' in posts.json; there is gptj-tensor-parallel"),
+        (lambda: find_post("gptj"), "no post 'gptj' in posts.json; there is gptj-tensor-parallel"),
         (lambda: published_shape("gptj"), "no model 'gptj' in models.csv; there is megatron-22b"),
         (lambda: program("gptj"), "no program 'gptj' in programs.json; there is GPT-J"),
     ],
@@ -195,11 +195,11 @@ def test_an_unknown_name_lists_those_that_are_there(ask, words):
 def test_every_post_is_read_and_has_a_name_of_its_own():
     names = [row["name"] for _, row in read_rows(posts.POSTS)]
     assert len(set(names)) == len(names)
-    assert [published(name).name for name in names] == names
+    assert [find_post(name).name for name in names] == names
 
 
 def test_a_rented_run_knows_its_devices_and_its_price():
-    run = published("neox-sharded")
+    run = find_post("neox-sharded")
     assert (run.devices, run.price.usd_per_hour, run.price.date) == (16, 37.688, "2023-05")
 
 

@@ -21,14 +21,14 @@ from helpers.lab.figures.what_if_tables import memory_table, plan_table
 from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 from helpers.planner.search.estimate import estimate
 from helpers.planner.shape import model_shape
 from helpers.planner.time.scaling import efficiencies, out_of_node_bytes, speedups
 
 P4D = make_cluster("p4d.24xlarge")
-SCALING, HEADLINE = published("smddp-scaling"), published("gpt3-on-p4d")
-LAYOUTS = [published(name) for name in ("smp-llama2-7b", "smp-llama2-70b")]
+SCALING, HEADLINE = find_post("smddp-scaling"), find_post("gpt3-on-p4d")
+LAYOUTS = [find_post(name) for name in ("smp-llama2-7b", "smp-llama2-70b")]
 LLAMA = load_config("llama2-7b")
 
 

@@ -113,7 +113,8 @@ def simulate(
         Without `activation_bytes`, `peak_bytes` counts pairs of stage and micro-batch in flight.
 
     Raises:
-        UserError: the schedule cannot run (see check_schedule), or the numbers do not match its stages.
+        UserError: the schedule cannot run (see check_schedule), or the numbers do not match its
+            stages.
     """
     _check_complete(schedule)
     kept = _each("activation_bytes", activation_bytes, schedule.stages)

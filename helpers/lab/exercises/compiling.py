@@ -11,7 +11,7 @@ from helpers.lab.exercises.judges import (
     number_of,
 )
 from helpers.planner.published.compiler_comparison import audit_comparison
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 
 WITHIN = 0.1  # percent points
 # rows, batch, epochs, and whether the last, smaller batch is dropped
@@ -34,7 +34,7 @@ SLACK_S = 1e-9
 def published_claims(answer: Any) -> Result:
     """3a: {rate, time, counted} in percent, of the published p4d pair: more samples a second, fewer
     seconds, and more of the samples that were trained on."""
-    claims = audit_comparison(published("compiler-on-p4d"))
+    claims = audit_comparison(find_post("compiler-on-p4d"))
     percents = {
         "rate": claims.reported.percent,
         "time": claims.training.percent,

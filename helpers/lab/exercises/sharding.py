@@ -9,7 +9,7 @@ from torch import Tensor
 from helpers.engine.models.configurations import load_config
 from helpers.lab.exercises.judges import Expected, Result, judge_function, judge_numbers
 from helpers.planner.cost import money, parameters, state_bytes
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 from helpers.planner.shape import model_shape
 
 GPU_BYTES, MOST_GPUS = 80e9, 4096
@@ -66,7 +66,7 @@ def _look_at_chunks(chunks: Any, weights: Tensor, gradients: list[Tensor], lr: f
 
 def published_bill(answer: Any) -> Result:
     """5c: {usd, gpu_hours, state_gb} of the published run."""
-    run = published("neox-sharded")
+    run = find_post("neox-sharded")
     count = parameters(model_shape(load_config(run.model)))
     usd = money(run.train_s, run.price.usd_per_hour, run.instances)
     gpu_hours = run.train_s / 3600 * run.devices

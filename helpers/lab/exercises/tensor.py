@@ -22,7 +22,7 @@ from helpers.lab.exercises.judges import (
 )
 from helpers.planner.cost import mfu, money, train_flops_per_token
 from helpers.planner.hardware.lookup import find_gpu, find_instance
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 from helpers.planner.shape import model_shape
 from helpers.planner.time.tensor_messages import tensor_traffic
 
@@ -49,7 +49,7 @@ def traffic(answer: Any) -> Result:
 
 def audit_of_the_published_run(answer: Any) -> Result:
     """1c: {mfu, usd, training_share} of the published GPT-J run."""
-    run = published("gptj-tensor-parallel")
+    run = find_post("gptj-tensor-parallel")
     peak = find_gpu(find_instance(run.instance).gpu).peak_flops[run.dtype]
     tokens_per_s, flops = run.steady_samples_per_s * run.seq_len, 6 * run.parameters
     reached = mfu(tokens_per_s, flops, run.devices, peak)

@@ -1,6 +1,6 @@
 """A published comparison of a compiler with native PyTorch, and what its own logs say.
 
-    print(audit_comparison(published("compiler-on-p4d")))      # +53 % reported, +2.1 % counted; ...
+    print(audit_comparison(find_post("compiler-on-p4d")))      # +53 % reported, +2.1 % counted; ...
 
 The logs hold, of each run, what Hugging Face's Trainer printed at its end. Its samples a second are
 the rows of the data set times the epochs over the runtime, whether a row was trained on or not; its

@@ -1,6 +1,6 @@
 """Published posts as their own logs, slides and manuals state them: what the notebooks audit.
 
-    run = published("gptj-tensor-parallel")
+    run = find_post("gptj-tensor-parallel")
     run.steady_samples_per_s, run.price.usd_per_hour, run.source
 
 Nothing here was run by this project. posts.json has the posts; its field `kind` says as which class
@@ -187,7 +187,7 @@ KINDS: dict[str, type[Post]] = {
 }
 
 
-def published(name: str, path: Path = POSTS) -> Any:
+def find_post(name: str, path: Path = POSTS) -> Any:
     """The post with this name in posts.json, or in another file with its fields.
 
     Raises:

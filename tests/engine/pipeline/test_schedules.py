@@ -19,9 +19,9 @@ from helpers.engine.pipeline.simulator import (
     Span,
     Timeline,
     Times,
+    check_schedule,
     measured_times,
     simulate,
-    check_schedule,
 )
 
 unhurried = settings(deadline=None)  # others may use the cores

@@ -12,7 +12,7 @@ from helpers.engine.pipeline.schedules import make_schedule
 from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.lookup import find_gpu
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 from helpers.planner.search.search import search_plans
 from helpers.planner.shape import model_shape
 from helpers.planner.time.tensor_messages import tensor_traffic
@@ -23,7 +23,7 @@ from helpers.lab.exercises.judges import MISTAKES
 from helpers.lab.exercises.qlora import LEVELS
 from helpers.lab.exercises.questions import EXERCISES
 
-RUN, SHARDED = published("gptj-tensor-parallel"), published("neox-sharded")
+RUN, SHARDED = find_post("gptj-tensor-parallel"), find_post("neox-sharded")
 
 
 def solution_1a():

@@ -10,7 +10,7 @@ from helpers.lab.drawings.schedule import draw_schedule
 from helpers.lab.drawings.stages import EMBEDDING, HEAD, draw_partition, stages_of
 from helpers.lab.figures.pipeline_plots import plot_bubbles
 from helpers.lab.runs.pipeline_steps import case_of, compare_schedules
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
@@ -107,7 +107,7 @@ def test_a_partition_has_each_part_once(stages):
 
 def test_the_published_partition_is_as_good_as_ours():
     """28 layers on 16 stages: some stage has two layers, and no stage needs more."""
-    pipeline = published("gptj-pipeline")
+    pipeline = find_post("gptj-pipeline")
     stages = [list(stage) for stage in pipeline.layers]
     assert len(stages) == pipeline.pp and not stages[0] and list(pipeline.ends) == [0]
     assert sorted(layer for stage in stages for layer in stage) == list(range(28))

@@ -6,10 +6,10 @@ import pytest
 
 from helpers.engine.errors import UserError
 from helpers.planner.published.compiler_comparison import audit_comparison, recount
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 from helpers.planner.published.speed_claims import side_by_side
 
-P3, P4D = published("compiler-on-p3"), published("compiler-on-p4d")
+P3, P4D = find_post("compiler-on-p3"), find_post("compiler-on-p4d")
 
 
 def test_the_logs_say_how_many_rows_steps_and_samples_there_were():

@@ -8,11 +8,11 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.planner import cost
 from helpers.planner.hardware.lookup import find_gpu, price
-from helpers.planner.published.posts import published
+from helpers.planner.published.posts import find_post
 from helpers.planner.shape import model_shape
 
 pytest.importorskip("transformers")
-RUN = published("gptj-tensor-parallel")
+RUN = find_post("gptj-tensor-parallel")
 
 
 def test_published_run_audited():
