@@ -22,7 +22,6 @@ from helpers.lab.runs.failure_report import RunFailed
 from helpers.lab.runs.shard_ladder import compare_rungs
 from helpers.planner.shape import model_shape
 from helpers.trace.timelines import read_timelines
-from tests.lab.test_compare import write_run
 from tests.support import scripts
 
 pytest.importorskip("pandas")
@@ -30,8 +29,6 @@ pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = {path.name.split("_")[0]: path for path in (ROOT / "notebooks").glob("*.ipynb")}
 LESSONS = sorted({name[0] for name in EXERCISES})
-ON_PAPER = "6"  # its snippet plans and trains nothing
-COMPARES = "3"  # its snippet compares two runs
 
 
 @cache
@@ -142,49 +139,6 @@ def test_a_record_says_what_ran_and_on_what(tmp_path, capsys):
     assert record["profile"] == "tiny" and record["not_shown"]
     assert (tmp_path / "record.json").is_file() and not list(tmp_path.glob("*.part"))
     assert "record.json" in capsys.readouterr().out
-
-
-CPU = {"CUDA_VISIBLE_DEVICES": ""}
-BATCHES = """
-import argparse, torch
-parser = argparse.ArgumentParser()
-parser.add_argument("--out")
-parser.parse_args()
-ids = torch.randint(2048, (4, 16), generator=torch.manual_seed(0))
-batches = [(ids, ids)] * 3
-"""
-
-
-def snippet_of(number: str) -> str:
-    text = "\n".join(cell.source for cell in cells(number) if cell.cell_type == "markdown")
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return snippet
-
-
-def test_the_snippet_to_take_home_plans_and_says_why(capsys):
-    exec(snippet_of(ON_PAPER), {})
-    printed = capsys.readouterr().out
-    assert printed.startswith("Best by time: ") and "\ntorchrun --nproc-per-node 8 " in printed
-
-
-def test_the_snippet_to_take_home_compares_two_runs(tmp_path, capsys):
-    write_run(tmp_path / "runs/a", step_s=0.5)
-    write_run(tmp_path / "runs/b", step_s=0.25, compile_s=10.0)
-    exec(snippet_of(COMPARES).replace("runs/", f"{tmp_path}/runs/"), {})
-    assert "after is 2.00 times as fast as before" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [n for n in LESSONS if n not in (ON_PAPER, COMPARES)])
-def test_the_snippet_to_take_home_trains_on_two_ranks(number, tmp_path):
-    snippet = snippet_of(number)
-    assert len([line for line in snippet.splitlines() if line]) <= 6
-    (tmp_path / "snippet.py").write_text(BATCHES + snippet)
-    run = launch(tmp_path / "snippet.py", nproc=2, out=tmp_path / "run", env=CPU, show=False)
-    # bitsandbytes has a line of its own to say, of kernels for some processors
-    printed = [re.findall(r"^\d+\.\d+$", run.log(rank), re.MULTILINE) for rank in (0, 1)]
-    first, _, last = map(float, printed[0])
-    assert printed[0] == printed[1] and last < first
 
 
 def test_the_parity_check_refuses_a_degree_in_one_line(tmp_path):

@@ -1,62 +1,21 @@
 """A wheel holds all that git knows of the package and its data, and trains by itself."""
 
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
-import sys
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.support.git import known_to_git
+
 ROOT = Path(__file__).resolve().parents[2]
-INPUTS = ("helpers", "data", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git knows the list of files"),
 ]
-
-
-def known_to_git() -> list[str]:
-    """The files that a wheel is made from, with those that are not committed yet."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *INPUTS]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return sorted({name for name in listed.split("\0") if name and (ROOT / name).exists()})
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built from a copy, in which an older build has left a module that is gone."""
-    folder = tmp_path_factory.mktemp("wheel")
-    project = folder / "project"
-    for name in known_to_git():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, project / name)
-    left_behind = project / "build" / "lib" / "helpers" / "gone.py"
-    left_behind.parent.mkdir(parents=True)
-    left_behind.touch()
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, project], check=True)
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def python_with_wheel(wheel, tmp_path_factory):
-    """An environment with the wheel and the packages installed here, without the project."""
-    folder = tmp_path_factory.mktemp("installed") / "venv"
-    venv.create(folder, symlinks=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    zipfile.ZipFile(wheel).extractall(packages)
-    # the folder named in a .pth file adds its packages, not its own .pth files: they would bring
-    # the project's helpers back
-    installed_here = Path(importlib.util.find_spec("torch").origin).parents[1]
-    (packages / "installed_here.pth").write_text(f"{installed_here}\n")
-    return folder / "bin" / "python"
 
 
 def run(python: Path, folder: Path, *arguments: str) -> str:
