@@ -13,9 +13,9 @@ from helpers.engine import lazy
 if TYPE_CHECKING:
     from helpers.engine.adapters.qlora import Adapting, load_adapted
     from helpers.engine.errors import UserError
-    from helpers.engine.files.weights import load_model, save_model
+    from helpers.engine.files.weights import save_model
     from helpers.engine.models.configurations import load_config
-    from helpers.engine.parallelize import parallelize
+    from helpers.engine.parallelize import load_model, parallelize
     from helpers.engine.plan import ParallelPlan
     from helpers.engine.ranks import distributed
     from helpers.engine.trainer import Trainer
@@ -41,7 +41,7 @@ HOMES = {
     "distributed": "engine.ranks",
     "parallelize": "engine.parallelize",
     "load_config": "engine.models.configurations",
-    "load_model": "engine.files.weights",
+    "load_model": "engine.parallelize",
     "save_model": "engine.files.weights",
     "Adapting": "engine.adapters.qlora",
     "load_adapted": "engine.adapters.qlora",

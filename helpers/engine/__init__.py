@@ -23,7 +23,7 @@ HOMES = {
     "Trainer": "trainer",
     "UserError": "errors",
     "load_config": "models.configurations",
-    "load_model": "files.weights",
+    "load_model": "parallelize",
     "save_model": "files.weights",
     "Checkpoints": "files.checkpoints",
     "Adapting": "adapters.qlora",

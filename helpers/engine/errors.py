@@ -1,4 +1,4 @@
-"""The two errors that speak to a person: a mistake in the input, and a package that is missing."""
+"""Errors that speak to a person, each in one line, and a package that is missing."""
 
 import importlib
 from types import ModuleType
@@ -6,6 +6,14 @@ from types import ModuleType
 
 class UserError(ValueError):
     """The input is wrong. The message is one line that says what, and what to do instead."""
+
+
+class NoToken(UserError, IndexError):
+    """An id or a label is no token of the model. torch itself raises an IndexError for it."""
+
+
+class Diverged(RuntimeError):
+    """Losses or gradients are not finite any more. The message says since when and where first."""
 
 
 def need(module: str, extra: str) -> ModuleType:

@@ -1,21 +1,31 @@
 """The one page that shows the order: what is done to a model to lay it out over a mesh."""
 
-from collections.abc import Callable
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
-from .memory.recomputing import apply_activations
+from .files.weights import blank_model, fill, save_model
+from .memory.recomputing import apply_activations, group_size
+from .models.architecture import candidates
 from .models.causal_loss import apply_loss
-from .models.families import family_of
+from .models.families import Family
+from .models.self_check import Trial
 from .pipeline.stages import cut
 from .plan import ParallelPlan
 from .precision.compiling import apply_compile
 from .tensor.boundary import Boundary
-from .tensor.split import apply_tensor
+from .tensor.split import apply_tensor, whole_gradients
 
 
 def parallelize(
@@ -23,6 +33,7 @@ def parallelize(
     plan: ParallelPlan,
     mesh: DeviceMesh,
     fill: Callable[[nn.Module], None] | None = None,
+    check: bool = True,
 ) -> nn.Module:
     """Lay a transformers causal language model out over the mesh, in place.
 
@@ -32,21 +43,23 @@ def parallelize(
 
     Args:
         fill: replaces layers of this rank's part of the model, before data ranks share it.
+        check: see first, on a few small layers, that the layout gives the class's own loss and
+            gradients; every rank takes part.
 
     Raises:
-        UserError: the model is laid out already, its family is unknown, or the plan does not fit.
+        UserError: the model is laid out already, the plan does not fit it, or the layout would not
+            compute what the model's class does.
     """
     if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
     plan.validate(model.config, world_size=mesh.size())
-    family = family_of(model.config)
-    cut(model, family, plan.schedule_of(1), plan.stage_layers, mesh.get_local_rank("pp"))
-    boundary = Boundary(mesh["tp"], plan.sequence_parallel)
-    apply_tensor(model, family, boundary, postpone_weights=plan.splits_backward)
-    if plan.compile:
-        apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
-    apply_activations(model, family, plan.activation, plan.offload)
-    apply_loss(model, family)
+    began = time.perf_counter()
+    family = admitted(model, plan, mesh) if check else candidates(model, plan.tp)[0]
+    floating = (p.dtype for p in model.parameters() if p.is_floating_point())
+    model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
+    model.check_s = time.perf_counter() - began
+    boundary = Boundary(mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel)
+    lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:
         fill(model)
     if plan.zero == 3:
@@ -54,4 +67,154 @@ def parallelize(
     for stage in model.stages:
         stage.listen()  # after fully_shard, which must see what was received
     model.plan, model.mesh = plan, mesh
+    answer_transformers(model, plan)
+    return model
+
+
+def lay_out(
+    model: nn.Module, family: Family, plan: ParallelPlan, boundary: Boundary, pipeline_rank: int
+) -> nn.Module:
+    """All of it but what data ranks share."""
+    cut(model, family, plan.schedule_of(1), plan.stage_layers, pipeline_rank)
+    apply_tensor(model, family, boundary, postpone_weights=plan.splits_backward)
+    if plan.compile:
+        apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
+    apply_activations(model, family, plan.activation, plan.offload)
+    apply_loss(model, family)
+    model.family, model.masters = family, {}
+    return model
+
+
+def answer_transformers(model: nn.Module, plan: ParallelPlan) -> None:
+    """What users of transformers call on a model, in the meaning that it has under the plan."""
+
+    def save_pretrained(save_directory: str | Path, **options: Any) -> None:
+        """Every rank must call it; see files/weights.py."""
+        if unknown := sorted(set(options) - {"is_main_process", "safe_serialization"}):
+            raise UserError(f"save_pretrained of a laid-out model takes no {unknown[0]}")
+        save_model(model, save_directory)
+
+    def gradient_checkpointing_enable(*_: Any, **__: Any) -> None:
+        if plan.activation == "none" and not recomputed:
+            apply_activations(model, model.family, "full", offload=False)
+            recomputed.append(True)
+
+    def resize_token_embeddings(*_: Any, **__: Any) -> None:
+        raise UserError("resize the vocabulary before the model is laid out, not after")
+
+    recomputed: list[bool] = []
+    model.save_pretrained = save_pretrained
+    model.gradient_checkpointing_enable = gradient_checkpointing_enable
+    model.resize_token_embeddings = resize_token_embeddings
+
+
+def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Family:
+    """The first way to lay the model out under the plan that gives the class's own results.
+
+    Every rank must call it, for the ranks of tp try their parts together.
+
+    Raises:
+        UserError: there is none; the line says what would be different, and what works.
+    """
+    kind = _Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
+    return _admitted(kind, _tried(plan), mesh["tp"] if plan.tp > 1 else None, mesh.device_type)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A model's class and configuration. Two are alike if they say the same."""
+
+    model_class: type[nn.Module]
+    facts: str
+    config: Any = field(compare=False)
+
+
+def _tried(plan: ParallelPlan) -> ParallelPlan:
+    """What of a plan can change the results, in its smallest form."""
+    group = group_size(plan.activation)
+    return ParallelPlan(
+        tp=plan.tp,
+        pp=min(plan.pp, 2),
+        sequence_parallel=plan.sequence_parallel,
+        activation="group_2" if group > 1 else plan.activation,
+    )
+
+
+@lru_cache(maxsize=256)  # a run asks once, a test suite many times
+def _admitted(kind: _Kind, plan: ParallelPlan, mesh: DeviceMesh | None, device: str) -> Family:
+    trial = Trial(kind.model_class, kind.config, plan.tp, group_size(plan.activation), device)
+    with torch.device("meta"):
+        model = kind.model_class._from_config(copy.deepcopy(kind.config))
+    reasons = []
+    for family in candidates(model, plan.tp):
+        difference = _difference(trial, family, plan, mesh)
+        if difference is None:
+            return family
+        reasons.append(difference)
+    works = [
+        words
+        for words, simpler in _simpler(plan)
+        if any(not _difference(trial, f, simpler, mesh) for f in candidates(model, simpler.tp))
+    ]
+    raise UserError(
+        f"{kind.config.model_type} would not be exact under {_words(plan)}: {reasons[0]}; "
+        + (f"exact here: {', '.join(works)}" if works else "no other layout would be, either")
+    )
+
+
+def _difference(
+    trial: Trial, family: Family, plan: ParallelPlan, mesh: DeviceMesh | None
+) -> str | None:
+    boundary = Boundary(mesh if plan.tp > 1 else None, plan.sequence_parallel)
+    return trial.difference(
+        lambda model, rank: lay_out(model, family, plan, boundary, rank),
+        ranks=plan.pp,
+        gradients=whole_gradients,
+    )
+
+
+def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
+    """Plans with less, and what to call them."""
+    alone = ParallelPlan()
+    options = {
+        "tp without sequence_parallel": replace(plan, sequence_parallel=False),
+        "pp": replace(alone, pp=plan.pp),
+        "recomputing": replace(alone, activation=plan.activation),
+        "dp_shard and dp_replicate": alone,
+    }
+    yield from ((words, other) for words, other in options.items() if other != plan)
+
+
+def _words(plan: ParallelPlan) -> str:
+    extra = ["sequence_parallel"] * plan.sequence_parallel
+    extra += [f"activation={plan.activation}"] * (plan.activation != "none")
+    return " with ".join([plan.describe(), *extra])
+
+
+def load_model(
+    source: str | Path,
+    plan: ParallelPlan,
+    mesh: DeviceMesh,
+    *,
+    config: Any = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    from_scratch: bool = False,
+) -> nn.Module:
+    """A transformers causal language model, laid out over the mesh, on this rank's device.
+
+    Args:
+        source: a preset, a folder or a hub id. A preset has no weights and begins with random ones.
+        seed: of random weights.
+        from_scratch: begin with random weights whatever the source holds.
+        config: used in place of the source's own; the weights must fit it.
+
+    Raises:
+        UserError: there is no such model, its files are broken, or the plan does not fit it.
+    """
+    model, files = blank_model(source, config, dtype, from_scratch)
+    plan.validate(model.config, world_size=mesh.size())
+    parallelize(model, plan, mesh)
+    fill(model, files, seed, device)
     return model

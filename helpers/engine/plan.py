@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .errors import UserError
+from .models.architecture import check_tensor_degree, text_config
 from .pipeline.partition import check_partition, check_stages
 from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
 
@@ -209,13 +210,12 @@ class ParallelPlan:
                 f"start it with torchrun --nproc-per-node {self.world_size}"
             )
         if config is not None and self.tp > 1:
-            from .models.families import check_tensor_degree
-
             check_tensor_degree(config, self.tp)
-        if config is not None and self.pp > 1:
-            check_stages(config.num_hidden_layers, self.stages)
-        if config is not None and self.stage_layers is not None:
-            check_partition(self.stage_layers, config.num_hidden_layers, self.stages)
+        if config is not None and (self.pp > 1 or self.stage_layers is not None):
+            layers = getattr(text_config(config), "num_hidden_layers", 0)
+            check_stages(layers, self.stages)
+            if self.stage_layers is not None:
+                check_partition(self.stage_layers, layers, self.stages)
 
     def describe(self) -> str:
         """The degrees above 1, as `tp=2 x dp_shard=4`; `one process` where there are none."""

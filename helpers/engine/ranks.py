@@ -8,8 +8,9 @@ run_and_leave(main)                 the last line of a script that torchrun star
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -31,7 +32,13 @@ def pick_device() -> torch.device:
 
 
 @contextmanager
-def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Iterator[DeviceMesh]:
+def distributed(
+    plan: ParallelPlan,
+    device: torch.device | None = None,
+    *,
+    timeout_s: float | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Iterator[DeviceMesh]:
     """Join the process group, yield the plan's mesh, and leave cleanly.
 
     Under torchrun the group is torchrun's. Without it, a group of this one process is made, so that
@@ -40,8 +47,12 @@ def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Itera
 
     On a CPU the process keeps from now on what memory it frees: see memory/cpu_allocator.py.
 
+    Args:
+        timeout_s: how long a rank waits for the others; torch's 30 minutes unless given.
+        facts: of the run, that must be the same on every rank, as the plan must.
+
     Raises:
-        UserError: the number of started processes is not the plan's.
+        UserError: the number of started processes is not the plan's, or a rank differs.
     """
     device = device or pick_device()
     plan.validate(world_size=int(os.environ.get("WORLD_SIZE", 1)))
@@ -50,11 +61,13 @@ def distributed(plan: ParallelPlan, device: torch.device | None = None) -> Itera
     else:
         keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
+        same_on_all_ranks({"plan": plan.to_dict(), **(facts or {})})  # before groups are made
         yield plan.mesh(device.type)
     finally:
         dist.destroy_process_group()
@@ -86,6 +99,19 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
         if other is not None:
             raise other
     return [result for result, _ in outcomes]
+
+
+def same_on_all_ranks(facts: Mapping[str, Any]) -> None:
+    """Raise a UserError on every rank if a fact differs between ranks. Every rank must call it."""
+    by_rank = over_ranks(dict(facts))
+    for rank, others in enumerate(by_rank):
+        for name in by_rank[0].keys() | others.keys():
+            first, other = by_rank[0].get(name), others.get(name)
+            if first != other:
+                raise UserError(
+                    f"rank {rank} has {name} {other!s:.80} and rank 0 {first!s:.80}: start "
+                    "every rank with the same arguments, files and packages"
+                )
 
 
 def run_and_leave(main: Callable[[], None]) -> NoReturn:

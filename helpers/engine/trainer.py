@@ -1,5 +1,6 @@
 """One training step over a global batch, and what it measured."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,13 +14,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from .data_parallel.layouts import data_group, data_parallel
+from .errors import Diverged, UserError
 from .memory.states import state_bytes
+from .models.causal_loss import IGNORED, check_tokens
 from .models.document_mask import PADDING
 from .pipeline.runner import MicroBatch, Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
 from .precision.loss_scaling import LossScaler
 from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
+from .ranks import over_ranks
+from .tensor.split import sum_partial_gradients
+
+MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,9 @@ class Trainer:
         hook: Callable[..., Any] | None = None,
     ) -> None:
         lr_factor(0, lr_schedule, warmup_steps, total_steps)  # a wrong name fails here already
+        check_numbers(lr=lr, eps=eps, clip=1.0 if clip is None else clip)
+        if not 0 <= weight_decay < math.inf or not all(0 <= beta < 1 for beta in betas):
+            raise UserError(f"weight_decay {weight_decay} and betas {betas}: at least 0, below 1")
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps
@@ -98,26 +108,46 @@ class Trainer:
             documents: [batch, seq] of packed rows, see packing.py.
         """
         started = time.perf_counter()
-        loss = self.backward(input_ids, labels, documents)
+        loss = self.backward(input_ids, labels, documents).item()
         gradients = self.gradients()
         with record_function("optimizer"):
-            norm = gradient_norm(self.parts, gradients).item() / self.scaler.scale
             scale = self.scaler.scale
-            skip = self.scaler.overflowed(norm)
+            norm = gradient_norm(self.parts, gradients).item() / scale
+            skip = self.scaler.overflowed(math.isfinite(loss) and math.isfinite(norm))
             if not skip:
                 scale_(gradients, norm, self.clip, scale)
                 self.update(gradients)
         lr = self.lr * self._lr_factor()
         self.steps_done += 1
+        if self.scaler.bad_steps == MOST_BAD_STEPS:
+            raise Diverged(self._where_not_finite(gradients))
         elapsed = time.perf_counter() - started
-        return StepResult(self.steps_done, loss.item(), norm, lr, elapsed, skip)
+        return StepResult(self.steps_done, loss, norm, lr, elapsed, skip)
+
+    def _where_not_finite(self, gradients: dict[str, Tensor]) -> str:
+        """Where it begins, in words, the same on every rank: the first rank's first parameter."""
+        weights = {part.name: part.tensor.detach() for part in self.parts}
+        places = [
+            f"{what} {name}"
+            for what, tensors in (("weight", weights), ("gradient", gradients))
+            for name, tensor in tensors.items()
+            if not tensor.isfinite().all()
+        ]
+        by_rank = enumerate(over_ranks(places[:1]))
+        first = next((f"the {of[0]} on rank {rank}" for rank, of in by_rank if of), "the loss")
+        return (
+            f"step {self.steps_done}: loss and gradient are not finite for the {MOST_BAD_STEPS}rd "
+            f"step in a row, first in {first}; go on from an earlier checkpoint with a smaller "
+            "learning rate"
+        )
 
     def backward(
         self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
+        self._check(input_ids, labels)
         self.model.train()
-        tokens = max(1, int((labels[:, 1:] != -100).sum()))
+        tokens = max(1, int((labels[:, 1:] != IGNORED).sum()))
         batches = self._micro_batches(MicroBatch(input_ids, labels, documents))
         with products(self.plan, self.device):
             loss = self.pipeline.train(batches, tokens, self.scaler.scale)
@@ -127,14 +157,7 @@ class Trainer:
     def gradients(self) -> dict[str, Tensor]:
         """The summed gradients of this rank's parts, by name; they are taken out of the model."""
         gradients = self.data.take()
-        group = self.mesh.get_group("tp")
-        names = sorted(self.model.partial_gradients & gradients.keys())
-        if group.size() > 1 and names:
-            flat = torch.cat([gradients[name].flatten() for name in names])
-            dist.all_reduce(flat, group=group)
-            sizes = [gradients[name].numel() for name in names]
-            for name, piece in zip(names, flat.split(sizes), strict=True):
-                gradients[name] = piece.view_as(gradients[name])
+        sum_partial_gradients(self.model, gradients, self.mesh.get_group("tp"))
         self._sum_over_ends(gradients)
         return gradients
 
@@ -142,7 +165,7 @@ class Trainer:
         """The matrix that embedding and head share has a gradient from each end of the pipeline."""
         name, messages = self.model.tied_over_ranks, self.pipeline.messages
         first, last = self.pipeline.owners[0], self.pipeline.owners[-1]
-        if name is None or messages.rank not in (first, last):
+        if name not in gradients or messages.rank not in (first, last):
             return
         peer = last if messages.rank == first else first
         gradients[name].add_(messages.swap(gradients[name], peer))
@@ -174,13 +197,14 @@ class Trainer:
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
         wants = answers is not None
         for batch in batches:
+            self._check(*batch[:2])
             parts = self._micro_batches(MicroBatch(*batch))
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
                     parts, num_items_in_batch=1, label_logits=wants
                 )
             for part, out in zip(parts, outputs):
-                targets = part.labels[:, 1:][part.labels[:, 1:] != -100]
+                targets = part.labels[:, 1:][part.labels[:, 1:] != IGNORED]
                 totals[0] += out.loss
                 totals[1] += len(targets)
                 if answers is not None:
@@ -191,6 +215,14 @@ class Trainer:
         result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
         return result if answers is None else result | {"accuracy": right / max(1, tokens)}
 
+    def _check(self, input_ids: Tensor, labels: Tensor) -> None:
+        if input_ids.dim() != 2 or input_ids.shape != labels.shape or not input_ids.numel():
+            raise UserError(
+                "a batch is ids and labels [batch, seq] of one shape, not "
+                f"{list(input_ids.shape)} and {list(labels.shape)}"
+            )
+        check_tokens(input_ids, labels, self.model.vocabulary)
+
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, on the device; under sequence
         parallelism as long as a multiple of tp."""
@@ -200,7 +232,7 @@ class Trainer:
         short = -own.ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
         padded = (
             None if values is None else F.pad(values, (0, short), value=fill).to(self.device)
-            for values, fill in zip(own, (0, -100, PADDING), strict=True)
+            for values, fill in zip(own, (0, IGNORED, PADDING), strict=True)
         )
         own = MicroBatch(*padded)
         return [_part(own, n, index) for index in range(n)]
@@ -222,6 +254,13 @@ class Trainer:
         return state_bytes(self.model, tensors, self.optimizer, self.data.gradient_bytes)
 
 
+def check_numbers(**numbers: float) -> None:
+    """Raise a UserError if one is not a finite number above 0."""
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) or not 0 < number < math.inf:
+            raise UserError(f"{name} must be a number above 0, not {number!r}")
+
+
 def _part(batch: MicroBatch, n: int, index: int) -> MicroBatch:
     """Rows `index` of `n`. Where there are too few, one row without labels: it changes nothing, and
     the rank takes part in every collective."""
@@ -229,4 +268,4 @@ def _part(batch: MicroBatch, n: int, index: int) -> MicroBatch:
     if len(part.ids):
         return part
     first = MicroBatch(*(None if x is None else x[:1] for x in batch))
-    return first._replace(labels=torch.full_like(first.labels, -100))
+    return first._replace(labels=torch.full_like(first.labels, IGNORED))

@@ -11,6 +11,7 @@ Labels follow the Hugging Face convention: aligned with the ids (the model shift
 where no loss is taken.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,14 @@ class TokenData:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that differ where any id, target or row does."""
+        checksum = hashlib.sha256()
+        for values in (self.ids, self.targets, self.offsets, self.documents):
+            checksum.update(b"none" if values is None else values.numpy().tobytes())
+        return checksum.hexdigest()[:12]
 
 
 @dataclass(frozen=True)

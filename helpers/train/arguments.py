@@ -9,7 +9,7 @@ from math import inf, nan
 from pathlib import Path
 from typing import NoReturn
 
-from helpers.engine.plan import ParallelPlan
+from helpers.engine.plan import DTYPES, ParallelPlan
 from helpers.engine.precision.optimizer import OPTIMIZERS, SCHEDULES
 from helpers.text.instructions import TEMPLATES
 
@@ -77,12 +77,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--load-adapters", type=Path, help="go on with the adapters in this folder")
     add("--merge", action=switch, default=False, help="write the model with adapters in it, too")
     add("--out", required=True, type=Path, help="folder of the run")
+    add("--from-scratch", action=switch, default=False, help="random weights, whatever there are")
     add("--save", action=switch, default=False, help="write OUT/model, or OUT/adapters")
+    add("--save-dtype", choices=tuple(DTYPES), help="of the files; the model's own")
     add("--checkpoint-every", type=whole, help="steps; none are written without it")
     add("--keep", type=whole, default=2, help="checkpoints that stay")
     add("--background", action=switch, default=False, help="write checkpoints while training")
     add("--timeline", action=switch, default=False, help="write when which stage ran")
     add("--profile", type=steps, metavar="FIRST:LAST", help="steps to trace; writes what is slow")
+    add("--timeout", type=positive, help="seconds that a rank waits for the others")
     kinds = "from OUT, or from this run's folder; auto: from OUT once it holds a checkpoint"
     add("--resume", nargs="?", const=Path(), type=Path, help=kinds)
     for field in dataclasses.fields(ParallelPlan):

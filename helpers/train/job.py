@@ -4,7 +4,8 @@ import argparse
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from helpers.engine.adapters.qlora import Adapting
 from helpers.engine.errors import UserError
 from helpers.engine.files import checkpoints
 from helpers.engine.files.manifest import list_checkpoints, read_manifest
-from helpers.engine.files.run_record import check_folder
+from helpers.engine.files.run_record import check_folder, versions
+from helpers.engine.files.weight_files import WeightFiles
 from helpers.engine.files.weights import find_weights
 from helpers.engine.models.configurations import check_length, check_model, load_config, presets
 from helpers.engine.models.document_mask import check_packing
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import check_compiler
+from helpers.planner.cost import train_flops_per_token
+from helpers.planner.shape import model_shape
 from helpers.text import tokens
 from helpers.text.bundled import bundled
 from helpers.text.tokenizer import load_tokenizer
@@ -52,12 +56,43 @@ class Job:
         )
         return itertools.islice(itertools.chain.from_iterable(epochs), self.steps - done)
 
+    @property
+    def flops_per_token(self) -> Callable[[int], float] | None:
+        """Of a sequence length; None for a model whose FLOPs no formula counts."""
+        try:
+            shape = model_shape(self.config)
+        except UserError:
+            return None
+        return partial(train_flops_per_token, shape)
+
+    @property
+    def weights(self) -> str:
+        """Where the first weights come from, in words."""
+        files = find_local_weights(self.args)
+        if files is None and (self.args.from_scratch or self.args.model in presets()):
+            return f"random, of seed {self.args.seed}"
+        return f"{self.args.model}, digest {files.digest}" if files else self.args.model
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on every rank."""
+        arguments = {f"--{name.replace('_', '-')}": str(v) for name, v in vars(self.args).items()}
+        evaluation = self.evaluation and self.evaluation.digest
+        data = {"data of digest": self.train.digest, "eval data of digest": evaluation}
+        return arguments | data | {"weights": self.weights} | versions()
+
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run may change, and is told of."""
+        names = ("lr", "lr_schedule", "warmup", "weight_decay", "clip", "optimizer", "precision")
+        return {name: getattr(self.args, name) for name in names} | {"steps": self.steps}
+
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must share with the one that it goes on from."""
         names = ("batch_size", "seq_len", "seed", "task", "template", "pack", "quantize")
         return {name: getattr(self.args, name) for name in names} | {
             "adapters": self.adapting and [self.adapting.rank, self.adapting.alpha],
             "tokens": len(self.train.ids),
+            "data of digest": self.train.digest,
+            "base": self.adapting and self.weights,
             "model": self.config.model_type,
             "layers": self.config.num_hidden_layers,
             "hidden": self.config.hidden_size,
@@ -90,7 +125,8 @@ def prepare(args: argparse.Namespace) -> Job:
         adapting.check(plan)
     check_length(config, args.seq_len)
     tokenizer = load_tokenizer(args.tokenizer or default_tokenizer(args.model))
-    fit_vocabulary(config, args.model, tokenizer.vocab_size)
+    find_local_weights(args)  # what is missing is said before anything starts
+    fit_vocabulary(config, args, tokenizer.vocab_size)
     if args.task == "instruct" and args.pack:
         check_packing(config, args.seq_len)
     train = read_tokens(args.data or bundled(BUNDLED[args.task]), "train", args, tokenizer)
@@ -129,6 +165,9 @@ def adapting_of(args: argparse.Namespace) -> Adapting | None:
 
 
 def read_tokens(source, split, args, tokenizer, labels=None) -> tokens.TokenData:
+    name = str(source)
+    if name.startswith("data/") and not Path(name).exists():
+        source = bundled(name.removeprefix("data/"))  # the project's own, from any folder
     examples = tokens.load_examples(source, args.task, split=split, template=args.template)
     return tokens.tokenize(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
 
@@ -140,7 +179,18 @@ def default_tokenizer(model: str) -> str:
     return str(folder) if own else str(bundled("tokenizer"))
 
 
-def fit_vocabulary(config: Any, source: str | Path, ids: int) -> None:
+def find_local_weights(args: argparse.Namespace) -> WeightFiles | None:
+    """The files of weights in a folder; None for random weights, and for the hub's.
+
+    Raises:
+        UserError: the folder lacks weights.
+    """
+    if not Path(args.model).expanduser().is_dir() and args.model not in presets():
+        return None
+    return find_weights(args.model, args.from_scratch)
+
+
+def fit_vocabulary(config: Any, args: argparse.Namespace, ids: int) -> None:
     """Widen the vocabulary of a model without weights to the tokenizer's number of ids.
 
     Raises:
@@ -148,9 +198,9 @@ def fit_vocabulary(config: Any, source: str | Path, ids: int) -> None:
     """
     if ids <= config.vocab_size:
         return
-    if find_weights(source) is not None:
+    if not args.from_scratch and args.model not in presets():
         raise UserError(
-            f"the tokenizer has {ids} ids but {source} has weights for {config.vocab_size}: "
+            f"the tokenizer has {ids} ids but {args.model} has weights for {config.vocab_size}: "
             "give the model's own tokenizer"
         )
     config.vocab_size = ids

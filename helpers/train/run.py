@@ -18,24 +18,26 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from helpers.engine.adapters.lora import save_adapters, save_merged, trainable_parameters
 from helpers.engine.adapters.qlora import load_adapted
-from helpers.engine.errors import UserError
+from helpers.engine.errors import Diverged, UserError
 from helpers.engine.files.checkpoints import CheckpointFailed, Checkpoints
+from helpers.engine.files.manifest import changed_settings, read_manifest
 from helpers.engine.files.run_record import (
     Clock,
+    LossRange,
     Metrics,
     is_disk_full,
     versions,
     write_summary,
 )
-from helpers.engine.files.weights import load_model, save_model
+from helpers.engine.files.weights import save_model
 from helpers.engine.memory.states import peak_memory_bytes
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import DTYPES
 from helpers.engine.precision.compiling import compilations, compile_s
 from helpers.engine.ranks import distributed, on_all_ranks, over_ranks, pick_device
 from helpers.engine.trainer import Trainer
-from helpers.planner.cost import mfu, train_flops_per_token
+from helpers.planner.cost import mfu
 from helpers.planner.hardware.lookup import peak_flops
-from helpers.planner.shape import model_shape
 from helpers.text import tokens
 from helpers.trace import timelines
 from helpers.trace.findings import write_findings
@@ -47,22 +49,28 @@ from helpers.train.job import Job, prepare
 def run(job: Job, clock: Clock) -> None:
     args, device = job.args, pick_device()
     began = time.perf_counter()
-    with distributed(job.plan, device) as mesh:
+    with distributed(job.plan, device, timeout_s=args.timeout, facts=job.facts()) as mesh:
         clock.phases_s["start"] += time.perf_counter() - began
-        checkpoints = Checkpoints(args.out / "checkpoints", args.keep, args.background, job.fixed())
+        checkpoints = Checkpoints(
+            args.out / "checkpoints", args.keep, args.background, job.fixed(), job.settings()
+        )
         with clock.phase("load"):
-            try:
-                trainer = load(job, mesh, device, checkpoints)
-                trainer.pipeline.timed = args.timeline
-                batches = traced_batches(job, trainer)
-            except UserError as error:  # broken files are a mistake in the input, found only now
-                refuse(str(error))
+            trainer = load(job, mesh, device, checkpoints)
+            trainer.pipeline.timed = args.timeline
+            batches = traced_batches(job, trainer)
+        clock.move(trainer.model.check_s, "load", "check")
         if is_first():
             args.out.mkdir(parents=True, exist_ok=True)
             (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
         metrics = Metrics(args.out / "metrics.jsonl" if is_first() else None, trainer.steps_done)
-        train(job, trainer, batches, metrics, checkpoints, clock)
-        metrics.close()
+        warnings: list[str] = []
+        try:
+            train(job, trainer, batches, metrics, checkpoints, clock, warnings)
+        except Diverged:
+            finish(job, trainer, metrics, clock, warnings, status="diverged")
+            raise
+        finally:
+            metrics.close()
         if args.profile:
             with clock.phase("save"):
                 over_ranks(None)  # until all traces are there
@@ -79,14 +87,15 @@ def run(job: Job, clock: Clock) -> None:
         if args.save or args.merge:
             with clock.phase("save"):
                 save(job, trainer.model)
-        finish(job, trainer, metrics, clock, scores)
+        finish(job, trainer, metrics, clock, warnings, scores)
 
 
 def save(job: Job, model: nn.Module) -> None:
     """What was trained: the model, or its adapters and if asked for the model with them in it."""
     out = job.args.out
     if job.adapting is None:
-        save_model(model, out / "model")
+        dtype = DTYPES[job.args.save_dtype] if job.args.save_dtype else None
+        save_model(model, out / "model", dtype)
         return
     save_adapters(model, out / "adapters")
     if job.args.merge:
@@ -98,6 +107,7 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
     args = job.args
     models: list[nn.Module] = []  # not a result of `on_all_ranks`: those travel to every rank
     options = {"config": job.config, "seed": args.seed, "device": device}
+    options["from_scratch"] = args.from_scratch
 
     def load_one() -> None:
         if job.adapting is not None:
@@ -121,6 +131,9 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
     )
     if job.resume_from is not None:
         checkpoints.load(trainer, job.resume_from)
+        changed = changed_settings(read_manifest(job.resume_from, {}), job.settings())
+        if changed and is_first():
+            print(f"resumed with {'; '.join(changed)}")
     return trainer
 
 
@@ -146,11 +159,16 @@ def train(
     metrics: Metrics,
     checkpoints: Checkpoints,
     clock: Clock,
+    warnings: list[str],
 ) -> None:
-    """Take the run's steps, a line of metrics each, and a checkpoint every so often."""
+    """Take the run's steps, a line of metrics each, and a checkpoint every so often.
+
+    Raises:
+        Diverged: loss or gradient are not finite any more.
+    """
     peak = peak_flops(device_name(trainer.device), DTYPES[job.plan.precision])
-    counted = peak if job.adapting is None else None  # a frozen base does less work a token
-    shape = model_shape(job.config)
+    flops = job.flops_per_token if job.adapting is None else None  # a frozen base does less work
+    lately = LossRange()
     for batch in batches:
         before_s = compile_s() if job.plan.compile else 0.0
         with clock.phase("train"):
@@ -159,7 +177,10 @@ def train(
             clock.move(compiling_s, "train", "compile")
             step_s = result.step_s - compiling_s
             per_second = batch.tokens / step_s
-            flops = train_flops_per_token(shape, batch.input_ids.shape[1])
+            share = None
+            if peak and flops:
+                per_token = flops(batch.input_ids.shape[1])
+                share = mfu(per_second, per_token, job.plan.world_size, peak)
             metrics.add(
                 {
                     "step": result.step,
@@ -170,16 +191,28 @@ def train(
                     "samples": batch.samples,
                     "step_s": step_s,
                     "tokens_per_s": per_second,
-                    "mfu": counted and mfu(per_second, flops, job.plan.world_size, counted),
+                    "mfu": share,
                     "peak_memory_bytes": max(over_ranks(peak_memory_bytes(trainer.device))),
                 }
+                | ({"skipped": True} if result.skipped else {})
             )
+        warning = lately.spike(result.step, result.loss)
+        if warning is not None:
+            warnings.append(warning)
+            if is_first():
+                print(f"warning: {warning}", flush=True)
         with clock.phase("save"):
-            if job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0:
+            due = job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0
+            if due and not result.skipped:
                 checkpoints.save(trainer)
             checkpoints.poll()
     with clock.phase("save"):
         checkpoints.finish()
+    if metrics.lines and all(line.get("skipped") for line in metrics.lines):
+        raise Diverged(
+            f"all {len(metrics.lines)} steps were skipped, for no loss scale kept their gradients "
+            "finite: take precision bf16 or fp32, or more steps"
+        )
 
 
 def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:
@@ -204,7 +237,13 @@ def trainable_over_stages(job: Job, trainer: Trainer) -> int:
 
 
 def finish(
-    job: Job, trainer: Trainer, metrics: Metrics, clock: Clock, scores: dict[str, Any] | None
+    job: Job,
+    trainer: Trainer,
+    metrics: Metrics,
+    clock: Clock,
+    warnings: list[str],
+    scores: dict[str, Any] | None = None,
+    status: str = "done",
 ) -> None:
     """Gather what each rank measured, and let the first write summary.json."""
     peaks = over_ranks(peak_memory_bytes(trainer.device))
@@ -215,6 +254,7 @@ def finish(
     summary = {
         "plan": job.plan.to_dict(),
         "model": job.args.model,
+        "weights": job.weights,
         "parameters": trainer.model.parameter_count,
         "trainable_parameters": trainable,
         "world_size": job.plan.world_size,
@@ -228,10 +268,13 @@ def finish(
         "skipped_steps": trainer.scaler.skipped,
         "compiled": [dataclasses.asdict(one) for one in compilations()],
         "eval": scores,
+        "warnings": warnings,
         "versions": versions(),
-        "status": "done",
+        "status": status,
     }
     write_summary(job.args.out / "summary.json", summary)
+    if status != "done":
+        return
     scored = "".join(f", {name} {value:.4g}" for name, value in (scores or {}).items())
     print(f"done: {trainer.steps_done} steps, final loss {summary['final_loss']}{scored}")
 
@@ -251,7 +294,9 @@ def main(started: float) -> None:
     clock.phases_s["start"] = time.perf_counter() - started
     try:
         run(job, clock)
-    except CheckpointFailed as error:
+    except UserError as error:  # as of broken files: a mistake in the input, found only now
+        refuse(str(error))
+    except (CheckpointFailed, Diverged) as error:
         refuse(str(error), code=1)
     except OSError as error:
         if not is_disk_full(error):

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 from torch.profiler import record_function
 
-from helpers.engine.files.weights import load_model
 from helpers.engine.models.configurations import load_config
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, run_and_leave
 from helpers.engine.trainer import Trainer

@@ -26,8 +26,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import load_model
 from helpers.engine.models.configurations import check_length, load_config
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave
 from helpers.engine.trainer import Trainer

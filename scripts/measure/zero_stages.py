@@ -24,8 +24,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import load_model
 from helpers.engine.models.configurations import check_length, load_config
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave
 from helpers.engine.tensor.gloo_exchange import TAGS

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from helpers.engine.files.weights import load_model
 from helpers.engine.models.configurations import load_config
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.trace.recorder import STATUS, _kilobytes, profiled

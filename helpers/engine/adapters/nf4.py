@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import need
+from ..errors import UserError, need
 from ..files import weights
 from ..files.weight_files import WeightFiles
-from ..models.families import family_of
+from ..models.architecture import family_of
 
 BLOCK, NESTED_BLOCK = 64, 256  # weights that share a magnitude; magnitudes that share one
 WINDOW = 2**22  # weights that are in full precision at a time
@@ -31,10 +31,20 @@ Rows = Callable[[int, int], Tensor]  # rows [begin, end) of a tensor
 def linear_paths(model: nn.Module) -> list[str]:
     """The linear layers of all blocks that are here: fused or single query, key and value, the
     projection after attention, the MLP's. Not the head."""
-    family = family_of(model.config)
-    inside = (*family.column, *family.fused_qkv, *family.shared_kv, *family.row)
-    blocks = model.get_submodule(family.blocks).named_children()
-    return [f"{family.blocks}.{number}.{path}" for number, _ in blocks for path in inside]
+    family = family_of(model)
+    if family.blocks is None:
+        raise UserError(f"{family.name} has no list of blocks whose matrices could be held so")
+    recorded = (*family.column, *family.fused_qkv, *family.shared_kv, *family.row)
+    return [
+        f"{family.blocks}.{number}.{path}"
+        for number, block in model.get_submodule(family.blocks).named_children()
+        for path in (recorded if family.norms is not None else _linears(block))
+    ]
+
+
+def _linears(block: nn.Module) -> list[str]:
+    """The linear layers of a block without a record."""
+    return [path for path, module in block.named_modules() if isinstance(module, nn.Linear)]
 
 
 def nf4_bytes(elements: int) -> int:
@@ -56,7 +66,7 @@ def load_quantized(
 
     Args:
         source: a preset, a folder or a hub id; one without weights is drawn from `seed`, as
-            weights.load_model draws it.
+            parallelize.load_model draws it.
         dtype: of all that is not in 4 bits, and of the arithmetic.
 
     Raises:
@@ -76,11 +86,12 @@ def fill_quantized(
 
     The model may lack blocks (a stage of a pipeline); its matrices must not be split over ranks.
     """
+    ties = weights.tied(model)
     if files is None:
         _draw(model, seed, device)
     else:
         _read(model, files, device)
-    weights.tie(model)
+    weights.tie(ties)
     model.requires_grad_(False)
     model.is_loaded_in_4bit = True  # what peft asks before it puts an adapter beside such a layer
 

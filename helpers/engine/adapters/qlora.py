@@ -71,8 +71,9 @@ def load_adapted(
     config: Any = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    from_scratch: bool = False,
 ) -> nn.Module:
-    """This rank's part of a model with adapters, laid out; see weights.load_model.
+    """This rank's part of a model with adapters, laid out; see parallelize.load_model.
 
     The base is in the plan's precision, or in 4 bits with its arithmetic in that precision; the
     adapters are float32.
@@ -82,7 +83,7 @@ def load_adapted(
     """
     how.check(plan)
     dtype = plan.low_dtype or torch.float32
-    model, files = weights.blank_model(source, config, dtype)
+    model, files = weights.blank_model(source, config, dtype, from_scratch)
 
     def fill(model: nn.Module) -> None:
         _unfold(model)

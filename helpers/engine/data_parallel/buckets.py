@@ -60,17 +60,17 @@ class Buckets:
 
     Args:
         parameters: by name, in the order of the forward pass.
-        dtype: in which sums are taken.
+        dtype: in which ranks send their gradients. Micro-batches are added up in at least float32.
     """
 
     most_under_way: int | None = None
 
     def __init__(self, parameters: dict[str, Tensor], dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype, self.wide = dtype, torch.promote_types(dtype, torch.float32)
         self.buckets = _fill(parameters, dtype)
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
         self.sums: dict[str, Tensor] = {}
-        self.unsent: dict[str, Tensor] = {}  # of earlier micro-batches, in `dtype`
+        self.unsent: dict[str, Tensor] = {}  # of earlier micro-batches, in `wide`
         self.sends = self.last = True
         self.next_index = 0
         self.under_way: deque[Bucket] = deque()
@@ -110,9 +110,9 @@ class Buckets:
     def add(self, name: str, gradient: Tensor) -> None:
         """Add to a parameter's gradient what its backward did not give; `end` sends it."""
         if name in self.unsent:
-            self.unsent[name].add_(gradient)  # not copied into the dtype of sums first
+            self.unsent[name].add_(gradient)  # not copied into the wider dtype first
         else:
-            self.unsent[name] = gradient.to(self.dtype)
+            self.unsent[name] = gradient.to(self.wide)
 
     def take(self) -> dict[str, Tensor]:
         """The sums by name, whole or this rank's chunk; forgets them."""
@@ -129,19 +129,18 @@ class Buckets:
         if self.sends:
             self.bucket_of[name].waiting.discard(name)
             self._send_full()
-        elif parameter.grad is not None and parameter.grad.dtype != self.dtype:
+        elif parameter.grad is not None and parameter.grad.dtype != self.wide:
             # low-precision gradients would lose small terms if they were added up as they are
-            self.unsent[name] = self._gradient(name, parameter)
+            self.unsent[name] = self._gradient(name, parameter).to(self.wide)
             parameter.grad = None
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
-        """All micro-batches' gradient of a parameter that was not sent yet, in `dtype`."""
+        """All micro-batches' gradient of a parameter that was not sent yet."""
         earlier = self.unsent.pop(name, None)
         if parameter.grad is None:
-            zeros = torch.zeros_like(local(parameter.detach()), dtype=self.dtype)
-            return zeros if earlier is None else earlier
+            return torch.zeros_like(local(parameter.detach())) if earlier is None else earlier
         gradient = local(parameter.grad)
-        return gradient.to(self.dtype) if earlier is None else earlier.add_(gradient)
+        return gradient if earlier is None else earlier.add_(gradient)
 
     def _send_full(self) -> None:
         """Send the full buckets that are next: messages are matched by their order."""
@@ -155,7 +154,7 @@ class Buckets:
 
     def _send(self, bucket: Bucket) -> None:
         named = zip(bucket.names, bucket.parameters, strict=True)
-        gradients = [self._gradient(name, parameter) for name, parameter in named]
+        gradients = [self._gradient(name, parameter).to(self.dtype) for name, parameter in named]
         for parameter in bucket.parameters:
             parameter.grad = None
         self.start(bucket, gradients)
@@ -165,7 +164,8 @@ class Buckets:
 
     def _collect(self, bucket: Bucket) -> None:
         for name, total in zip(bucket.names, self.receive(bucket), strict=True):
-            self.sums[name] = self.sums[name].add_(total) if name in self.sums else total
+            earlier = self.sums.get(name)
+            self.sums[name] = total.to(self.wide) if earlier is None else earlier.add_(total)
         bucket.flat = bucket.result = bucket.work = None
 
 

@@ -144,6 +144,7 @@ class Bucketed:
         ]
         if low is not None:
             lower_(model, low, keep=lambda name: False)
+            model.masters = {part.name: part for part in self.parts}
         self.trainable = _trainable(model)
         self.buckets: Buckets | None = None
         if plan.dp > 1 or low is not None:

@@ -23,10 +23,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import Diverged, UserError
 from ..ranks import on_all_ranks, over_ranks
 from ..tensor.shards import local
-from ..trainer import Trainer
 from .manifest import (
     STEP,
     list_checkpoints,
@@ -48,6 +47,7 @@ class Checkpoints:
         keep: how many of the newest stay.
         background: write while training goes on; each becomes visible once it is whole.
         fixed: facts of the run that a resumed one must share (batch size, seed, data, ...).
+        settings: facts that it may change, and is told of (learning rate, clip, ...).
     """
 
     def __init__(
@@ -56,28 +56,34 @@ class Checkpoints:
         keep: int = 2,
         background: bool = False,
         fixed: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self.folder, self.keep, self.background = folder, keep, background
-        self.fixed = fixed or {}
+        self.fixed, self.settings = fixed or {}, settings or {}
         # a group of its own: its messages must not mix with those of training
         self.group = dist.new_group(backend="gloo") if background else None
         self.pending: tuple[Any, Draft] | None = None
 
-    def save(self, trainer: Trainer) -> None:
+    def save(self, trainer: Any) -> None:
         """Write a checkpoint of the trainer's state. Every rank must call it.
 
         Raises:
             CheckpointFailed: on every rank, where one could not write.
+            Diverged: on every rank, where one's state is not finite: it would take a good one's
+                place.
+            UserError: the optimizer's state cannot be stored.
         """
         self.finish()
+        state = state_of(trainer)
+        _check_finite(trainer.steps_done, state)
         facts = {
             "step": trainer.steps_done,
             "plan": trainer.plan.to_dict(),
             "scaler": asdict(trainer.scaler),
             "fixed": self.fixed,
+            "settings": self.settings,
         }
         folder = self.folder / f"step-{trainer.steps_done:08d}.partial"
-        state = state_of(trainer)
         draft = Draft(folder, facts, random_streams(), sum(local(t).nbytes for t in state.values()))
         with self._whole_or_gone(draft):
             on_all_ranks(lambda: self._begin(folder) if dist.get_rank() == 0 else None)
@@ -151,7 +157,7 @@ class Checkpoints:
                 f"{left}"
             ) from error
 
-    def load(self, trainer: Trainer, path: Path) -> None:
+    def load(self, trainer: Any, path: Path) -> None:
         """Put a checkpoint's state into a trainer of any plan. Every rank must call it.
 
         Random streams go on where they were under the same plan; under another they start anew.
@@ -194,6 +200,16 @@ class Draft:
         return {path.name: sha256(path) for path in [*self.folder.glob(f"__{rank}_*"), own_streams]}
 
 
+def _check_finite(step: int, state: dict[str, Tensor]) -> None:
+    bad = [name for name, tensor in state.items() if not local(tensor).isfinite().all()]
+    for rank, names in enumerate(over_ranks(bad[:1])):
+        if names:
+            raise Diverged(
+                f"the state after step {step} is not finite ({names[0]} on rank {rank}), so no "
+                "checkpoint of it is written"
+            )
+
+
 def _drop(checkpoint: Path) -> None:
     """Remove a checkpoint; a crash leaves no half of it under its name."""
     gone = checkpoint.with_suffix(".gone.partial")
@@ -209,7 +225,7 @@ def _reason(error: BaseException, draft: Draft) -> str:
     return str(error).strip().splitlines()[-1]
 
 
-def state_of(trainer: Trainer) -> dict[str, Tensor]:
+def state_of(trainer: Any) -> dict[str, Tensor]:
     """The trainer's tensors by name, as they lie in the whole; loading writes into them.
 
     Parts that are empty here (fewer rows than ranks) have nothing to store or to load.
@@ -224,6 +240,8 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
             moments["step"] = torch.zeros((), dtype=torch.float32, device=values.device)
             moments["exp_avg"] = torch.zeros_like(values)
             moments["exp_avg_sq"] = torch.zeros_like(values)
+        if "exp_avg" not in moments:
+            raise UserError("checkpoints hold the moments of adamw alone, not those of adamw8bit")
         state[part.name] = part.whole(values)
         for moment in ("exp_avg", "exp_avg_sq"):
             state[f"{part.name}/{moment}"] = part.whole(moments[moment])

@@ -44,6 +44,16 @@ def read_manifest(path: Path, fixed: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
+def changed_settings(manifest: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """What a resumed run does otherwise than the one that it goes on from, in words."""
+    before = manifest.get("settings", {})
+    return [
+        f"{name} {settings[name]}, was {before[name]}"
+        for name in settings
+        if name in before and before[name] != settings[name]
+    ]
+
+
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1)
     (path / MANIFEST).write_text(text)

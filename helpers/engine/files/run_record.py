@@ -2,9 +2,11 @@
 
 import errno
 import json
+import math
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from typing import Any
 from ..errors import UserError
 
 HELD = ("metrics.jsonl", "summary.json", "checkpoints")
-PHASES = ("start", "load", "compile", "train", "evaluate", "save")
+PHASES = ("start", "load", "check", "compile", "train", "evaluate", "save")
 
 
 def check_folder(out: Path, resume: bool = False) -> None:
@@ -79,6 +81,8 @@ class Metrics:
         self.file = path.open("a", buffering=1)
 
     def add(self, line: dict[str, Any]) -> None:
+        """Write a step's line; a number that is not finite becomes null, as JSON has no such."""
+        line = {key: None if _not_finite(value) else value for key, value in line.items()}
         self.lines.append(line)
         if self.file is None:
             return
@@ -99,6 +103,37 @@ class Metrics:
     def close(self) -> None:
         if self.file:
             self.file.close()
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+class LossRange:
+    """The range that the loss has kept lately, and what lies far above it.
+
+    Source: Hampel 1974, The Influence Curve (median and median deviation, which a spike among the
+    recent losses does not move).
+    """
+
+    def __init__(self) -> None:
+        self.recent: deque[float] = deque(maxlen=20)
+
+    def spike(self, step: int, loss: float) -> str | None:
+        """Take note of a step's loss; a warning where it is far above those before it."""
+        recent = sorted(self.recent)
+        if math.isfinite(loss):
+            self.recent.append(loss)
+        if len(recent) < 10:
+            return None
+        middle = statistics.median(recent)
+        deviation = statistics.median(abs(earlier - middle) for earlier in recent)
+        if loss <= middle + 8 * max(deviation, 0.02 * abs(middle)):
+            return None
+        return (
+            f"the loss of step {step}, {loss:.4g}, is far above its recent range of "
+            f"{recent[0]:.4g} to {recent[-1]:.4g}"
+        )
 
 
 def _lines_up_to(path: Path, step: int) -> list[dict[str, Any]]:

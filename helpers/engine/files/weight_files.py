@@ -1,6 +1,7 @@
 """Files of weights: find them, read a window of one tensor, write them in shards."""
 
 import errno
+import hashlib
 import json
 import pickle
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..errors import UserError, need
 
 SHARD_BYTES = 4 * 2**30
+SAMPLES, SAMPLE_BYTES = 256, 2**16  # of each file, for its digest
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class WeightFiles:
         """The weights of a folder or a hub id; None where a folder holds a configuration alone.
 
         Raises:
-            UserError: the index is broken, or names a file that is not there.
+            UserError: the index is broken or missing, or a file is not there.
         """
         folder = Path(source) if Path(source).is_dir() else _download(source)
         index = _first(folder, "model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -36,8 +38,23 @@ class WeightFiles:
             return cls(folder, _read_index(index))
         single = _first(folder, "model.safetensors", "pytorch_model.bin")
         if single is None:
+            _check_nothing_there(folder)
             return None
         return cls(folder, dict.fromkeys(stored_names(single), single.name))
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits of the files' names, sizes, heads, and samples between: other
+        weights have others, and gigabytes are not read for it."""
+        checksum = hashlib.sha256()
+        for name in sorted(set(self.where.values())):
+            size = (self.folder / name).stat().st_size
+            checksum.update(f"{name} {size}".encode())
+            with (self.folder / name).open("rb") as file:
+                for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+                    file.seek(place)
+                    checksum.update(file.read(SAMPLE_BYTES))
+        return checksum.hexdigest()[:12]
 
     def has(self, name: str) -> bool:
         return name in self.where
@@ -94,6 +111,19 @@ def _download(hub_id: str) -> Path:
 
 def _first(folder: Path, *names: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _check_nothing_there(folder: Path) -> None:
+    """Raise a UserError if there are weights that cannot be taken for a whole model's."""
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]):
+        if not path.exists():
+            raise UserError(
+                f"{path.name} in {folder.name} leads nowhere: copy or download it again"
+            )
+        if path.name.startswith(("model-", "pytorch_model-")):
+            raise UserError(
+                f"{folder.name} has {path.name} and no index of its shards: copy that too"
+            )
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ embedding, a block, ...) at a time from a seed of that piece's own, and keeps th
 it is the same whatever the layout and never holds more than one whole piece.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,16 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from ..errors import need
+from ..errors import UserError, need
+from ..models.architecture import base_of
 from ..models.configurations import find_model, load_config, presets
-from ..models.families import family_of
-from ..parallelize import parallelize
-from ..pipeline.stages import Elsewhere
-from ..plan import ParallelPlan
 from ..tensor.shards import local
 from .weight_files import WeightFiles, write_weights
 
@@ -31,71 +28,70 @@ from .weight_files import WeightFiles, write_weights
 NAMES_IN_FILES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
 
-def load_model(
-    source: str | Path,
-    plan: ParallelPlan,
-    mesh: DeviceMesh,
-    *,
-    config: Any = None,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-) -> nn.Module:
-    """A transformers causal language model, laid out over the mesh, on this rank's device.
-
-    Args:
-        source: a preset, a folder or a hub id. One without weights is initialised from `seed`.
-        config: used in place of the source's own; the weights must fit it.
-
-    Raises:
-        UserError: there is no such model, its files are broken, or the plan does not fit it.
-    """
-    model, files = blank_model(source, config, dtype)
-    plan.validate(model.config, world_size=mesh.size())
-    parallelize(model, plan, mesh)
-    fill(model, files, seed, device)
-    return model
-
-
 def blank_model(
-    source: str | Path, config: Any, dtype: torch.dtype
+    source: str | Path, config: Any, dtype: torch.dtype, from_scratch: bool = False
 ) -> tuple[nn.Module, WeightFiles | None]:
     """A model on the meta device, and the files to fill it from, where the source has some.
 
     Args:
         config: in place of the source's own, or None.
+        from_scratch: take no weights, though the source may have some.
     """
     transformers = need("transformers", "hf")
     config = config or load_config(source)
-    files = find_weights(source)
+    files = find_weights(source, from_scratch)
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype), files
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.own_dtype = named_dtype(config)
+    return model, files
 
 
-def find_weights(source: str | Path) -> WeightFiles | None:
-    """The files of a folder or a hub id; None of a preset or a folder without weights."""
-    return None if str(source) in presets() else WeightFiles.find(find_model(source))
+def find_weights(source: str | Path, from_scratch: bool = False) -> WeightFiles | None:
+    """The files of a folder or a hub id. None of a preset, which has no weights, and from scratch.
+
+    Raises:
+        UserError: there are none, or some are missing.
+    """
+    if from_scratch or str(source) in presets():
+        return None
+    files = WeightFiles.find(find_model(source))
+    if files is None:
+        raise UserError(
+            f"{source} has a configuration and no weights: give a folder with model.safetensors, "
+            "or --from-scratch (from_scratch=True) to begin with random ones"
+        )
+    return files
 
 
 def fill(
     model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device | str
 ) -> None:
     """Give a model on the meta device memory and values: those of `files`, or fresh ones."""
+    ties = tied(model)
     model.to_empty(device=device)
-    tie(model)
+    tie(ties)
     draw(model, seed, weights=files is None)
     if files is not None:
         read(model, files)
 
 
-def tie(model: nn.Module) -> None:
-    """Make embedding and head one parameter again, where the model ties them and has both here."""
-    if not getattr(model.config, "tie_word_embeddings", False):
-        return
-    family = family_of(model.config)
-    head, embedding = model.get_submodule(family.head), model.get_submodule(family.embedding)
-    if not isinstance(head, Elsewhere):
-        head.weight = embedding.weight
+Slots = list[tuple[nn.Module, str]]  # modules, and what a parameter is called there
+
+
+def tied(model: nn.Module) -> list[Slots]:
+    """Where the model has one parameter in several places."""
+    slots: dict[int, Slots] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            slots.setdefault(id(parameter), []).append((module, name))
+    return [places for places in slots.values() if len(places) > 1]
+
+
+def tie(ties: list[Slots]) -> None:
+    """Make parameters one again that were one before they got memory."""
+    for (first, name), *others in ties:
+        for module, other in others:
+            setattr(module, other, getattr(first, name))
 
 
 @torch.no_grad()
@@ -103,12 +99,14 @@ def read(model: nn.Module, files: WeightFiles) -> None:
     """Read this rank's slice of every parameter.
 
     Raises:
-        UserError: a parameter is missing from the files, or has another shape there.
+        UserError: a parameter is missing from the files, has another shape there, or is not finite.
     """
     for name, parameter in model.named_parameters():
         shape, offset = slice_of(parameter)
         stored = model.stored_shapes.get(name, parameter.shape)
         values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
+        if not values.isfinite().all():
+            raise UserError(f"{name} in {files.folder.name} has values that are not finite")
         local(parameter).copy_(values)
     for name, buffer in model.named_buffers():
         if files.has(name):
@@ -149,7 +147,7 @@ def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
     With `weights` false only the buffers are set.
     """
     drawn: set[int] = set()  # a tied parameter is drawn once, in the first piece that has it
-    for name, piece in pieces(model, model.base_model):
+    for name, piece in pieces(model, base_of(model)):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, name))
             _draw_piece(piece, model._init_weights, drawn, weights)
@@ -192,24 +190,48 @@ def seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
 
 
-def save_model(model: nn.Module, folder: str | Path) -> None:
-    """Write a Hugging Face folder that transformers loads: configuration and whole weights.
+def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+    """Write a Hugging Face folder that transformers loads: configuration and whole weights, the
+    same files under every plan. Of parameters in low precision their masters are written.
 
     Every rank must call it; the first one writes. One parameter is whole in memory at a time.
+
+    Args:
+        dtype: of the files; the model's own unless given: that of its parameters when it was laid
+            out, or where load_model read it the one that its source names.
     """
-    folder = Path(folder)
+    folder, dtype = Path(folder), dtype or model.own_dtype
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first:
         folder.mkdir(parents=True, exist_ok=True)
-        model.config.save_pretrained(folder)
-    named = ((name_in_files(model, name), whole) for name, whole in whole_weights(model))
+        config = copy.deepcopy(model.config)
+        config.dtype = dtype
+        config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+    named = (
+        (name_in_files(model, name), value.to(dtype) if value.is_floating_point() else value)
+        for name, value in whole_weights(model, masters=True)
+    )
     write_weights(named, folder if first else None)
 
 
-def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_dtype(config: Any) -> torch.dtype:
+    """The dtype that a configuration names, float32 where it names none."""
+    named = getattr(config, "dtype", None) or torch.float32
+    return named if isinstance(named, torch.dtype) else getattr(torch, named)
+
+
+def whole_weights(model: nn.Module, masters: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Names and whole values as transformers has them, one at a time, from whichever pipeline rank
-    holds them. Every rank must iterate."""
+    holds them. Every rank must iterate.
+
+    Args:
+        masters: the float32 masters of what the model holds in low precision.
+    """
     of_rank = dict(model.named_parameters())
+    if masters:
+        of_rank |= {name: shard.whole(shard.tensor) for name, shard in model.masters.items()}
     facts = {n: (model.stored_shapes.get(n, p.shape), p.dtype) for n, p in of_rank.items()}
     return over_stages(model, facts, lambda name: whole(of_rank[name]).reshape(facts[name][0]))
 

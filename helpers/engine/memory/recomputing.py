@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from ..errors import UserError
 from ..models.families import Family
 from .offloading import Offloader
 
@@ -41,7 +42,18 @@ COSTLY = {
 
 
 def apply_activations(model: nn.Module, family: Family, activation: str, offload: bool) -> None:
-    """Wrap the blocks' forwards; names and modules stay."""
+    """Wrap the blocks' forwards; names and modules stay.
+
+    Raises:
+        UserError: the model has no list of blocks.
+    """
+    if activation == "none" and not offload:
+        return
+    if family.blocks is None:
+        raise UserError(
+            f"{family.name} has no list of blocks that activation or offload could wrap: leave "
+            "them out"
+        )
     blocks = list(model.get_submodule(family.blocks))
     if group_size(activation) > 1:
         for unit in itertools.chain(*units(model, activation)):
@@ -82,29 +94,40 @@ def _checkpointed(block: nn.Module, forward: Callable, contexts: dict[str, Any])
 
 
 class Group:
-    """Some blocks in a row, run as one: the first runs them all, the others hand their input on.
+    """Some blocks in a row, run as one by the last of them; those before note their arguments.
 
-    All blocks of a model take the same arguments beside the hidden states. Outside training each
-    block runs alone.
+    Blocks may differ in their arguments, as where every other layer has a mask of its own. Outside
+    training each block runs alone.
     """
 
     def __init__(self, blocks: list[nn.Module]) -> None:
         self.forwards = [block.forward for block in blocks]
-        self.gives_tuple = False
+        self.noted: list[tuple[tuple, dict[str, Any]]] = []
         for block in blocks:
-            first = block is blocks[0]
-            run = _checkpointed(block, self.run_all, {}) if first else self.hand_on
+            run = self.run if block is blocks[-1] else self.note
             block.forward = in_training(block, run, block.forward)
 
-    def run_all(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-        for forward in self.forwards:
-            out = forward(hidden, *args, **kwargs)
-            self.gives_tuple = isinstance(out, tuple)
-            hidden = out[0] if self.gives_tuple else out
+    def note(self, *args: Any, **kwargs: Any) -> Any:
+        """What this gives goes to the next block, where the true hidden states take its place."""
+        self.noted.append((args, kwargs))
+        return args[0] if args else kwargs["hidden_states"]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        calls, self.noted = [*self.noted, (args, kwargs)], []
+        return checkpoint(self.run_all, calls, use_reentrant=False)
+
+    def run_all(self, calls: list[tuple[tuple, dict[str, Any]]]) -> Any:
+        out: Any = None
+        for forward, (args, kwargs) in zip(self.forwards, calls, strict=True):
+            if out is not None:
+                hidden = out[0] if isinstance(out, tuple) else out
+                args, kwargs = _with_hidden(hidden, args, kwargs)
+            out = forward(*args, **kwargs)
         return out
 
-    def hand_on(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-        return (hidden, None) if self.gives_tuple else hidden
+
+def _with_hidden(hidden: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    return ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})
 
 
 def in_training(block: nn.Module, training: Callable, otherwise: Callable) -> Callable:

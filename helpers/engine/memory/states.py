@@ -28,7 +28,8 @@ def state_bytes(
     """
     in_model = {local(p).untyped_storage()._cdata for p in model.parameters()}
     masters = [t for t in optimized if t.untyped_storage()._cdata not in in_model]
-    moments = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
+    state = [value for of_one in optimizer.state.values() for value in of_one.values()]
+    moments = [t for t in state if isinstance(t, Tensor) and t.dim()]
     return {
         "parameters": sum(_bytes(local(p)) for p in model.parameters()) + magnitude_bytes(model),
         "gradients": gradient_bytes,

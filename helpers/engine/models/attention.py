@@ -3,10 +3,15 @@
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError
+
 NAME = "helpers"  # under which transformers finds our attention
+# what transformers hands on beside: already in the mask, of caches, or of kernels of other names
+IN_THE_MASK = {"sliding_window", "position_ids", "cache_position", "use_cache", "deterministic"}
 
 
 def attend(
@@ -17,6 +22,8 @@ def attend(
     mask: Tensor | None = None,
     dropout: float = 0.0,
     scale: float | None = None,
+    causal: bool = True,
+    softcap: float | None = None,
 ) -> Tensor:
     """Softmax attention over this rank's heads, causal where no mask is given.
 
@@ -26,13 +33,18 @@ def attend(
         mask: additive or boolean, broadcastable to [batch, heads, seq, keys]; None means causal.
         dropout: probability, 0 outside training.
         scale: of the scores; 1/sqrt(head_dim) where None.
+        causal: without a mask, does a token see only what came before it?
+        softcap: bounds the scores to softcap tanh(score / softcap); none of torch's kernels does.
 
     Returns:
         [batch, seq, heads, head_dim].
     """
-    causal = mask is None
+    causal = causal and mask is None
     if causal and query.shape[2] == 1:  # by a branch: of a compiled shape `> 1` would be a symbol
         causal = False
+    if softcap is not None:
+        with boundary.own_stream(True) if dropout > 0 else nullcontext():
+            return _capped(query, key, value, mask, dropout, scale, causal, softcap)
     with boundary.own_stream(True) if dropout > 0 else nullcontext():
         out = F.scaled_dot_product_attention(
             query,
@@ -45,6 +57,23 @@ def attend(
             enable_gqa=key.shape[1] != query.shape[1],
         )
     return out.transpose(1, 2)
+
+
+def _capped(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
+    """The formula itself, with the scores in memory; arguments and result as of `attend`."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * (scale or query.shape[3] ** -0.5)
+    scores = softcap * (scores / softcap).tanh()
+    if causal:
+        mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask
+    # in float32 whatever the dtype, as in the classes that have a softcap
+    weights = F.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
+    return (weights @ value).transpose(1, 2)
 
 
 def install() -> str:
@@ -65,7 +94,30 @@ def _interface(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`attend` with the signature that transformers calls."""
-    return attend(module.boundary, query, key, value, attention_mask, dropout, scaling), None
+    """`attend` with the signature that transformers calls.
+
+    Raises:
+        UserError: an argument is given that means something here and is not computed.
+    """
+    for name, value_of in kwargs.items():
+        if name not in IN_THE_MASK and value_of is not None and value_of is not False:
+            raise UserError(
+                f"{type(module).__name__} asks attention for {name}, which is not computed here"
+            )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    out = attend(
+        module.boundary,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout,
+        scaling,
+        causal=causal,
+        softcap=softcap,
+    )
+    return out, None

@@ -3,37 +3,92 @@
 from types import MethodType
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import NoToken, UserError
 from .families import Family
+
+IGNORED = -100  # a label that is no token, as in torch's cross-entropy
+
+
+def check_tokens(ids: Tensor | None, labels: Tensor | None, vocabulary: int) -> None:
+    """Raise NoToken if an id or a label is no token; labels may be -100.
+
+    A vocabulary that is split over ranks would take such an id for another rank's.
+    """
+    if ids is not None:
+        _check_range("input id", ids, vocabulary)
+    if labels is not None:
+        _check_range("label", labels.where(labels != IGNORED, 0), vocabulary)
+
+
+def _check_range(what: str, values: Tensor, vocabulary: int) -> None:
+    if not values.numel():
+        return
+    lowest, highest = (int(value) for value in values.aminmax())
+    if lowest >= 0 and highest < vocabulary:
+        return
+    wrong = highest if lowest >= 0 else lowest
+    place = (values == wrong).nonzero()[0].tolist()
+    raise NoToken(f"{what} {wrong} at {place} is no token: the model has 0 to {vocabulary - 1}")
 
 
 def apply_loss(model: nn.Module, family: Family) -> None:
     """Give `model(input_ids, labels=...)` the head's chunked loss; without labels it is as before.
 
     Keywords: `num_items_in_batch` is transformers' own, what the sum over tokens is divided by
-    (the labelled tokens of this call where None). `label_logits` adds the logits at the labelled
-    places, [tokens, vocabulary]. `stage` runs one of the model's stages (pipeline/stages.py) alone,
-    on what it `received`; all but the last give the hidden states that go to the next. Labels are
-    transformers': aligned with the ids, -100 is ignored.
+    (the labelled tokens of this call where None). `shift_labels` too, labels that stand beside the
+    token that predicts them. `output_logits` adds the logits of all tokens, `label_logits` those at
+    the labelled places alone, [tokens, vocabulary]. `return_dict=False` gives a tuple. `stage` runs
+    one of the model's stages (pipeline/stages.py) alone, on what it `received`; all but the last
+    give the hidden states that go to the next. Labels are transformers': aligned with the ids,
+    -100 is ignored.
     """
     plain = model.forward
 
     def forward(self: nn.Module, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        if kwargs.get("labels") is None and kwargs.get("stage") is None:
+        given = [kwargs.get(name) for name in ("labels", "shift_labels")]
+        labels = next((value for value in given if value is not None), None)
+        if kwargs.get("stage") is None:
+            _check_call(self, kwargs)
+        if not kwargs.pop("checked", False):
+            check_tokens(input_ids, labels, self.vocabulary)
+        if labels is not None or kwargs.get("stage") is not None:
+            return loss_forward(self, family, plain, input_ids, **kwargs)
+        kwargs.pop("output_logits", None)
+        with self.boundary.whole_sequence():  # of any length, as generation asks for
             return plain(input_ids=input_ids, **kwargs)
-        return loss_forward(self, family, input_ids, **kwargs)
 
     model.forward = MethodType(forward, model)
+
+
+def _check_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Refuse what a laid-out model cannot give."""
+    if not model.stages[0].whole:
+        raise UserError(
+            "this rank has one stage of a pipeline, which cannot be called alone: Trainer.step and "
+            "Trainer.evaluate run all stages, and save_model writes a model that can be called"
+        )
+    if kwargs.get("output_attentions") and model.family.splits:
+        raise UserError(
+            "attention weights are never made here: load the saved model by transformers with "
+            "attn_implementation='eager' for output_attentions"
+        )
 
 
 def loss_forward(
     model: nn.Module,
     family: Family,
-    input_ids: Tensor,
+    plain: Any,
+    input_ids: Tensor | None,
     labels: Tensor | None = None,
+    shift_labels: Tensor | None = None,
     num_items_in_batch: Tensor | int | None = None,
+    output_logits: bool = False,
     label_logits: bool = False,
+    return_dict: bool | None = None,
     stage: Any = None,
     received: Tensor | None = None,
     **kwargs: Any,
@@ -41,16 +96,39 @@ def loss_forward(
     """Shifted cross-entropy of [batch, seq] ids and labels, as transformers defines it."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
+    options = {"use_cache": False} | kwargs
+    run = plain if family.whole_logits else model.base_model
     if stage is None:
-        hidden = model.base_model(input_ids=input_ids, use_cache=False, **kwargs)[0]
+        outputs = run(input_ids=input_ids, **options)
     else:
-        hidden = stage.run(model, family, input_ids, received, **kwargs)
+        outputs = stage.run(model, family, run, input_ids, received, **options)
         if not stage.last:
-            return hidden
-    targets = labels[:, 1:]
-    kept = targets != -100
-    hidden, targets = hidden[:, :-1][kept], targets[kept]
-    head = model.get_submodule(family.head)
+            return outputs
+    targets = labels[:, 1:] if shift_labels is None else shift_labels
+    predicting = slice(
+        None, targets.shape[1]
+    )  # the last token predicts nothing but by shift_labels
+    kept = targets != IGNORED
+    targets = targets[kept]
     count = targets.numel() if num_items_in_batch is None else num_items_in_batch
-    loss = head(hidden, targets) / count
-    return CausalLMOutputWithPast(loss=loss, logits=head(hidden) if label_logits else None)
+    every = None
+    if family.whole_logits:
+        every = outputs.logits
+        at_labels = every[:, predicting][kept]
+        wide = at_labels.to(torch.promote_types(at_labels.dtype, torch.float32))
+        loss = F.cross_entropy(wide, targets, reduction="sum") / count
+    else:
+        head, hidden = model.get_submodule(family.head), outputs[0]
+        if output_logits:
+            every = family.logits(head(hidden))
+        hidden = hidden[:, predicting][kept]
+        loss = head(hidden, targets) / count
+        at_labels = family.logits(head(hidden)) if label_logits else None
+    result = CausalLMOutputWithPast(
+        loss=loss,
+        logits=at_labels if label_logits else every if output_logits else None,
+        past_key_values=getattr(outputs, "past_key_values", None),
+        hidden_states=getattr(outputs, "hidden_states", None),
+        attentions=getattr(outputs, "attentions", None),
+    )
+    return result.to_tuple() if return_dict is False else result

@@ -12,6 +12,9 @@ Sources: Shoeybi et al. 2019, Megatron-LM, section 3 (parallel cross-entropy); W
 Cut Your Losses in Large-Vocabulary Language Models, section 4 (loss without the logits in memory).
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +24,44 @@ from torch.distributed import ProcessGroup
 CHUNK_BYTES = 64 * 2**20
 
 
+@dataclass(frozen=True)
+class LogitTransform:
+    """What a model does to its head's products: z = softcap tanh(scale x / softcap).
+
+    softcap: None for z = scale x.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "LogitTransform":
+        """That of a transformers configuration; its fields for this have several names."""
+        scale = 1.0
+        for name in ("logit_scale", "lm_head_multiplier"):
+            scale *= _number(config, name)
+        scale /= _number(config, "logits_scaling")
+        return cls(scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, products: Tensor) -> Tensor:
+        logits = products if self.scale == 1.0 else products * self.scale
+        return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
+
+    def slope_(self, gradient: Tensor, logits: Tensor) -> Tensor:
+        """The gradient by the products, in place of that by the logits."""
+        if self.softcap is not None:
+            gradient.mul_(1 - (logits / self.softcap).square())
+        return gradient if self.scale == 1.0 else gradient.mul_(self.scale)
+
+
+def _number(config: Any, name: str) -> float:
+    value = getattr(config, name, None)
+    return 1.0 if value is None else float(value)
+
+
+NO_TRANSFORM = LogitTransform()
+
+
 def token_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -28,7 +69,9 @@ def token_loss(
     labels: Tensor,
     start: int,
     vocabulary: int,
-    group: ProcessGroup,
+    group: ProcessGroup | None,
+    transform: LogitTransform = NO_TRANSFORM,
+    late: bool = False,
 ) -> Tensor:
     """Summed cross-entropy of tokens, for this rank's columns of the vocabulary.
 
@@ -38,42 +81,66 @@ def token_loss(
         labels: [tokens], global token ids, none ignored.
         start: the token id of row 0 of `weight`.
         vocabulary: token ids over all ranks.
-        group: the ranks that share the vocabulary.
+        group: the ranks that share the vocabulary; None for one.
+        transform: from the products with `weight` to logits.
+        late: make the gradients in the backward, by a second pass.
 
     Returns:
         The sum over tokens, a scalar in at least float32, the same on every rank. The gradient of
         `hidden` is this rank's partial sum: it is made whole where `hidden` crossed the boundary.
     """
     # the same on every rank, whatever the size of its shard: each chunk is a collective
-    rows = max(1, CHUNK_BYTES * group.size() // (vocabulary * 4))
-    return _TokenLoss.apply(hidden, weight, bias, labels, start, rows, group)
+    rows = max(1, CHUNK_BYTES * _size(group) // (vocabulary * 4))
+    return _TokenLoss.apply(hidden, weight, bias, labels, start, rows, group, transform, late)
+
+
+def _size(group: ProcessGroup | None) -> int:
+    return group.size() if group else 1
 
 
 class _TokenLoss(torch.autograd.Function):
+    """The gradients are made in the forward, in the same pass as the loss. With `late` they are
+    made in the backward, by going through the chunks again: a head's gradient is as large as the
+    head, and a schedule that keeps many micro-batches would keep as many."""
+
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, start, rows, group):
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        wants = [ctx.needs_input_grad[i] for i in range(3)]
-        grads = [
-            torch.zeros_like(x, dtype=wide if i else x.dtype) if want else None
-            for i, (x, want) in enumerate(zip((hidden, weight, bias), wants, strict=True))
-        ]
-        total = hidden.new_zeros((), dtype=wide)
-        for first in range(0, hidden.shape[0], rows):
-            part = slice(first, first + rows)
-            loss, grad = _chunk_loss(hidden[part], weight, bias, labels[part], start, group, wide)
-            total += loss
-            _add_gradients(grads, grad, hidden[part], weight, part)
-        ctx.dtype = hidden.dtype
-        ctx.save_for_backward(*grads)
+    def forward(ctx, hidden, weight, bias, labels, start, rows, group, transform, late):
+        inputs = (hidden, weight, bias)
+        ctx.options = start, rows, group, transform
+        ctx.dtype, ctx.late, ctx.wants = hidden.dtype, late, ctx.needs_input_grad[:3]
+        total, grads = _all_chunks(
+            inputs, labels, *ctx.options, (False,) * 3 if late else ctx.wants
+        )
+        ctx.save_for_backward(*((*inputs, labels) if late else grads))
         return total
 
     @staticmethod
     def backward(ctx, grad_total):
-        grads = (
-            None if g is None else _scaled(g, grad_total).to(ctx.dtype) for g in ctx.saved_tensors
+        grads = ctx.saved_tensors
+        if ctx.late:
+            *inputs, labels = ctx.saved_tensors
+            _, grads = _all_chunks(inputs, labels, *ctx.options, ctx.wants)
+        scaled = (None if g is None else _scaled(g, grad_total).to(ctx.dtype) for g in grads)
+        return *scaled, None, None, None, None, None, None
+
+
+def _all_chunks(inputs, labels, start, rows, group, transform, wants):
+    """The summed loss, and the gradients of hidden, weight and bias that are wanted."""
+    hidden, weight, bias = inputs
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    grads = [
+        torch.zeros_like(x, dtype=wide if i else x.dtype) if want else None
+        for i, (x, want) in enumerate(zip(inputs, wants, strict=True))
+    ]
+    total = hidden.new_zeros((), dtype=wide)
+    for first in range(0, hidden.shape[0], rows):
+        part = slice(first, first + rows)
+        loss, grad = _chunk_loss(
+            hidden[part], weight, bias, labels[part], start, group, wide, transform
         )
-        return *grads, None, None, None, None
+        total += loss
+        _add_gradients(grads, grad, hidden[part], weight, part)
+    return total, grads
 
 
 def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -84,9 +151,11 @@ def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
     return gradient.to(factor.dtype) * factor
 
 
-def _chunk_loss(hidden, weight, bias, labels, start, group, wide) -> tuple[Tensor, Tensor]:
-    """The chunk's summed loss, and its gradient by this rank's logits, [tokens, vocabulary/n]."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).to(wide)
+def _chunk_loss(
+    hidden, weight, bias, labels, start, group, wide, transform
+) -> tuple[Tensor, Tensor]:
+    """The chunk's summed loss, and its gradient by this rank's products, [tokens, vocabulary/n]."""
+    logits = transform(torch.nn.functional.linear(hidden, weight, bias).to(wide))
     tokens = torch.arange(len(labels), device=labels.device)
     largest = _largest(logits, group)
     exp = (logits - largest.unsqueeze(1)).exp_()
@@ -96,13 +165,13 @@ def _chunk_loss(hidden, weight, bias, labels, start, group, wide) -> tuple[Tenso
     # one message for both sums: the exponentials, and the target's logit, which one rank has
     target = _at(logits, tokens, columns, owned) - largest * owned
     sums = torch.stack([exp.sum(1), target])
-    if group.size() > 1:
+    if _size(group) > 1:
         dist.all_reduce(sums, group=group)
     loss = (sums[0].log() - sums[1]).sum()
     gradient = exp.div_(sums[0].unsqueeze(1))
     if weight.shape[0]:
         gradient[tokens, columns] -= owned.to(wide)
-    return loss, gradient
+    return loss, transform.slope_(gradient, logits)
 
 
 def _at(logits: Tensor, tokens: Tensor, columns: Tensor, owned: Tensor) -> Tensor:
@@ -118,7 +187,7 @@ def _largest(logits: Tensor, group: ProcessGroup) -> Tensor:
         largest = logits.new_full((logits.shape[0],), -torch.inf)
     else:
         largest = logits.max(1).values
-    if group.size() > 1:
+    if _size(group) > 1:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     return largest
 

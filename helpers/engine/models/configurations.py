@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ..errors import UserError, need
-from .families import family_of
 from .hub import check_hub
 from .overrides import override
 
@@ -73,12 +72,7 @@ def find_model(source: str | Path) -> str:
 
 
 def check_model(config: Any) -> None:
-    """See that transformers can build the model and that its family is known here.
-
-    Raises:
-        UserError: it cannot, or it is not; the line says what works.
-    """
-    family_of(config)
+    """Raise a UserError if transformers cannot build the model as a causal language model."""
     transformers = need("transformers", "hf")
     small = copy.deepcopy(config)
     small.num_hidden_layers = 1

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UserError
 from . import blocks
+from .chunked_loss import NO_TRANSFORM, LogitTransform
 
 
 @dataclass(frozen=True)
@@ -22,30 +22,39 @@ class Family:
         column, row: linear layers split by output and by input.
         fused_qkv: column layers whose output is all queries, then all keys, then all values.
         shared_kv: column layers of keys or values, held whole where ranks outnumber their heads.
-        norms: norms before a sublayer.
+        norms: norms before a sublayer; None where all that is outside the sublayers counts as such.
         dropouts: nn.Dropout modules after a sublayer, outside the boundary.
     `forwards`: block path to a forward of our own, always bound.
     `parallel_residual`: of a configuration, are attention and MLP added to one residual together?
     `parallel_forward`: the block's forward where they do.
+    `logits`: what the model makes of its head's products.
+    `whole_logits`: is the loss taken of the model's own logits, all of them at once?
     """
 
     name: str
     model_type: str
-    embedding: str
-    blocks: str
-    norm: str
-    head: str
+    embedding: str | None
+    blocks: str | None
+    norm: str | None
+    head: str | None
     attention: str
     sublayers: tuple[str, ...]
     column: tuple[str, ...]
     row: tuple[str, ...]
-    norms: tuple[str, ...]
+    norms: tuple[str, ...] | None
     fused_qkv: tuple[str, ...] = ()
     shared_kv: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
     forwards: dict[str, Callable] = field(default_factory=dict)
     parallel_residual: Callable[[Any], bool] = lambda config: False
     parallel_forward: Callable | None = None
+    logits: LogitTransform = NO_TRANSFORM
+    whole_logits: bool = False
+
+    @property
+    def splits(self) -> bool:
+        """Is there a layer that tp splits? Such a family has attention by models/attention.py."""
+        return bool(self.row)
 
 
 GPTJ = Family(
@@ -137,57 +146,6 @@ LLAMA = Family(
 FAMILIES = {family.model_type: family for family in (GPTJ, GPT2, NEOX, FALCON, LLAMA)}
 
 
-def family_of(config: Any) -> Family:
-    """The record of a transformers configuration's architecture.
-
-    An architecture without a record of its own gets one made from the tensor plan that transformers
-    publishes with it.
-
-    Raises:
-        UserError: there is neither.
-    """
-    family = FAMILIES.get(config.model_type) or published(config)
-    if family is None:
-        known = ", ".join(record.name for record in FAMILIES.values())
-        raise UserError(
-            f"{config.model_type} has no family record here and transformers publishes no tensor "
-            f"plan for it, so it cannot be laid out; these can: {known}, and models like Llama"
-        )
-    return family
-
-
-def published(config: Any) -> Family | None:
-    """A record from transformers' own plan, for models built like Llama; None where it has none.
-
-    The plan says "layers.*.self_attn.q_proj": "colwise" and so on.
-    """
-    plan = getattr(config, "base_model_tp_plan", None) or {}
-    rules = {path: style for path, style in plan.items() if path.startswith("layers.*.")}
-    column = _paths(rules, "colwise")
-    row = _paths(rules, "rowwise")
-    if not row or len(column) + len(row) != len(rules):
-        return None
-    kv = tuple(path for path in column if path.rpartition(".")[2] in ("k_proj", "v_proj"))
-    return Family(
-        name=config.model_type,
-        model_type=config.model_type,
-        embedding="model.embed_tokens",
-        blocks="model.layers",
-        norm="model.norm",
-        head="lm_head",
-        attention="self_attn",
-        sublayers=tuple(path.rpartition(".")[0] for path in row),
-        column=tuple(path for path in column if path not in kv),
-        shared_kv=kv,
-        row=row,
-        norms=("input_layernorm", "post_attention_layernorm"),
-    )
-
-
-def _paths(rules: dict[str, str], style: str) -> tuple[str, ...]:
-    return tuple(p.removeprefix("layers.*.") for p, rule in rules.items() if rule == style)
-
-
 def kv_heads(config: Any) -> int:
     """Heads of keys and values: as many as queries, fewer (grouped), or one (multi-query)."""
     if config.model_type == "falcon" and not config.new_decoder_architecture:
@@ -202,27 +160,3 @@ def mlp_width(config: Any) -> int:
         if getattr(config, key, None):
             return getattr(config, key)
     return 4 * config.hidden_size
-
-
-def check_tensor_degree(config: Any, tp: int) -> None:
-    """Raise a UserError if the model's heads or MLP width cannot be split over `tp` ranks."""
-    name = family_of(config).name
-    heads, groups, width = config.num_attention_heads, kv_heads(config), mlp_width(config)
-    fits = [n for n in range(2, heads + 1) if heads % n == 0 and _groups_fit(groups, n)]
-    kinds = ", ".join(map(str, fits)) if len(fits) > 1 else f"only {(fits or [1])[0]}"
-    if heads % tp:
-        raise UserError(
-            f"tp={tp} does not divide {name}'s {heads} attention heads; tp can be {kinds} here, "
-            "and data and pipeline parallelism work with any number of heads"
-        )
-    if not _groups_fit(groups, tp):
-        raise UserError(
-            f"tp={tp} and {name}'s {groups} key-value heads do not divide each other; "
-            f"tp can be {kinds} here"
-        )
-    if width % tp:
-        raise UserError(f"tp={tp} does not divide {name}'s MLP width {width}")
-
-
-def _groups_fit(groups: int, tp: int) -> bool:
-    return groups % tp == 0 or tp % groups == 0

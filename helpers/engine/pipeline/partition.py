@@ -25,7 +25,8 @@ from typing import NamedTuple
 from torch import nn
 
 from ..errors import UserError
-from ..models.families import family_of
+from ..models.architecture import family_of, text_config
+from ..models.families import Family
 
 SPEED, MEMORY = 0.2, 0.8  # values of memory_weight
 
@@ -69,7 +70,7 @@ class Costs:
         return [int(share * unit) for share in shares]
 
 
-def model_costs(model: nn.Module, seq_len: int) -> Costs:
+def model_costs(model: nn.Module, seq_len: int, family: Family | None = None) -> Costs:
     """Modelled costs of a transformers model's parts; it may be on the meta device.
 
     time: FLOPs of a token's forward, 2 a matrix element and 4·seq·hidden a layer for the attention
@@ -77,12 +78,15 @@ def model_costs(model: nn.Module, seq_len: int) -> Costs:
     memory: parameters, to which weights, gradients and optimizer state are proportional. A tied
         head counts again: first and last stage each hold it.
 
+    Args:
+        family: of the model; found out by its modules where it is not given.
+
     Raises:
-        UserError: the model is of no known family.
+        UserError: the model has no list of blocks.
     """
-    family = family_of(model.config)
+    family = family or family_of(model)
     blocks = f"{family.blocks}."
-    scores = 4 * seq_len * model.config.hidden_size
+    scores = 4 * seq_len * text_config(model.config).hidden_size
     time = [0] + [scores] * len(model.get_submodule(family.blocks)) + [0]
     memory = [0] * len(time)
     for name, parameter in model.named_parameters(remove_duplicate=False):

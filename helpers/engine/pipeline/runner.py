@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
+from ..models.architecture import text_config
 from ..models.document_mask import model_inputs
 from .messages import MessageKey, PipelineMessages
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Schedule
@@ -165,7 +166,11 @@ class Pipeline:
             return
         sender = self.owners[key.stage + (-1 if key.kind == FORWARD else 1)]
         ids = batches[key.microbatch][0]
-        shape = (len(ids), ids.shape[1] // self.sequence_parts, self.model.config.hidden_size)
+        shape = (
+            len(ids),
+            ids.shape[1] // self.sequence_parts,
+            text_config(self.model.config).hidden_size,
+        )
         self.messages.expect(
             key, sender, lambda: torch.empty(shape, dtype=self.dtype, device=ids.device)
         )
@@ -181,7 +186,7 @@ class Pipeline:
         if self.messages.group.size() > 1:
             options = options | {"stage": self.stages[action.stage], "received": received}
         with record_function("forward"):
-            return self.model(input_ids=batch.ids, labels=batch.labels, **options)
+            return self.model(input_ids=batch.ids, labels=batch.labels, checked=True, **options)
 
 
 class _Step:

@@ -13,7 +13,7 @@ A head that is tied to the embedding needs the same matrix at both ends: the las
 the embedding too, and the two sum its gradients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
+from ..models.architecture import text_config
 from ..models.blocks import on_input
 from ..models.families import Family
 from .partition import balance, layer_ranges, model_costs
@@ -32,7 +34,8 @@ SEQ_LEN = 1024  # at which attention is counted where layers are balanced over s
 class Elsewhere(nn.Module):
     """In the place of a module that another stage has: gives zeros, which nobody uses.
 
-    shape: of what it gives. Between blocks it has dims, since some models index what a block gives.
+    shape: of what it gives; of its input where that is of hidden states, and none of that of ids.
+        Between blocks it has dims, since some models index what a block gives.
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
@@ -40,8 +43,10 @@ class Elsewhere(nn.Module):
         self.shape = shape
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        like = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        return torch.zeros((), device=like.device).expand(self.shape)
+        given = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        if not given.is_floating_point():
+            return torch.zeros((), device=given.device).expand(self.shape)
+        return given.new_zeros(()).expand(self.shape or given.shape)
 
 
 class Exit(Elsewhere):
@@ -82,6 +87,11 @@ class Stage:
     norm: Elsewhere | None = None
     received: Tensor | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Is it all of the model?"""
+        return self.first and self.last
+
     def listen(self) -> None:
         """Let what was received take the place of what the base model hands to the entry."""
         if self.first:
@@ -94,20 +104,21 @@ class Stage:
         self,
         model: nn.Module,
         family: Family,
+        forward: Callable[..., Any],
         input_ids: Tensor,
         received: Tensor | None,
         **options: Tensor,
-    ) -> Tensor:
-        """The stage's hidden states: after the last norm from the last stage, else what goes to
-        the next one.
+    ) -> Any:
+        """What `forward` gives from the last stage, else the hidden states for the next one.
 
         Args:
+            forward: the model's or the base model's own.
             input_ids: [batch, seq], of which stages after the first use the shape.
             received: what the stage before handed on, [batch, seq, hidden], under sequence
                 parallelism this rank's part of the sequence; None for the first stage.
-            options: for the base model, as positions and mask of packed rows.
+            options: for `forward`, as positions and mask of packed rows.
         """
-        shape = (*input_ids.shape, model.config.hidden_size)
+        shape = (*input_ids.shape, text_config(model.config).hidden_size)
         inputs = {"input_ids": input_ids}
         if not self.first:
             inputs = {"inputs_embeds": received.new_zeros(()).expand(shape)}
@@ -115,9 +126,9 @@ class Stage:
             self.norm.shape = shape
         self.received = received
         with self._alone(model, family):
-            hidden = model.base_model(**inputs, use_cache=False, **options)[0]
+            outputs = forward(**inputs, **options)
         self.received = None
-        return hidden if self.last else self.exit.take()
+        return outputs if self.last else self.exit.take()
 
     @contextmanager
     def _alone(self, model: nn.Module, family: Family) -> Iterator[None]:
@@ -149,13 +160,20 @@ def cut(
     Sets on the model:
         stages: of this rank.
         tied_over_ranks: the parameter that the first and the last stage's rank both hold, or None.
-        parameter_count: of the whole model.
+        parameter_count, vocabulary: of the whole model.
+        many_losses: does the last stage begin several micro-batches before it ends the first?
     """
-    counts = stage_layers or auto_partition(model, schedule.stages)
+    model.parameter_count = sum(p.numel() for p in model.parameters())
+    model.vocabulary = model.get_input_embeddings().weight.shape[0]
+    model.many_losses = schedule.name == "gpipe"
+    if schedule.stages == 1:
+        model.tied_over_ranks, model.stages = None, [_whole_model(model, family)]
+        return
+    check_cut(model, family)
+    counts = stage_layers or auto_partition(model, schedule.stages, family)
     embedding, head = model.get_submodule(family.embedding), model.get_submodule(family.head)
     tied = embedding.weight is head.weight
     names = {id(p): name for name, p in model.named_parameters()}
-    model.parameter_count = sum(p.numel() for p in model.parameters())
     both = tied and schedule.rank_of[0] != schedule.rank_of[-1]
     model.tied_over_ranks = names[id(embedding.weight)] if both else None
     model.stages = _stages(model, family, schedule, counts, rank)
@@ -171,12 +189,27 @@ def cut(
                 _replace(model, path)
 
 
-def auto_partition(model: nn.Module, stages: int) -> tuple[int, ...]:
+def check_cut(model: nn.Module, family: Family) -> None:
+    """Raise a UserError if there is no place to cut the model at."""
+    if None in (family.blocks, family.norm, family.embedding, family.head):
+        raise UserError(
+            f"{family.name} cannot be cut into stages: its modules are not an embedding, a list of "
+            "blocks, a norm and a head; dp_shard and dp_replicate work with it"
+        )
+
+
+def _whole_model(model: nn.Module, family: Family) -> "Stage":
+    blocks = dict(model.get_submodule(family.blocks).named_children()) if family.blocks else {}
+    entry = next(iter(blocks.values()), model)
+    return Stage(0, blocks, blocks, True, True, entry)
+
+
+def auto_partition(model: nn.Module, stages: int, family: Family | None = None) -> tuple[int, ...]:
     """Layers of each stage by the modelled cost of the model's parts."""
     if stages == 1:
         return (model.config.num_hidden_layers,)
     longest = getattr(model.config, "max_position_embeddings", None) or SEQ_LEN
-    return balance(model_costs(model, min(SEQ_LEN, longest)), stages)
+    return balance(model_costs(model, min(SEQ_LEN, longest), family), stages)
 
 
 def _stages(

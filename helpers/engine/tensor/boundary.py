@@ -24,24 +24,37 @@ from . import collectives
 SEQUENCE_DIM = 1  # of [batch, seq, hidden]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Boundary:
-    """Around the part of a layer whose matrices the ranks of `mesh`, one axis, share."""
+    """Around the part of a layer whose matrices the ranks of `mesh`, one axis, share.
 
-    mesh: DeviceMesh
+    mesh: None where there is one rank.
+    sequence_parallel: is the sequence split outside?
+    """
+
+    mesh: DeviceMesh | None = None
     sequence_parallel: bool = False
 
     @property
-    def group(self) -> ProcessGroup:
-        return self.mesh.get_group()
+    def group(self) -> ProcessGroup | None:
+        return self.mesh.get_group() if self.mesh else None
 
     @property
     def size(self) -> int:
-        return self.mesh.size()
+        return self.mesh.size() if self.mesh else 1
 
     @property
     def rank(self) -> int:
-        return self.mesh.get_local_rank()
+        return self.mesh.get_local_rank() if self.mesh else 0
+
+    @contextmanager
+    def whole_sequence(self) -> Iterator[None]:
+        """For so long the sequence is not split: for any length, where nothing is trained."""
+        split, self.sequence_parallel = self.sequence_parallel, False
+        try:
+            yield
+        finally:
+            self.sequence_parallel = split
 
     def begin(self, x: Tensor) -> Tensor:
         """Before the first block: [batch, seq, hidden], of which a rank keeps its sequence part."""

@@ -102,12 +102,15 @@ def vocabulary_embedding(self: nn.Embedding, ids: Tensor) -> Tensor:
     masks are made from its length; the first block splits it.
     """
     table = local(self.weight)
-    if self.boundary.size == 1:
-        return F.embedding(ids, table)
-    ids = ids - vocabulary_start(self.weight)
+    start = vocabulary_start(self.weight)
+    ids = ids - start
     owned = (ids >= 0) & (ids < table.shape[0])
-    vectors = F.embedding(ids.masked_fill(~owned, 0), table)
-    return self.boundary.leave(vectors * owned.unsqueeze(-1))
+    padding = None if self.padding_idx is None else self.padding_idx - start
+    padding = padding if padding is not None and 0 <= padding < table.shape[0] else None
+    vectors = F.embedding(ids.masked_fill(~owned, 0), table, padding)
+    whole = self.boundary.leave(vectors * owned.unsqueeze(-1))
+    scale = getattr(self, "embed_scale", None)  # of Gemma's class
+    return whole if scale is None else whole * scale
 
 
 def vocabulary_head(self: nn.Linear, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -117,7 +120,17 @@ def vocabulary_head(self: nn.Linear, hidden: Tensor, labels: Tensor | None = Non
     vocabulary = self.weight.shape[0]
     if labels is not None:
         start = vocabulary_start(self.weight)
-        return token_loss(hidden, weight, bias, labels, start, vocabulary, boundary.group)
+        return token_loss(
+            hidden,
+            weight,
+            bias,
+            labels,
+            start,
+            vocabulary,
+            boundary.group,
+            self.transform,
+            self.late,
+        )
     logits = F.linear(hidden, weight, bias)
     if boundary.size == 1:
         return logits

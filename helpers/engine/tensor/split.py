@@ -3,8 +3,12 @@
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 
 from ..errors import UserError
 from ..models import attention
@@ -14,6 +18,7 @@ from ..pipeline.stages import Elsewhere
 from . import layers
 from .boundary import Boundary
 from .layers import bind
+from .shards import local
 
 # kind of layer -> its forward, and the dim along which each of its parameters is split
 LINEAR: dict[str, tuple[Any, dict[str, int]]] = {
@@ -45,9 +50,20 @@ def apply_tensor(
     Raises:
         UserError: a rule of the record matches no module.
     """
-    model.config._attn_implementation = attention.install()
+    if boundary.sequence_parallel and not family.attention:
+        raise UserError(f"sequence_parallel needs attention that tp splits, not {family.name}'s")
+    model.boundary, model.stored_shapes, model.partial_gradients = boundary, {}, set()
+    if family.splits:
+        _split_blocks(model, family, boundary)
+    split_ends(model, family, boundary)
+    if postpone_weights:
+        layers.postpone_weight_gradients(model)
+
+
+def _split_blocks(model: nn.Module, family: Family, boundary: Boundary) -> None:
+    if family.attention:
+        model.config._attn_implementation = attention.install()
     fuse_gelu(model)
-    model.stored_shapes, model.partial_gradients = {}, set()
     stack = model.get_submodule(family.blocks)
     for name, block in stack.named_children():
         split_block(model, family, boundary, block, f"{family.blocks}.{name}")
@@ -59,9 +75,6 @@ def apply_tensor(
         norm.register_forward_hook(lambda module, args, out: boundary.enter(out))
         if boundary.sequence_parallel:
             _mark(model, f"{family.norm}.", norm)
-    split_ends(model, family, boundary)
-    if postpone_weights:
-        layers.postpone_weight_gradients(model)
 
 
 def fuse_gelu(model: nn.Module) -> None:
@@ -77,29 +90,43 @@ def fuse_gelu(model: nn.Module) -> None:
 def split_block(
     model: nn.Module, family: Family, boundary: Boundary, block: nn.Module, prefix: str
 ) -> None:
+    """Split a block's layers, and let work cross the boundary around them. A block of another kind,
+    as the first of some mixtures of experts, stays whole where it lacks a sublayer."""
+    here = [path for path in family.sublayers if family.norms is not None or has(block, path)]
     parallel_residual = family.parallel_residual(model.config)
     for kind in ("column", "fused_qkv", "row"):
-        for path in getattr(family, kind):
+        for path in _within(here, getattr(family, kind)):
             layer = find(block, path, family)
             if kind == "fused_qkv":
                 _view_qkv_as_thirds(model, layer, f"{prefix}.{path}")
             forward, dims = (LINEAR if isinstance(layer, nn.Linear) else CONV1D)[kind]
             bind(layer, forward, boundary, **dims)
             layer.reduces_output = not parallel_residual
-    for path in family.shared_kv:
+    for path in _within(here, family.shared_kv):
         split_kv(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
-    find(block, family.attention, family).boundary = boundary
-    _count_own_heads(block.get_submodule(family.attention), boundary.size)
+    if family.attention in here:
+        find(block, family.attention, family).boundary = boundary
+        _count_own_heads(block.get_submodule(family.attention), boundary.size)
     if parallel_residual:
         bind(block, family.parallel_forward, boundary)
     else:
-        for path in family.sublayers:
+        for path in here:
             find(block, path, family).register_forward_pre_hook(
                 on_input(boundary.enter), with_kwargs=True
             )
     _norms_and_dropouts(model, family, boundary, block, prefix)
+    _mark_unsplit(model, family, boundary, block, prefix, here)
+
+
+def _within(sublayers: list[str], paths: tuple[str, ...]) -> list[str]:
+    return [path for path in paths if path.split(".")[0] in sublayers]
+
+
+def has(module: nn.Module, path: str) -> bool:
+    """Is there a module at that path?"""
+    return any(name == path for name, _ in module.named_modules())
 
 
 def split_kv(model: nn.Module, layer: nn.Linear, boundary: Boundary, path: str) -> None:
@@ -138,17 +165,26 @@ def kv_rows(group_rows: int, head_dim: int, groups: int, ranks: int, rank: int) 
 
 
 def split_ends(model: nn.Module, family: Family, boundary: Boundary) -> None:
-    """Embedding and head by vocabulary, where they are here; tied, they stay one parameter."""
-    embedding, head = find(model, family.embedding, family), find(model, family.head, family)
-    begins, ends = (not isinstance(module, Elsewhere) for module in (embedding, head))
+    """Embedding and head by vocabulary, where they are here; tied, they stay one parameter. A head
+    whose logits the model makes itself stays as it is."""
+    embedding, head = (
+        model.get_submodule(path) if path else None for path in (family.embedding, family.head)
+    )
+    begins, ends = (
+        isinstance(module, nn.Module) and not isinstance(module, Elsewhere)
+        for module in (embedding, head)
+    )
     tied = begins and ends and embedding.weight is head.weight
     whole = Boundary(boundary.mesh)  # positions and masks need all of the sequence
-    if begins:
+    if begins and boundary.size > 1:
         bind(embedding, layers.vocabulary_embedding, whole, weight=0)
+    if not ends or family.whole_logits:
+        return
+    head.transform, head.late = family.logits, model.many_losses
     if tied:
         head.weight = embedding.weight
         bind(head, layers.vocabulary_head, whole, bias=0)
-    elif ends:
+    else:
         bind(head, layers.vocabulary_head, whole, weight=0, bias=0)
 
 
@@ -176,6 +212,9 @@ def _count_own_heads(attention: nn.Module, tp: int) -> None:
 
 def _norms_and_dropouts(model, family, boundary, block, prefix) -> None:
     """What lies outside the boundary sees a part of the sequence, or a part of the gradient."""
+    if family.norms is None:
+        _outside(model, family, boundary, block, prefix)
+        return
     norms = [path for path in family.norms if hasattr(block, path)]
     inside = family.parallel_residual(model.config) and len(norms) > 1
     if boundary.size > 1 and (boundary.sequence_parallel or inside):
@@ -186,9 +225,71 @@ def _norms_and_dropouts(model, family, boundary, block, prefix) -> None:
             bind(block.get_submodule(path), _own_dropout, boundary)
 
 
+def _outside(model, family, boundary, block, prefix) -> None:
+    """The same of a block without a record: all that is in none of its split sublayers."""
+    if not boundary.sequence_parallel:
+        return
+    for path, module in block.named_modules():
+        if path.split(".")[0] in family.sublayers:
+            continue
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        model.partial_gradients |= {".".join(filter(None, (prefix, path, n))) for n in names}
+        if isinstance(module, nn.Dropout):
+            bind(module, _own_dropout, boundary)
+
+
+def _mark_unsplit(model, family, boundary, block, prefix, sublayers) -> None:
+    """What of a split sublayer every rank holds whole, as norms of single heads, sees the part of
+    the gradient that comes from this rank's heads. A row layer's bias sees all of it."""
+    if boundary.size == 1:
+        return
+    split = (*family.column, *family.fused_qkv, *family.shared_kv, *family.row)
+    for sublayer in sublayers:
+        for path, module in block.get_submodule(sublayer).named_modules(prefix=sublayer):
+            if path not in split:
+                names = [name for name, _ in module.named_parameters(recurse=False)]
+                model.partial_gradients |= {f"{prefix}.{path}.{name}" for name in names}
+
+
 def _own_dropout(self: nn.Dropout, x: Any) -> Any:
     return self.boundary.dropout(x, self.p, self.training)
 
 
 def _mark(model: nn.Module, prefix: str, module: nn.Module) -> None:
     model.partial_gradients |= {prefix + name for name, _ in module.named_parameters()}
+
+
+def sum_partial_gradients(
+    model: nn.Module, gradients: dict[str, Tensor], group: ProcessGroup | None
+) -> None:
+    """Sum over tp, in one message, the gradients of which each rank has one term."""
+    names = sorted(model.partial_gradients & gradients.keys())
+    if group is None or group.size() == 1 or not names:
+        return
+    flat = torch.cat([gradients[name].flatten() for name in names])
+    dist.all_reduce(flat, group=group)
+    sizes = [gradients[name].numel() for name in names]
+    for name, piece in zip(names, flat.split(sizes), strict=True):
+        gradients[name] = piece.view_as(gradients[name])
+
+
+def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients of a model that no data ranks share, whole and in the shapes of files."""
+    parameters = {n: p for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: local(p.grad) for name, p in parameters.items()}
+    sum_partial_gradients(model, gradients, model.boundary.group)
+    return {
+        name: _whole(gradient, parameters[name]).reshape(
+            model.stored_shapes.get(name, parameters[name].shape)
+        )
+        for name, gradient in gradients.items()
+    }
+
+
+def _whole(gradient: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return gradient
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        gradient, mesh, placements, shape=parameter.shape, stride=parameter.stride()
+    ).full_tensor()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from helpers.engine.errors import UserError, need
-from helpers.engine.models.families import family_of
+from helpers.engine.models.architecture import family_of
 from helpers.engine.pipeline.partition import Cost, Costs, model_costs
 
 REPEATS = 9  # after one to warm up
@@ -52,7 +52,7 @@ def measured_costs(
     # a layer is little beside a large head, and would be lost in the noise of that one's time
     whole, one_layer, two_layers = model(1), model(1, WORDS), model(2, WORDS)
     few = ids % WORDS
-    embedding = whole.get_submodule(family_of(config).embedding)
+    embedding = whole.get_submodule(family_of(whole).embedding)
     rounds = _in_turn(
         lambda: whole(input_ids=ids, labels=ids).loss.backward(),
         lambda: one_layer(input_ids=few, labels=few).loss.backward(),

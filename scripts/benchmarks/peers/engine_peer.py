@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.work import BETAS, CLIP, EPS, LR, WEIGHT_DECAY, Work
-from helpers.engine.files.weights import load_model
 from helpers.engine.memory.cpu_allocator import keep_freed_memory
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import compile_s
 from helpers.engine.trainer import Trainer

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from benchmarks.peers.engine_peer import trainer_of
 from benchmarks.work import Work
-from helpers.engine.files.weights import load_model
 from helpers.engine.memory.cpu_allocator import keep_freed_memory
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 
 

@@ -7,9 +7,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from benchmarks.peers.plain_peer import size
 from benchmarks.work import CLIP, Work, adamw
-from helpers.engine.files.weights import load_model
-from helpers.engine.models.families import Family, family_of
-from helpers.engine.pipeline.stages import run_stage
+from helpers.engine.models.architecture import family_of
+from helpers.engine.models.families import Family
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -24,17 +24,18 @@ class Stage(nn.Module):
         (self.stage,) = model.stages
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.stage.first:
-            return run_stage(self.model, self.family, self.stage, x, None)
-        shape_only = torch.empty(x.shape[:2], dtype=torch.long, device="meta")
-        return run_stage(self.model, self.family, self.stage, shape_only, x)
+        first, base = self.stage.first, self.model.base_model
+        ids = x if first else torch.empty(x.shape[:2], dtype=torch.long, device="meta")
+        received = None if first else x
+        out = self.stage.run(self.model, self.family, base, ids, received, use_cache=False)
+        return out[0] if self.stage.last else out
 
 
 class Peer:
     def __init__(self, work: Work, rank: int, ranks: int, schedule: str, microbatches: int) -> None:
         plan = ParallelPlan(pp=ranks, schedule=schedule, microbatches=microbatches)
         self.model = load_model(work.folder, plan, plan.mesh("cpu"))
-        family = family_of(self.model.config)
+        family = family_of(self.model)
         self.head = self.model.get_submodule(family.head)
         self.tokens = work.batch * (work.seq - 1)
         stage = PipelineStage(

@@ -106,7 +106,7 @@ def test_every_linear_layer_of_every_block_and_nothing_else(family: str, tmp_pat
             assert dequantize(model.get_submodule(path)).shape == parameter.shape
         else:
             assert not is_quantized(found) and torch.equal(found, parameter)
-    blocks = plain.get_submodule(weights.family_of(plain.config).blocks)
+    blocks = plain.get_submodule(family_of(plain).blocks)
     linear = [m for m in blocks.modules() if isinstance(m, nn.Linear) or quantize.is_transposed(m)]
     assert len(paths) == len(linear) > 0
     for name, buffer in plain.named_buffers():

@@ -15,8 +15,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from helpers.engine.files.weights import load_model, save_model
+from helpers.engine.files.weights import save_model
 from helpers.engine.memory.cpu_allocator import keep_freed_memory
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from tests.support import parity, tiny
 from tests.support.matrix import product

@@ -9,8 +9,9 @@ import transformers
 
 from helpers.engine.errors import UserError
 from helpers.engine.files import weight_files
-from helpers.engine.files.weights import load_model, save_model, whole_weights
+from helpers.engine.files.weights import save_model, whole_weights
 from helpers.engine.models.configurations import load_config
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.train.job import fit_vocabulary
 from tests.support import parity, tiny

@@ -1,0 +1,211 @@
+"""Does a layout compute what the model's own class does? Tried on a few small layers, not believed.
+
+    trial = Trial(type(model), model.config, tp=2)
+    trial.difference(lay_out, ranks=1, gradients=...)     # None, or in words what is not the same
+
+Before a model is laid out, a copy with few layers, small widths and random weights is laid out in
+the same way, and its loss and every gradient are held against the class's own. It takes
+milliseconds, and what a rule of this engine overlooks (a scale of the logits, a mask by layer, a
+norm between two layers) shows as a difference.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .architecture import text_config
+from .families import kv_heads
+from .overrides import MLP_WIDTHS, override
+
+VOCABULARY = 61  # a prime: no degree divides it
+HEAD = 16  # a head's width
+LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type")
+# of the loss; many classes compute norms or softmax in float32 whatever their dtype
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+
+LayOut = Callable[[nn.Module, int], nn.Module]  # a model and a pipeline rank, to this rank's stage
+Gradients = Callable[[nn.Module], dict[str, Tensor]]  # whole gradients, by name
+
+
+class Truth(NamedTuple):
+    """A small model of the class, a batch, and what the class makes of it."""
+
+    model: nn.Module
+    ids: Tensor
+    labels: Tensor
+    loss: Tensor
+    gradients: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Small copies of a model, to try layouts on.
+
+    tp: ranks that must be able to split them.
+    group: blocks that are recomputed together.
+    """
+
+    model_class: type[nn.Module]
+    config: Any
+    tp: int = 1
+    group: int = 1
+    device: str = "cpu"
+
+    @cached_property
+    def truth(self) -> Truth:
+        """Raises a UserError if the class itself cannot be run so."""
+        reasons = []
+        for config in small_configs(self.config, self.tp, self.group):
+            for dtype in (torch.float64, torch.float32):  # some experts' products take no float64
+                try:
+                    return self._truth(config, dtype)
+                except Exception as error:  # each class has its own complaints
+                    reasons.append(f"{type(error).__name__}: {error}".splitlines()[0][:160])
+        raise UserError(
+            f"a small {self.config.model_type} could not be run by transformers to check the "
+            f"layout against ({reasons[0]})"
+        )
+
+    def _truth(self, config: Any, dtype: torch.dtype) -> Truth:
+        with torch.random.fork_rng(), torch.device(self.device):
+            torch.manual_seed(0)
+            model = self.model_class._from_config(config, dtype=dtype).train()
+            _randomize(model)
+            length = self.tp * -(-10 // self.tp)
+            ids = torch.randint(text_config(config).vocab_size, (2, length))
+            labels = ids.where(torch.rand(ids.shape) > 0.2, -100)
+            logits = model(input_ids=ids, use_cache=False).logits
+            targets = labels[:, 1:].flatten()
+            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets)
+            own = model(input_ids=ids, labels=labels, use_cache=False).loss
+        if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-4):
+            raise ValueError("its loss is not the shifted cross-entropy of its logits")
+        loss.backward()
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in model.named_parameters()
+        }
+        model.zero_grad()
+        return Truth(model, ids, labels, loss.detach(), gradients)
+
+    def difference(self, lay_out: LayOut, ranks: int, gradients: Gradients) -> str | None:
+        """What is not the same where `lay_out` lays the small model out over `ranks` stages."""
+        truth = self.truth
+        limit = TOLERANCE[truth.loss.dtype]
+        try:
+            stages = [lay_out(copy.deepcopy(truth.model), rank) for rank in range(ranks)]
+            loss = _run(stages, truth)
+            found = _added(map(gradients, stages))
+        except UserError as error:
+            return str(error)
+        except Exception as error:  # whatever breaks a class's forward
+            return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        if not abs(loss - truth.loss) <= limit * abs(truth.loss):
+            return f"its loss would be {loss.item():.6g} for {truth.loss.item():.6g}"
+        largest = max(gradient.abs().max() for gradient in truth.gradients.values())
+        for name, expected in truth.gradients.items():
+            actual = found.get(name, torch.zeros_like(expected))
+            scale = max(expected.abs().max(), 1e-3 * largest)
+            if not (actual - expected).abs().max() <= 10 * limit * scale:
+                return f"the gradient of {name} would be wrong"
+        return None
+
+
+def _run(stages: list[nn.Module], truth: Truth) -> Tensor:
+    """Forward through all stages and backward through them again, on one batch."""
+    passed: list[tuple[Tensor | None, Tensor]] = []  # what each received, and what it gave
+    received = None
+    for model in stages:
+        options = {}
+        if len(stages) > 1:
+            model.stages[0].listen()
+            options = {"stage": model.stages[0], "received": received}
+        out = model(input_ids=truth.ids, labels=truth.labels, **options)
+        out = out if isinstance(out, Tensor) else out.loss
+        passed.append((received, out))
+        received = out.detach().requires_grad_()
+    loss = passed[-1][1]
+    gradient = None
+    for given, out in reversed(passed):
+        out.backward(gradient)
+        gradient = None if given is None else given.grad
+    return loss.detach()
+
+
+def _added(gradients: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A parameter that two stages hold has the sum of their gradients."""
+    total: dict[str, Tensor] = {}
+    for of_stage in gradients:
+        for name, gradient in of_stage.items():
+            total[name] = total[name] + gradient if name in total else gradient
+    return total
+
+
+@torch.no_grad()
+def _randomize(model: nn.Module) -> None:
+    """Norms and biases too: at their first values, ones and zeros, much would go unseen."""
+    for parameter in model.parameters():
+        noise = torch.randn_like(parameter)
+        parameter.copy_(parameter + 0.3 * noise if parameter.dim() < 2 else 0.15 * noise)
+
+
+def small_configs(config: Any, tp: int, group: int) -> Iterator[Any]:
+    """Configurations of a model's kind with few layers: first with small widths, and for whoever
+    cannot have those with its own."""
+    for shrinks in ((_fewer_layers, _few_words, _small_widths), (_fewer_layers, _few_words), ()):
+        small = copy.deepcopy(config)
+        try:
+            for shrink in shrinks:
+                shrink(text_config(small), tp, group)
+        except Exception:  # configurations check themselves, each in its own way
+            continue
+        yield small
+
+
+def _fewer_layers(config: Any, tp: int, group: int) -> None:
+    """At least two, one of each kind; two of each where groups are recomputed."""
+    lists = {name: getattr(config, name, None) for name in LAYER_LISTS}
+    kinds = list(zip(*(list(values) for values in lists.values() if values)))
+    chosen = list(dict.fromkeys(kinds))
+    layers = max(2, len(chosen)) * (2 if group > 1 else 1)
+    layers = min(layers, config.num_hidden_layers)
+    pattern = (chosen * layers)[:layers]
+    names = [name for name, values in lists.items() if values]
+    for place, name in enumerate(names):
+        setattr(config, name, [kind[place] for kind in pattern])
+    config.num_hidden_layers = layers
+
+
+def _few_words(config: Any, tp: int, group: int) -> None:
+    config.vocab_size = VOCABULARY
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, int) and token >= VOCABULARY:
+            setattr(config, name, 1)
+    for name, value in list(vars(config).items()):
+        if isinstance(value, float) and "drop" in name:
+            setattr(config, name, 0.0)
+    if getattr(config, "sliding_window", None):
+        config.sliding_window = min(4, config.sliding_window)
+    config._attn_implementation_internal = None  # the class's own
+
+
+def _small_widths(config: Any, tp: int, group: int) -> None:
+    groups = kv_heads(config)
+    heads = max(2, tp)
+    if groups == config.num_attention_heads:
+        for name in ("num_key_value_heads", "num_kv_heads"):
+            if getattr(config, name, None):
+                setattr(config, name, heads)
+    else:
+        heads = groups * -(-heads // groups)
+    override(config, num_attention_heads=heads, hidden_size=heads * HEAD)
+    for name in MLP_WIDTHS:
+        if getattr(config, name, None):
+            setattr(config, name, 12 * tp)

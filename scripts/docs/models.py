@@ -1,0 +1,323 @@
+"""Every causal model type of transformers under every kind of layout: exact, or refused and why.
+
+    python scripts/docs/models.py              # writes docs/models.md
+    python scripts/docs/models.py mistral opt  # prints the rows of these
+
+A small model of each type with random weights is laid out, and the loss of a batch and every
+gradient are held against those of transformers' own class in one process, in float64 (float32 where
+the class takes no float64). small_models.json says how types are made small.
+"""
+
+import copy
+import json
+import multiprocessing as mp
+import os
+import queue
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from helpers.engine.errors import UserError
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "models.md"
+SMALL = json.loads(Path(__file__).with_name("small_models.json").read_text(encoding="utf-8"))
+LAYOUTS = {
+    "one process": ParallelPlan(),
+    "recomputing": ParallelPlan(activation="full"),
+    "tp 2": ParallelPlan(tp=2),
+    "sequence parallel": ParallelPlan(tp=2, sequence_parallel=True),
+    "ZeRO-3": ParallelPlan(dp_shard=2),
+    "pp 2": ParallelPlan(pp=2),
+}
+EXACT = "exact"
+# of the loss; many classes compute norms or softmax in float32 whatever their dtype
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
+LARGEST = 10_000_000  # parameters of a small model
+TIMEOUT_S = 60
+
+
+HEAD = """\
+# Models
+
+Written by `python scripts/docs/models.py`; a test writes rows of it anew and compares. Every type
+of causal language model that transformers {version} builds small on a CPU, under each kind of
+layout over two processes. Exact means that the loss of a batch and every gradient are those of the model's
+own class in one process: in float64, the loss to 1e-7 and a gradient to 1e-6 of its largest element
+(some classes compute norms or softmax in float32 whatever their dtype). All else is refused before
+anything starts, in the sentence below the table: before a model is laid out, a small copy of it is.
+"""
+
+
+def small_config(model_type: str) -> Any:
+    """The type's own configuration, made small."""
+    config = transformers.AutoConfig.for_model(model_type)
+    _shrink(config)
+    for name, value in SMALL["types"].get(model_type, {}).items():
+        setattr(config, name, value)
+    return config
+
+
+def _shrink(config: Any) -> None:
+    renamed = getattr(type(config), "attribute_map", {})
+    for name, value in SMALL["fields"].items():
+        current = vars(config).get(name)
+        if name in renamed or current is None or isinstance(current, list | dict):
+            continue
+        setattr(config, name, value)
+    layers = SMALL["fields"]["num_hidden_layers"]
+    for name in SMALL["layer_lists"]:
+        kinds = vars(config).get(name)
+        if isinstance(kinds, list) and len(kinds) >= layers:
+            every = list(dict.fromkeys(kinds))
+            first = kinds[:layers]
+            setattr(config, name, first if set(every) <= set(first) else (every * layers)[:layers])
+    for value in list(vars(config).values()):
+        if isinstance(value, transformers.PreTrainedConfig):
+            _shrink(value)
+
+
+def small_model(model_type: str) -> nn.Module:
+    """A small model of the type with random weights, in the widest dtype that it takes.
+
+    Raises:
+        Exception: of any kind, where transformers cannot build or run it small.
+    """
+    config = small_config(model_type)
+    with torch.device("meta"):
+        blank = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    size = sum(parameter.numel() for parameter in blank.parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size:,} parameters are not small")
+    reasons = []
+    for dtype in TOLERANCE:
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+        model.train()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                noise = torch.randn_like(parameter)
+                parameter.copy_(parameter + 0.2 * noise if parameter.dim() < 2 else 0.1 * noise)
+        try:
+            loss = own_loss(model, *batch(config.get_text_config().vocab_size))
+        except Exception as error:
+            reasons.append(error)
+            continue
+        if torch.isfinite(loss):
+            return model
+        reasons.append(ValueError("its loss is not finite"))
+    raise reasons[0]
+
+
+def batch(vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Ids and labels [4, 12], some of the labels ignored."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, vocabulary, (4, 12), generator=generator)
+    labels = ids.where(torch.rand(ids.shape, generator=generator) > 0.2, -100)
+    return ids, labels
+
+
+def own_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    return model(input_ids=ids, labels=labels, use_cache=False).loss
+
+
+def verdict(model: nn.Module, plan: ParallelPlan, mesh: Any) -> str:
+    """Is the model the same under the plan? Exact, the sentence of a refusal, or what is wrong."""
+    ids, labels = batch(model.config.get_text_config().vocab_size)
+    reference = copy.deepcopy(model)
+    loss = own_loss(reference, ids, labels)
+    loss.backward()
+    expected = {n: p.grad for n, p in reference.named_parameters() if p.grad is not None}
+    try:
+        laid = parallelize(copy.deepcopy(model), plan, mesh)
+    except UserError as error:
+        return str(error)
+    trainer = Trainer(laid, plan, mesh, lr=1e-3)
+    ours = trainer.backward(ids, labels)
+    limit = TOLERANCE[loss.dtype]
+    if not abs(ours - loss) <= limit * abs(loss):
+        return f"WRONG: loss {ours.item():.8g} for {loss.item():.8g}"
+    shapes = laid.stored_shapes
+    largest = max(gradient.abs().max() for gradient in expected.values())
+    gradients = trainer.gradients()
+    for part in trainer.parts:
+        whole = part.whole(gradients[part.name]) if part.name in gradients else None
+        if isinstance(whole, DTensor):
+            whole = whole.full_tensor()
+        right = expected.get(part.name)
+        if right is None and whole is None:
+            continue
+        right = torch.zeros_like(whole) if right is None else right
+        whole = torch.zeros_like(right) if whole is None else whole
+        whole = whole.reshape(shapes.get(part.name, right.shape))
+        scale = max(right.abs().max(), 1e-3 * largest)
+        if not (whole - right).abs().max() <= 10 * limit * scale:
+            return f"WRONG: gradient of {part.name}"
+    return EXACT
+
+
+class Ranks:
+    """Two processes joined by gloo that answer one model type after another."""
+
+    def __init__(self) -> None:
+        context = mp.get_context("spawn")
+        self.answers = context.Queue()
+        self.inboxes = [context.Queue() for _ in range(2)]
+        store = tempfile.mktemp(prefix="models-")
+        self.processes = [
+            context.Process(target=_serve, args=(rank, store, inbox, self.answers), daemon=True)
+            for rank, inbox in enumerate(self.inboxes)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def verdict(self, model_type: str, layout: str) -> str | None:
+        """None where a rank died or hung, after which these ranks are of no use any more."""
+        for inbox in self.inboxes:
+            inbox.put((model_type, layout))
+        answers = []
+        try:
+            while len(answers) < 2:
+                answers.append(self.answers.get(timeout=TIMEOUT_S))
+        except queue.Empty:
+            return answers[0] if answers else None
+        return next((answer for answer in answers if answer != EXACT), EXACT)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+def _serve(rank: int, store: str, inbox: Any, answers: Any) -> None:
+    _quiet()
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    meshes: dict[str, Any] = {}
+    while True:
+        model_type, layout = inbox.get()
+        plan = LAYOUTS[layout]
+        if layout not in meshes:
+            meshes[layout] = plan.mesh("cpu")
+        try:
+            answers.put(verdict(small_model(model_type), plan, meshes[layout]))
+        except Exception:
+            answers.put(f"ERROR: {traceback.format_exc().strip().splitlines()[-1][:200]}")
+
+
+def _quiet() -> None:
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+
+
+def rows(types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
+    """Of each type the verdict by layout, or why transformers has no small model of it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    alone = ParallelPlan().mesh("cpu")
+    ranks = Ranks()
+    for model_type in types:
+        try:
+            model = small_model(model_type)
+        except Exception as error:
+            yield model_type, f"{type(error).__name__}: {error}".splitlines()[0][:100]
+            continue
+        found = {}
+        for layout, plan in LAYOUTS.items():
+            if plan.world_size == 1:
+                try:
+                    found[layout] = verdict(model, plan, alone)
+                except Exception as error:
+                    found[layout] = f"ERROR: {type(error).__name__}: {error}"[:200]
+                continue
+            answer = ranks.verdict(model_type, layout)
+            found[layout] = answer or "ERROR: the ranks hang"
+            if answer is None or answer.startswith("ERROR"):
+                ranks.close()
+                ranks = Ranks()
+        yield model_type, found
+    ranks.close()
+    dist.destroy_process_group()
+
+
+def row(model_type: str, verdicts: dict[str, str]) -> str:
+    """The type's line of the table."""
+    cells = ["exact" if verdicts[layout] == EXACT else "refused" for layout in LAYOUTS]
+    return f"| {model_type} | {' | '.join(cells)} |"
+
+
+def refusals(model_type: str, verdicts: dict[str, str]) -> list[str]:
+    """A line for each sentence with which the type is refused, and the layouts that it is for."""
+    by_sentence: dict[str, list[str]] = {}
+    for layout, words in verdicts.items():
+        if words != EXACT:
+            by_sentence.setdefault(words, []).append(layout)
+    return [f"- {model_type}, {', '.join(of)}: {words}" for words, of in by_sentence.items()]
+
+
+def page(results: dict[str, dict[str, str] | str]) -> str:
+    """docs/models.md."""
+    tried = {name: found for name, found in results.items() if isinstance(found, dict)}
+    not_built = {name: why for name, why in results.items() if isinstance(why, str)}
+    counts = {
+        layout: sum(verdicts[layout] == EXACT for verdicts in tried.values()) for layout in LAYOUTS
+    }
+    exact = ", ".join(f"{layout} {count}" for layout, count in counts.items())
+    lines = [
+        *HEAD.format(version=transformers.__version__).splitlines(),
+        f"{len(tried)} types are tried. Exact: {exact}.",
+        "",
+        f"| type | {' | '.join(LAYOUTS)} |",
+        "|---" * (len(LAYOUTS) + 1) + "|",
+        *(row(name, verdicts) for name, verdicts in tried.items()),
+        "",
+        "## Refused",
+        "",
+        *(line for name, verdicts in tried.items() for line in refusals(name, verdicts)),
+        "",
+        "## Not tried",
+        "",
+        "transformers does not build or run these small, or not as language models of text alone:",
+        "",
+        *(f"- {name}: {why}" for name, why in not_built.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    _quiet()
+    types = sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    results = {}
+    for model_type, found in rows(types):
+        results[model_type] = found
+        print(model_type, json.dumps(found, indent=1), flush=True)
+    bad = ("WRONG", "ERROR")
+    faults = [
+        f"{name}, {layout}: {words}"
+        for name, found in results.items()
+        if isinstance(found, dict)
+        for layout, words in found.items()
+        if words.startswith(bad)
+    ]
+    print(*faults, sep="\n")
+    if not sys.argv[1:]:
+        PAGE.write_text(page(results), encoding="utf-8")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

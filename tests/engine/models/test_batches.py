@@ -1,0 +1,147 @@
+"""Any batch gives transformers' loss, or transformers' kind of error, under every layout."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.engine.errors import NoToken, UserError
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from tests.support import tiny
+from tests.support.ranks import mesh_of, pool
+
+LAYOUTS = {
+    "one": ParallelPlan(),
+    "tp": ParallelPlan(tp=2),
+    "pp": ParallelPlan(pp=2),
+    "zero-3": ParallelPlan(dp_shard=2),
+}
+FLOAT32 = 1e-6  # transformers casts logits to float32 for its loss, whatever the model's dtype
+TOKENS = st.integers(-2, tiny.VOCAB + 1)
+LABELS = st.one_of(st.just(-100), st.integers(-102, tiny.VOCAB + 1))
+
+
+@st.composite
+def batches(draw) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """Ids, labels and a mask of left or right padding; most are tokens, some are not."""
+    rows, length = draw(st.integers(1, 4)), draw(st.integers(2, 8))
+    valid = draw(st.booleans())
+    tokens = st.integers(0, tiny.VOCAB - 1) if valid else TOKENS
+    labels = st.one_of(st.just(-100), tokens) if valid else LABELS
+    ids = [[draw(tokens) for _ in range(length)] for _ in range(rows)]
+    targets = [[draw(labels) for _ in range(length)] for _ in range(rows)]
+    mask = []
+    for _ in range(rows):
+        padding, left = draw(st.integers(0, length - 2)), draw(st.booleans())
+        real = [1] * (length - padding)
+        mask.append([0] * padding + real if left else real + [0] * padding)
+    return ids, targets, mask
+
+
+def losses(layout: str, cases: list) -> list[tuple[float | str, float | str]]:
+    """Of each case, transformers' loss and ours; the kind of error where there is one."""
+    plan = LAYOUTS[layout]
+    found = []
+    for ids, labels, mask in cases:
+        given = (torch.tensor(ids), torch.tensor(labels), torch.tensor(mask))
+        found.append((_own(*given, plan), _ours(*given, plan)))
+    return found
+
+
+def _own(ids: Tensor, labels: Tensor, mask: Tensor, plan: ParallelPlan) -> float | str:
+    model = tiny.fresh("llama", torch.float64)
+    try:
+        masked = {} if plan.pp > 1 else {"attention_mask": mask}
+        out = model(input_ids=ids, labels=labels, **masked)
+        return out.loss.item()
+    except Exception as error:
+        return "error" if isinstance(error, IndexError | RuntimeError) else repr(error)
+
+
+def _ours(ids: Tensor, labels: Tensor, mask: Tensor, plan: ParallelPlan) -> float | str:
+    mesh = mesh_of(plan)
+    model = parallelize(tiny.fresh("llama", torch.float64), plan, mesh)
+    try:
+        if plan.pp > 1:  # a stage has no mask but that of packed documents
+            labelled = (labels[:, 1:] != -100).sum()
+            loss = Trainer(model, plan, mesh, lr=1e-3).backward(ids, labels).item()
+            return loss if labelled else float("nan")
+        return model(input_ids=ids, labels=labels, attention_mask=mask).loss.item()
+    except (NoToken, IndexError):
+        return "error"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_batch_gives_transformers_loss_or_its_kind_of_error(layout: str) -> None:
+    cases: list = []
+
+    @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+    @given(batches())
+    def collect(case) -> None:
+        cases.append(case)
+
+    collect()
+    kinds = set()
+    for expected, actual in pool(LAYOUTS[layout].world_size).run(losses, layout, cases)[0]:
+        kinds.add(type(expected))
+        if isinstance(expected, str) or isinstance(actual, str):
+            assert expected == actual == "error"
+        else:
+            assert actual == pytest.approx(expected, rel=FLOAT32, nan_ok=True)
+    assert kinds == {float, str}
+
+
+@pytest.mark.parametrize(
+    ("ids", "labels", "words"),
+    [
+        ([[3, 10**6]], [[3, 4]], "input id 1000000 at [0, 1] is no token"),
+        ([[-3, 4]], [[3, 4]], "input id -3 at [0, 0]"),
+        ([[3, 4]], [[3, tiny.VOCAB]], f"label {tiny.VOCAB} at [0, 1]"),
+        ([[3, 4]], [[3, -1]], "label -1 at [0, 1]"),
+        ([[3, 4]], [[3, 4, 5]], "of one shape"),
+        ([], [], "of one shape"),
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_refuses_what_is_no_token(layout: str, ids, labels, words) -> None:
+    for said in pool(LAYOUTS[layout].world_size).run(refusal, layout, ids, labels):
+        assert words in said
+
+
+def refusal(layout: str, ids: list, labels: list) -> str:
+    plan = LAYOUTS[layout]
+    trainer = Trainer(
+        parallelize(tiny.fresh("gptj", torch.float32), plan, mesh_of(plan)),
+        plan,
+        mesh_of(plan),
+        lr=1e-3,
+    )
+    with pytest.raises(UserError) as raised:
+        trainer.step(torch.tensor(ids, dtype=torch.long), torch.tensor(labels, dtype=torch.long))
+    assert trainer.steps_done == 0
+    return str(raised.value)
+
+
+def shifted(plan: ParallelPlan) -> tuple[float, float]:
+    ids, labels = tiny.batch(0)
+    own = tiny.fresh("llama", torch.float64)
+    model = parallelize(copy.deepcopy(own), plan, mesh_of(plan))
+    moved = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+    expected = own(input_ids=ids, labels=ids, shift_labels=moved).loss
+    return expected.item(), model(input_ids=ids, shift_labels=moved).loss.item()
+
+
+@pytest.mark.parametrize("layout", ("one", "tp"))
+def test_labels_that_are_shifted_already_are_taken_as_they_are(layout: str) -> None:
+    for expected, ours in pool(LAYOUTS[layout].world_size).run(shifted, LAYOUTS[layout]):
+        assert ours == pytest.approx(expected, rel=FLOAT32)
+
+
+def test_the_reference_itself_is_transformers() -> None:
+    assert type(tiny.fresh("llama", torch.float64)) is transformers.LlamaForCausalLM

@@ -1,0 +1,140 @@
+"""What users of transformers call on a model still works on a laid-out one, or says what does."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from helpers.engine.errors import UserError
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from tests.support import tiny
+from tests.support.ranks import mesh_of, pool
+
+LAYOUTS = {
+    "one": ParallelPlan(),
+    "tp": ParallelPlan(tp=2),
+    "sequence": ParallelPlan(tp=2, sequence_parallel=True),
+    "zero-3": ParallelPlan(dp_shard=2),
+    "pp": ParallelPlan(pp=2),
+}
+FAMILIES = ("gptj", "gpt2", "neox", "falcon-mqa", "llama")
+
+
+def laid(family: str, layout: str, dtype: torch.dtype = torch.float64):
+    plan = LAYOUTS[layout]
+    return parallelize(tiny.fresh(family, dtype), plan, mesh_of(plan))
+
+
+def generated(family: str, layout: str) -> tuple[list, list]:
+    ids = torch.randint(tiny.VOCAB, (2, 5), generator=torch.Generator().manual_seed(3))
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    own = tiny.fresh(family, torch.float64).eval().generate(ids, **options)
+    return own.tolist(), laid(family, layout).eval().generate(ids, **options).tolist()
+
+
+@pytest.mark.parametrize("layout", ("one", "tp", "sequence", "zero-3"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_generates_the_same_tokens(family: str, layout: str) -> None:
+    for own, ours in pool(LAYOUTS[layout].world_size).run(generated, family, layout):
+        assert own == ours
+
+
+def saved(family: str, layout: str, folder: str) -> None:
+    laid(family, layout, torch.float32).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_save_pretrained_writes_what_transformers_loads(
+    family: str, layout: str, tmp_path: Path
+) -> None:
+    pool(LAYOUTS[layout].world_size).run(saved, family, layout, str(tmp_path / "model"))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for name, value in tiny.fresh(family, torch.float32).state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], value, rtol=0, atol=0)
+
+
+def kept_bytes(family: str, enable: bool) -> int:
+    model = laid(family, "one", torch.float32).train()
+    if enable:
+        model.gradient_checkpointing_enable()
+    ids, labels = tiny.batch(0)
+    kept = 0
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(input_ids=ids, labels=labels)
+    return kept
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_keeps_less(family: str) -> None:
+    [plain], [less] = (pool(1).run(kept_bytes, family, enable) for enable in (False, True))
+    assert less < 0.7 * plain
+
+
+def outputs(layout: str) -> tuple[bool, bool, bool, bool]:
+    ids, labels = tiny.batch(0)
+    own = tiny.fresh("llama", torch.float64)
+    model = laid("llama", layout)
+    plain = model(input_ids=ids, labels=labels)
+    asked = model(input_ids=ids, labels=labels, output_logits=True)
+    expected = own(input_ids=ids, labels=labels)
+    pair = model(input_ids=ids, labels=labels, return_dict=False)
+    without = model(input_ids=ids, return_dict=False)
+    return (
+        plain.logits is None,
+        torch.allclose(asked.logits, expected.logits),
+        isinstance(pair, tuple) and abs(pair[0].item() - expected.loss.item()) < 1e-5,
+        isinstance(without, tuple) and torch.allclose(without[0], expected.logits),
+    )
+
+
+@pytest.mark.parametrize("layout", ("one", "tp"))
+def test_logits_come_beside_labels_when_asked_for_and_tuples_too(layout: str) -> None:
+    assert set(pool(LAYOUTS[layout].world_size).run(outputs, layout)) == {(True,) * 4}
+
+
+def refusals(layout: str) -> list[str]:
+    model = laid("gptj", layout)
+    ids, labels = tiny.batch(0)
+    calls = {
+        "resize": lambda: model.resize_token_embeddings(200),
+        "attentions": lambda: model(input_ids=ids, output_attentions=True),
+        "options": lambda: model.save_pretrained("x", push_to_hub=True),
+    }
+    if layout == "pp":
+        calls = {
+            "call": lambda: model(input_ids=ids, labels=labels),
+            "generate": lambda: model.generate(ids, max_new_tokens=2),
+        }
+    said = []
+    for call in calls.values():
+        with pytest.raises(UserError) as raised:
+            call()
+        said.append(str(raised.value))
+    return said
+
+
+@pytest.mark.parametrize("layout", ("one", "tp", "pp"))
+def test_what_cannot_work_says_so_in_one_line(layout: str) -> None:
+    for said in pool(LAYOUTS[layout].world_size).run(refusals, layout):
+        assert all(words and "\n" not in words for words in said)
+
+
+def test_a_copy_is_not_touched() -> None:
+    own = tiny.fresh("gpt2", torch.float64)
+    before = copy.deepcopy(own.state_dict())
+    pool(1).run(saved_nothing)
+    assert all(torch.equal(before[name], value) for name, value in own.state_dict().items())
+
+
+def saved_nothing() -> None:
+    laid("gpt2", "one")
