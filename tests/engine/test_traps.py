@@ -149,7 +149,7 @@ def norms_under_sp(family: str) -> None:
     """Left alone, a norm's gradient under sequence parallelism covers one rank's tokens."""
     plan = ParallelPlan(tp=2, sequence_parallel=True)
     trainer = trainer_of(family, plan)
-    name = f"{family_of(trainer.model.config).norm}.weight"
+    name = f"{family_of(trainer.model).norm}.weight"
     truth = tiny.truth(family, torch.float64)["gradients"][name]
     trainer.backward(*tiny.batch(0))
     alone = trainer.data.take()[name]

@@ -166,11 +166,8 @@ class Pipeline:
             return
         sender = self.owners[key.stage + (-1 if key.kind == FORWARD else 1)]
         ids = batches[key.microbatch][0]
-        shape = (
-            len(ids),
-            ids.shape[1] // self.sequence_parts,
-            text_config(self.model.config).hidden_size,
-        )
+        width = text_config(self.model.config).hidden_size
+        shape = (len(ids), ids.shape[1] // self.sequence_parts, width)
         self.messages.expect(
             key, sender, lambda: torch.empty(shape, dtype=self.dtype, device=ids.device)
         )

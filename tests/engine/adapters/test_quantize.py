@@ -16,6 +16,7 @@ from helpers.engine.adapters import nf4 as quantize
 from helpers.engine.adapters.nf4 import dequantize, linear_paths, load_quantized
 from helpers.engine.errors import UserError
 from helpers.engine.files import weights
+from helpers.engine.models.architecture import family_of
 from tests.support import tiny
 
 bnb = pytest.importorskip("bitsandbytes")
