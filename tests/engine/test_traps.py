@@ -1,16 +1,16 @@
 """What silently goes wrong in parallel training, one named test each."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.architecture import check_tensor_degree, family_of
 from helpers.engine.models.configurations import load_config
-from helpers.engine.models.families import check_tensor_degree, family_of
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.boundary import Boundary
@@ -413,13 +413,14 @@ def test_a_rule_that_matches_no_module_is_an_error() -> None:
     pool(2).run(missing_module)
 
 
-def test_a_model_without_a_published_plan_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"opt has no family record.*GPT-J"):
-        family_of(SimpleNamespace(model_type="opt"))
+def test_a_model_without_a_tensor_plan_is_refused_under_tp_alone() -> None:
+    config = transformers.AutoConfig.for_model("opt")
+    with pytest.raises(UserError, match=r"opt cannot be split by tp: .*tp with GPT-J"):
+        check_tensor_degree(config, 2)
 
 
 def test_the_published_plan_is_used_for_other_models() -> None:
-    record = family_of(tiny.config("qwen2"))
+    record = family_of(tiny.fresh("qwen2", torch.float32))
     assert "self_attn.q_proj" in record.column and "mlp.down_proj" in record.row
 
 
