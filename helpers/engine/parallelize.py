@@ -182,7 +182,8 @@ def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
         "recomputing": replace(alone, activation=plan.activation),
         "dp_shard and dp_replicate": alone,
     }
-    yield from ((words, other) for words, other in options.items() if other != plan)
+    words_of = {other: words for words, other in options.items() if other != plan}
+    yield from ((words, other) for other, words in words_of.items())
 
 
 def _words(plan: ParallelPlan) -> str:

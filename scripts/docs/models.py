@@ -114,7 +114,8 @@ def small_model(model_type: str) -> nn.Module:
                 noise = torch.randn_like(parameter)
                 parameter.copy_(parameter + 0.2 * noise if parameter.dim() < 2 else 0.1 * noise)
         try:
-            loss = own_loss(model, *batch(config.get_text_config().vocab_size))
+            trial = copy.deepcopy(model)  # some classes keep states of the last batch
+            loss = own_loss(trial, *batch(config.get_text_config().vocab_size))
         except Exception as error:
             reasons.append(error)
             continue

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -104,20 +104,32 @@ class Place(NamedTuple):
         return meeting | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(self.ranks)}
 
 
-def process(ranks: int = 1, script: str = TRAIN, **flags: object) -> subprocess.CompletedProcess:
+def process(
+    ranks: int = 1,
+    script: str = TRAIN,
+    of_rank: dict[int, dict[str, object]] | None = None,
+    folders: Sequence[Path] = (),
+    **flags: object,
+) -> subprocess.CompletedProcess:
     """Run a script to its end on `ranks` processes, forked from one that has its imports already.
     `lr=0.1` becomes `--lr=0.1`, True a switch, a list `--flag a b`.
+
+    Args:
+        of_rank: flags that a rank has in place of the others'.
+        folders: where each rank is started, as on machines of their own; the root if not given.
 
     Returns:
         0 or the first code that is not, and what the ranks said, one after the other.
     """
-    words = list(_words(flags))
+    words = [list(_words(flags | (of_rank or {}).get(rank, {}))) for rank in range(ranks)]
+    starts = folders or [Path("/")] * ranks
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free again when the ranks meet there
     with tempfile.TemporaryDirectory() as folder:
         places = [Place(rank, ranks, port) for rank in range(ranks)]
         children = [
-            forks().Process(target=_main, args=(script, words, place, folder)) for place in places
+            forks().Process(target=_main, args=(script, words[place.rank], place, folder, start))
+            for place, start in zip(places, starts, strict=True)
         ]
         code = _exit_code(children)
         stdout, stderr = (
@@ -125,7 +137,7 @@ def process(ranks: int = 1, script: str = TRAIN, **flags: object) -> subprocess.
             for name in STREAMS
         )
     assert code is not None, f"{script} runs longer than {TIMEOUT_S} s: {stderr}"
-    return subprocess.CompletedProcess(words, code, stdout, stderr)
+    return subprocess.CompletedProcess(words[0], code, stdout, stderr)
 
 
 def _words(flags: dict[str, object]) -> Iterator[str]:
@@ -158,11 +170,11 @@ def _stream(folder: str, name: str, place: Place) -> Path:
     return Path(folder) / f"{name}-{place.rank}"
 
 
-def _main(script: str, words: list[str], place: Place, folder: str) -> None:
+def _main(script: str, words: list[str], place: Place, folder: str, start: Path) -> None:
     for descriptor, name in enumerate(STREAMS, start=1):
         file = os.open(_stream(folder, name, place), os.O_WRONLY | os.O_CREAT)
         os.dup2(file, descriptor)
-    os.chdir("/")
+    os.chdir(start)
     if place.ranks > 1:
         os.environ |= place.variables
         torch.set_num_threads(1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from helpers.engine.files import checkpoints as checkpoint
 from helpers.engine.files.checkpoints import Checkpoints
@@ -212,6 +213,51 @@ def test_what_a_resumed_run_must_share(killed, tmp_path) -> None:
     (other / "metrics.jsonl").touch()
     assert f"{other} already holds a run" in refusal(other, resume=killed)
     assert (other / "metrics.jsonl").exists()
+
+
+SHORT = {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 32, "batch_size": 8}
+
+
+def test_other_data_of_as_many_tokens_is_refused(tmp_path: Path) -> None:
+    lines = ["one two three", "four five six"]
+    for name, order in (("first", 1), ("other", -1)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines[::order] * 100))
+    flags = SHORT | {"out": tmp_path / "run", "steps": 2, "checkpoint_every": 1}
+    done = scripts.process(data=tmp_path / "first.txt", **flags)
+    assert done.returncode == 0, done.stderr
+    flags |= {"steps": 4, "resume": True}
+    done = scripts.process(data=tmp_path / "other.txt", **flags)
+    assert done.returncode == 2
+    assert "was made with data of digest " in scripts.the_line(done.stderr)
+    assert scripts.process(data=tmp_path / "first.txt", **flags).returncode == 0
+
+
+def test_what_a_resumed_run_may_change_is_told(tmp_path: Path) -> None:
+    flags = SHORT | {"out": tmp_path / "run", "checkpoint_every": 2}
+    assert scripts.process(steps=2, **flags).returncode == 0
+    flags |= {"resume": True}
+    done = scripts.process(steps=4, lr=5e-4, clip=0.5, precision="bf16", **flags)
+    assert done.returncode == 0, done.stderr
+    [told] = [line for line in done.stdout.splitlines() if line.startswith("resumed with")]
+    for words in ("lr 0.0005", "clip 0.5", "precision bf16", "steps 4"):
+        assert words in told
+    done = scripts.process(steps=4, lr=5e-4, clip=0.5, precision="bf16", **flags)
+    assert "resumed with" not in done.stdout
+
+
+def test_adapters_do_not_go_on_with_another_base(tmp_path: Path) -> None:
+    for seed, name in enumerate(("base", "other")):
+        torch.manual_seed(seed)
+        model = tiny.fresh("llama", torch.float32)
+        model.resize_token_embeddings(2048)
+        model.model.layers[0].mlp.up_proj.reset_parameters()
+        model.save_pretrained(tmp_path / name)
+    flags = {"seq_len": 32, "batch_size": 8, "lora_rank": 2, "out": tmp_path / "run"}
+    flags |= {"checkpoint_every": 1}
+    done = scripts.process(model=tmp_path / "base", steps=1, **flags)
+    assert done.returncode == 0, done.stderr
+    done = scripts.process(model=tmp_path / "other", steps=2, resume=True, **flags)
+    assert done.returncode == 2 and "base" in scripts.the_line(done.stderr)
 
 
 def test_a_manifest_is_checked_too(killed, tmp_path) -> None:

@@ -61,19 +61,21 @@ def load_quantized(
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    from_scratch: bool = False,
 ) -> nn.Module:
     """A transformers causal language model, all of it frozen, its linear layers in 4 bits.
 
     Args:
-        source: a preset, a folder or a hub id; one without weights is drawn from `seed`, as
+        source: a preset, a folder or a hub id. A preset is drawn from `seed`, as
             parallelize.load_model draws it.
+        from_scratch: draw the others, too, whatever weights they have.
         dtype: of all that is not in 4 bits, and of the arithmetic.
 
     Raises:
         UserError: bitsandbytes is missing, or there is no such model, or its files are broken.
     """
     need("bitsandbytes", "qlora")
-    model, files = weights.blank_model(source, config, dtype)
+    model, files = weights.blank_model(source, config, dtype, from_scratch)
     fill_quantized(model, files, seed, device)
     return model.eval()
 

@@ -131,8 +131,8 @@ class LossRange:
         if loss <= middle + 8 * max(deviation, 0.02 * abs(middle)):
             return None
         return (
-            f"the loss of step {step}, {loss:.4g}, is far above its recent range of "
-            f"{recent[0]:.4g} to {recent[-1]:.4g}"
+            f"the loss of step {step}, {loss:.4g}, is far above the {middle:.4g} that was the "
+            f"median of the {len(recent)} steps before"
         )
 
 

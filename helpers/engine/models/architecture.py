@@ -161,8 +161,10 @@ def _no_rules(config: Any) -> str:
     plan = getattr(config, "base_model_tp_plan", None)
     reason = "transformers publishes no tensor plan for it"
     if plan:
-        others = sorted(set(plan.values()) - FOLLOWED)
-        reason = f"the tensor plan that transformers publishes has rules not followed: {others[0]}"
+        others = sorted(set(plan.values()) - FOLLOWED) or ["layers under other names"]
+        reason = (
+            f"the tensor plan that transformers publishes has what is not followed: {others[0]}"
+        )
     known = ", ".join(record.name for record in FAMILIES.values())
     return (
         f"{config.model_type} cannot be split by tp: there is no record of it here and {reason}; "

@@ -104,31 +104,45 @@ def loss_forward(
         outputs = stage.run(model, family, run, input_ids, received, **options)
         if not stage.last:
             return outputs
-    targets = labels[:, 1:] if shift_labels is None else shift_labels
-    predicting = slice(
-        None, targets.shape[1]
-    )  # the last token predicts nothing but by shift_labels
-    kept = targets != IGNORED
-    targets = targets[kept]
-    count = targets.numel() if num_items_in_batch is None else num_items_in_batch
-    every = None
+    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED) if shift_labels is None else shift_labels
+    places = targets != IGNORED
+    targets = targets[places]
+    wanted = "labels" if label_logits else "all" if output_logits else None
     if family.whole_logits:
-        every = outputs.logits
-        at_labels = every[:, predicting][kept]
-        wide = at_labels.to(torch.promote_types(at_labels.dtype, torch.float32))
-        loss = F.cross_entropy(wide, targets, reduction="sum") / count
+        loss, logits = _loss_of_logits(outputs.logits, places, targets, wanted)
     else:
-        head, hidden = model.get_submodule(family.head), outputs[0]
-        if output_logits:
-            every = family.logits(head(hidden))
-        hidden = hidden[:, predicting][kept]
-        loss = head(hidden, targets) / count
-        at_labels = family.logits(head(hidden)) if label_logits else None
+        loss, logits = _loss_of_hidden(model, family, outputs[0], places, targets, wanted)
     result = CausalLMOutputWithPast(
-        loss=loss,
-        logits=at_labels if label_logits else every if output_logits else None,
+        loss=loss / (targets.numel() if num_items_in_batch is None else num_items_in_batch),
+        logits=logits,
         past_key_values=getattr(outputs, "past_key_values", None),
         hidden_states=getattr(outputs, "hidden_states", None),
         attentions=getattr(outputs, "attentions", None),
     )
     return result.to_tuple() if return_dict is False else result
+
+
+def _loss_of_logits(
+    logits: Tensor, places: Tensor, targets: Tensor, wanted: str | None
+) -> tuple[Tensor, Tensor | None]:
+    """The summed loss at [batch, seq] places, and the logits that are wanted."""
+    at_labels = logits[places]
+    wide = at_labels.to(torch.promote_types(at_labels.dtype, torch.float32))
+    loss = F.cross_entropy(wide, targets, reduction="sum")
+    return loss, {"labels": at_labels, "all": logits}.get(wanted)
+
+
+def _loss_of_hidden(
+    model: nn.Module,
+    family: Family,
+    hidden: Tensor,
+    places: Tensor,
+    targets: Tensor,
+    wanted: str | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The same from the hidden states; logits are made for whoever wants them alone."""
+    head = model.get_submodule(family.head)
+    loss = head(hidden[places], targets)
+    if wanted is None:
+        return loss, None
+    return loss, family.logits(head(hidden[places] if wanted == "labels" else hidden))

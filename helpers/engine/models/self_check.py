@@ -25,6 +25,7 @@ from .overrides import MLP_WIDTHS, override
 
 VOCABULARY = 61  # a prime: no degree divides it
 HEAD = 16  # a head's width
+LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type")
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -73,6 +74,10 @@ class Trial:
         )
 
     def _truth(self, config: Any, dtype: torch.dtype) -> Truth:
+        with torch.device("meta"):
+            blank = self.model_class._from_config(copy.deepcopy(config))
+        if (size := sum(parameter.numel() for parameter in blank.parameters())) > LARGEST:
+            raise ValueError(f"its smallest copy has {size:,} parameters")
         with torch.random.fork_rng(), torch.device(self.device):
             torch.manual_seed(0)
             model = self.model_class._from_config(config, dtype=dtype).train()
@@ -80,6 +85,7 @@ class Trial:
             length = self.tp * -(-10 // self.tp)
             ids = torch.randint(text_config(config).vocab_size, (2, length))
             labels = ids.where(torch.rand(ids.shape) > 0.2, -100)
+            plain = copy.deepcopy(model)  # some classes keep states of the last batch
             logits = model(input_ids=ids, use_cache=False).logits
             targets = labels[:, 1:].flatten()
             loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets)
@@ -91,8 +97,7 @@ class Trial:
             name: torch.zeros_like(p) if p.grad is None else p.grad
             for name, p in model.named_parameters()
         }
-        model.zero_grad()
-        return Truth(model, ids, labels, loss.detach(), gradients)
+        return Truth(plain, ids, labels, loss.detach(), gradients)
 
     def difference(self, lay_out: LayOut, ranks: int, gradients: Gradients) -> str | None:
         """What is not the same where `lay_out` lays the small model out over `ranks` stages."""
@@ -105,7 +110,7 @@ class Trial:
         except UserError as error:
             return str(error)
         except Exception as error:  # whatever breaks a class's forward
-            return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            return f"it fails with {type(error).__name__}: {error}".splitlines()[0][:160]
         if not abs(loss - truth.loss) <= limit * abs(truth.loss):
             return f"its loss would be {loss.item():.6g} for {truth.loss.item():.6g}"
         largest = max(gradient.abs().max() for gradient in truth.gradients.values())

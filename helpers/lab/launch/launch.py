@@ -90,7 +90,7 @@ def launch(
         step = progress.last_step()
         failure = verdict.overtime(job, timeout_s, step, rank_lines, processes.stopped)
     if failure is None:
-        progress.finish("done")
+        progress.finish("done", verdict.warned(job))
         return load_run(job.out)
     progress.finish(state, failure.message.splitlines()[0])
     raise failure

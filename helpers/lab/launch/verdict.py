@@ -19,6 +19,15 @@ def failure(job: Job, exit_code: int, last_lines: list[str]) -> RunFailed | None
     return _unfinished(job) if job.program.trains else None
 
 
+def warned(job: Job) -> str:
+    """The first warning in the summary of a run that ended well, and how many there are."""
+    if not job.program.trains:
+        return ""
+    warnings = load_run(job.out).summary.get("warnings") or []
+    more = f" (the first of {len(warnings)} warnings)" if len(warnings) > 1 else ""
+    return f"warning: {warnings[0]}{more}" if warnings else ""
+
+
 def overtime(
     job: Job, timeout_s: float, step: int | None, rank_lines: list[str], stopped: Stopped
 ) -> RunFailed:

@@ -145,7 +145,7 @@ def test_a_model_without_weights_is_drawn_as_load_model_draws_it(
     with torch.device("meta"):
         plain = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     weights.fill(plain, None, 3, "cpu")
-    model = load_quantized(tmp_path, seed=3)
+    model = load_quantized(tmp_path, seed=3, from_scratch=True)
     for name, parameter in plain.named_parameters():
         path = name.rpartition(".")[0]
         found = model.get_parameter(name)

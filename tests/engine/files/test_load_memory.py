@@ -70,7 +70,7 @@ def load(folder: Path, small: Path, plan: ParallelPlan, out: Path | None) -> int
     """Runs on each rank. The peak of a load beyond the interpreter with all that a load imports,
     which loading a small model of the same kind has brought in."""
     keep_freed_memory()  # as in every process of a plan
-    load_model(small, plan, mesh_of(plan))
+    load_model(small, plan, mesh_of(plan), from_scratch=True)
     gc.collect()
     before = memory_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew

@@ -1,6 +1,7 @@
 """Weights in and out: every layout reads, draws and writes the same model."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_older_pickled_weights_without_the_prefix(folder: Path, tmp_path: Path) 
 
 def drawn(folder: Path, tp: int, seed: int) -> dict[str, torch.Tensor]:
     plan = ParallelPlan(tp=tp)
-    model = load_model(folder, plan, mesh_of(plan), seed=seed)
+    model = load_model(folder, plan, mesh_of(plan), seed=seed, from_scratch=True)
     return {name: parity.whole(p.detach()).clone() for name, p in model.named_parameters()} | {
         name: buffer.clone() for name, buffer in model.named_buffers()
     }
@@ -183,9 +184,10 @@ def test_no_such_model() -> None:
     assert "config.json" in message(load_config, Path(__file__).parent)
 
 
-def test_the_vocabulary_is_widened_only_without_weights(folder: Path, tmp_path: Path) -> None:
-    assert "101" in message(fit_vocabulary, load_config(folder), folder, 500)
-    tiny.config("gptj").save_pretrained(tmp_path / "bare")
-    config = load_config(tmp_path / "bare")
-    fit_vocabulary(config, tmp_path / "bare", 500)
+def test_the_vocabulary_is_widened_only_without_weights(folder: Path) -> None:
+    args = Namespace(model=str(folder), from_scratch=False)
+    assert "101" in message(fit_vocabulary, load_config(folder), args, 500)
+    args.from_scratch = True
+    config = load_config(folder)
+    fit_vocabulary(config, args, 500)
     assert config.vocab_size == 500

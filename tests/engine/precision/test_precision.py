@@ -103,13 +103,13 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(layout: str) -> None:
 
 def test_the_scale_grows_and_backs_off() -> None:
     scaler = LossScaler(scale=8.0, growth_interval=2)
-    assert [scaler.overflowed(n) for n in (1.0, 1.0, float("nan"), float("inf"), 1.0)] == [
-        False,
-        False,
-        True,
-        True,
-        False,
-    ]
+    finite = (True, True, False, False, True)
+    assert [scaler.overflowed(step) for step in finite] == [False, False, True, True, False]
     assert (scaler.scale, scaler.skipped, scaler.good_steps) == (4.0, 2, 1)
+    assert scaler.bad_steps == 0  # a smaller scale may mend it
+
+
+def test_without_a_scale_a_bad_step_is_skipped_and_counted() -> None:
     fixed = LossScaler.for_precision("bf16")
-    assert not fixed.overflowed(float("inf")) and fixed.scale == 1.0
+    assert [fixed.overflowed(finite) for finite in (False, True, False, False)] == [1, 0, 1, 1]
+    assert (fixed.scale, fixed.skipped, fixed.bad_steps) == (1.0, 3, 2)

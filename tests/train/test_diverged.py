@@ -1,0 +1,111 @@
+"""Numbers that go bad end the run in one line, and take no good checkpoint with them."""
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from helpers.engine.files.run_record import LossRange
+from tests.support import scripts, tiny
+
+pytestmark = pytest.mark.slow
+
+SMALL = {"layers": 2, "hidden": 64, "heads": 2, "seq_len": 32, "batch_size": 8}
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise AssertionError(f"metrics.jsonl holds {name}, which is no JSON")
+
+
+def lines(out: Path) -> list[dict]:
+    text = (out / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse_constant) for line in text]
+
+
+def summary(out: Path) -> dict:
+    return json.loads((out / "summary.json").read_text(), parse_constant=refuse_constant)
+
+
+def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """All that a checkpoint holds, whole."""
+    reader = dcp.FileSystemReader(checkpoint)
+    state = {
+        name: torch.empty(facts.size, dtype=facts.properties.dtype)
+        for name, facts in reader.read_metadata().state_dict_metadata.items()
+        if hasattr(facts, "properties")
+    }
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}, {"dp_shard": 2}])
+def test_a_learning_rate_far_too_large_ends_the_run(tmp_path: Path, layout: dict) -> None:
+    out, ranks = tmp_path / "run", 2 if layout else 1
+    flags = SMALL | layout | {"lr": 1e18, "checkpoint_every": 1, "steps": 30}
+    done = scripts.process(ranks, out=out, lr_schedule="constant", **flags)
+    assert done.returncode == 1
+    words = set(done.stderr.splitlines())
+    [line] = words  # the ranks say the same, if the first leaves any of them the time
+    assert "not finite" in line and ("on rank" in line or "the loss" in line)
+    assert summary(out)["status"] == "diverged" and len(lines(out)) < 30
+    kept = sorted((out / "checkpoints").iterdir())
+    assert kept and all(path.name.startswith("step-") for path in kept)
+    for checkpoint in kept:
+        assert all(tensor.isfinite().all() for tensor in tensors(checkpoint).values())
+
+
+def test_a_run_that_skips_every_step_is_not_done(tmp_path: Path) -> None:
+    """Weights of which fp16 cannot hold the gradients at any scale that four steps come to."""
+    model = tiny.fresh("llama", torch.float32)
+    model.resize_token_embeddings(2048)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3e4)
+    model.save_pretrained(tmp_path / "model")
+    flags = {"model": tmp_path / "model", "seq_len": 32, "batch_size": 8, "precision": "fp16"}
+    done = scripts.process(out=tmp_path / "run", steps=4, save=True, **flags)
+    assert done.returncode == 1, done.stdout
+    assert "all 4 steps were skipped" in scripts.the_line(done.stderr)
+    assert summary(tmp_path / "run")["status"] == "diverged"
+    assert [line["skipped"] for line in lines(tmp_path / "run")] == [True] * 4
+    assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    model = tiny.fresh("llama", torch.float32)
+    model.resize_token_embeddings(2048)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = value
+    model.save_pretrained(tmp_path / "model")
+    flags = {"model": tmp_path / "model", "seq_len": 32, "steps": 2}
+    done = scripts.process(2, dp_shard=2, out=tmp_path / "run", **flags)
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    [line] = set(done.stderr.splitlines())
+    assert "model.layers.1.mlp.up_proj.weight in model has values that are not finite" in line
+
+
+def test_a_spike_is_a_warning_and_a_slope_is_none() -> None:
+    lately = LossRange()
+    falling = [8 - 0.05 * step + (-1) ** step * 0.05 for step in range(40)]
+    assert not any(lately.spike(step, loss) for step, loss in enumerate(falling))
+    warning = lately.spike(40, 9.0)
+    assert warning.startswith("the loss of step 40, 9, is far above the 6.5")
+    assert lately.spike(41, 6.0) is None
+    assert LossRange().spike(1, 1e9) is None  # nothing is known yet
+
+
+def test_spikes_are_in_the_output_and_in_the_summary(tmp_path: Path) -> None:
+    """Of a text that is learned by heart, and some words in it that say something else."""
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "\n".join(["the same few words again and again"] * 200 + ["#42 & NAMES! " * 12])
+    )
+    done = scripts.process(data=text, out=tmp_path / "run", **SMALL | {"lr": 1e-2, "batch_size": 1})
+    assert done.returncode == 0, done.stderr
+    warnings = summary(tmp_path / "run")["warnings"]
+    said = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    assert warnings and said == [f"warning: {warning}" for warning in warnings]
+    assert "is far above the" in warnings[0]
