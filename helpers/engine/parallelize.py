@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
-from .memory.recomputing import apply_activations, group_size
+from .memory.recomputing import apply_activations, group_size, heed_switch
 from .models.architecture import candidates
 from .models.causal_loss import apply_loss
 from .models.families import Family
@@ -67,7 +67,7 @@ def parallelize(
     for stage in model.stages:
         stage.listen()  # after fully_shard, which must see what was received
     model.plan, model.mesh = plan, mesh
-    answer_transformers(model, plan)
+    answer_transformers(model)
     return model
 
 
@@ -77,6 +77,7 @@ def lay_out(
     """All of it but what data ranks share."""
     cut(model, family, plan.schedule_of(1), plan.stage_layers, pipeline_rank)
     apply_tensor(model, family, boundary, postpone_weights=plan.splits_backward)
+    heed_switch(model, family)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
     apply_activations(model, family, plan.activation, plan.offload)
@@ -85,7 +86,7 @@ def lay_out(
     return model
 
 
-def answer_transformers(model: nn.Module, plan: ParallelPlan) -> None:
+def answer_transformers(model: nn.Module) -> None:
     """What users of transformers call on a model, in the meaning that it has under the plan."""
 
     def save_pretrained(save_directory: str | Path, **options: Any) -> None:
@@ -94,17 +95,10 @@ def answer_transformers(model: nn.Module, plan: ParallelPlan) -> None:
             raise UserError(f"save_pretrained of a laid-out model takes no {unknown[0]}")
         save_model(model, save_directory)
 
-    def gradient_checkpointing_enable(*_: Any, **__: Any) -> None:
-        if plan.activation == "none" and not recomputed:
-            apply_activations(model, model.family, "full", offload=False)
-            recomputed.append(True)
-
     def resize_token_embeddings(*_: Any, **__: Any) -> None:
         raise UserError("resize the vocabulary before the model is laid out, not after")
 
-    recomputed: list[bool] = []
     model.save_pretrained = save_pretrained
-    model.gradient_checkpointing_enable = gradient_checkpointing_enable
     model.resize_token_embeddings = resize_token_embeddings
 
 

@@ -68,6 +68,23 @@ def apply_activations(model: nn.Module, family: Family, activation: str, offload
             block.forward = offloader.wrap(block, block.forward)
 
 
+def heed_switch(model: nn.Module, family: Family) -> None:
+    """transformers' own activation_checkpointing_enable() and _disable(), which set a switch that a
+    block's forward of our own would not look at."""
+    if family.parallel_residual(model.config):
+        for block in model.get_submodule(family.blocks).children():
+            if hasattr(block, "gradient_checkpointing"):
+                block.forward = functools.partial(_switched, block, block.forward)
+
+
+def _switched(block: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    if not (block.gradient_checkpointing and block.training):
+        return forward(*args, **kwargs)
+    caches = dict.fromkeys(kwargs.keys() & {"past_key_values", "layer_past"})  # filled twice
+    again = functools.partial(forward, **kwargs | caches)
+    return block._gradient_checkpointing_func(again, *args)
+
+
 def units(model: nn.Module, activation: str) -> list[list[list[nn.Module]]]:
     """Of each stage, its blocks in the groups that are recomputed together."""
     size = group_size(activation)

@@ -1,5 +1,6 @@
 """One attention call for every family."""
 
+import copy
 from contextlib import nullcontext
 from typing import Any
 
@@ -76,14 +77,20 @@ def _capped(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
     return (weights @ value).transpose(1, 2)
 
 
-def install() -> str:
-    """Make `attend` known to transformers' attention interface; returns the name to ask for."""
+def use(model: nn.Module) -> None:
+    """Let transformers' attention interface call `attend` in this model; the configuration that it
+    was made of is left as it was, for others may be made of it."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     AttentionInterface.register(NAME, _interface)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
+    own: dict[int, Any] = {}  # the copy of each part, by the id of the part
+    copy.deepcopy(model.config, own)
+    for module in model.modules():
+        if id(getattr(module, "config", None)) in own:
+            module.config = own[id(module.config)]
+    model.config._attn_implementation = NAME
 
 
 def _interface(

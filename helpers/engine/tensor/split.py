@@ -62,7 +62,7 @@ def apply_tensor(
 
 def _split_blocks(model: nn.Module, family: Family, boundary: Boundary) -> None:
     if family.attention:
-        model.config._attn_implementation = attention.install()
+        attention.use(model)
     fuse_gelu(model)
     stack = model.get_submodule(family.blocks)
     for name, block in stack.named_children():

@@ -57,10 +57,18 @@ def test_save_pretrained_writes_what_transformers_loads(
         torch.testing.assert_close(loaded.state_dict()[name], value, rtol=0, atol=0)
 
 
-def kept_bytes(family: str, enable: bool) -> int:
+def kept_bytes(family: str) -> tuple[int, int, int]:
+    """What a forward keeps: as it is, recomputing, and not any more."""
     model = laid(family, "one", torch.float32).train()
-    if enable:
-        model.gradient_checkpointing_enable()
+    plain = _kept_bytes(model)
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    less = _kept_bytes(model)
+    model.gradient_checkpointing_disable()
+    return plain, less, _kept_bytes(model)
+
+
+def _kept_bytes(model: torch.nn.Module) -> int:
     ids, labels = tiny.batch(0)
     kept = 0
 
@@ -74,10 +82,47 @@ def kept_bytes(family: str, enable: bool) -> int:
     return kept
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradient_checkpointing_keeps_less(family: str) -> None:
-    [plain], [less] = (pool(1).run(kept_bytes, family, enable) for enable in (False, True))
-    assert less < 0.7 * plain
+def test_gradient_checkpointing_keeps_less_until_it_is_disabled(family: str) -> None:
+    [(plain, less, again)] = pool(1).run(kept_bytes, family)
+    assert less < 0.7 * plain and again == plain
+
+
+def recomputed_gradients(family: str) -> float:
+    """The largest difference that recomputing makes."""
+    model = laid(family, "one").train()
+    ids, labels = tiny.batch(0)
+    found = []
+    for switch in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
+        switch()
+        model.zero_grad()
+        model(input_ids=ids, labels=labels, use_cache=True).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    return max((one - other).abs().max().item() for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_changes_no_gradient(family: str) -> None:
+    assert pool(1).run(recomputed_gradients, family)[0] < 1e-12
+
+
+def one_configuration() -> bool:
+    """A model made of the configuration of one that was laid out is transformers' own."""
+    config = tiny.config("llama")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    parallelize(model, ParallelPlan(), mesh_of(ParallelPlan()))
+    other = transformers.AutoModelForCausalLM.from_config(config)
+    other.load_state_dict(model.state_dict())
+    ids, labels = tiny.batch(0)
+    losses = [one(input_ids=ids, labels=labels).loss for one in (model, other)]
+    return torch.allclose(*losses)
+
+
+def test_a_configuration_is_left_as_it_was() -> None:
+    assert pool(1).run(one_configuration) == [True]
 
 
 def outputs(layout: str) -> tuple[bool, bool, bool, bool]:
