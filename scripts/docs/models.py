@@ -280,6 +280,7 @@ def page(results: dict[str, dict[str, str] | str]) -> str:
     exact = ", ".join(f"{layout} {count}" for layout, count in counts.items())
     lines = [
         *HEAD.format(version=transformers.__version__).splitlines(),
+        "",
         f"{len(tried)} types are tried. Exact: {exact}.",
         "",
         f"| type | {' | '.join(LAYOUTS)} |",

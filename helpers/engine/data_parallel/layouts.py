@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..errors import UserError
 from ..memory.recomputing import units
 from ..plan import ParallelPlan
 from ..tensor.gloo_exchange import Gather, Scatter
@@ -35,6 +36,9 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     hsdp.py's.
 
     Blocks are gathered one ahead of their use, beside the stage's block before, and freed after it.
+
+    Raises:
+        UserError: what trains has several dtypes.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -43,10 +47,18 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
         param_dtype=low, reduce_dtype=plan.sum_dtype if low else None, cast_forward_inputs=False
     )
     *blocks, rest = _wrapped(model, plan)
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in _trainable(model).values()}
+    if len(dtypes) > 1:
+        raise UserError(
+            f"zero_stage=3 needs parameters of one dtype, {model.config.model_type}'s are "
+            f"{' and '.join(sorted(dtypes))}: zero_stage=1 and zero_stage=2 take several"
+        )
     for unit in (*blocks, rest):
         fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+        if hasattr(unit[0], "set_reduce_scatter_unused_params") and not plan.splits_backward:
+            unit[0].set_reduce_scatter_unused_params(True)  # of experts that no token went to
     for stage in units(model, plan.activation):
         for unit, following in itertools.pairwise(stage):
             unit[0].set_modules_to_forward_prefetch([following[0]])

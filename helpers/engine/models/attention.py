@@ -11,8 +11,17 @@ from torch import Tensor, nn
 from ..errors import UserError
 
 NAME = "helpers"  # under which transformers finds our attention
-# what transformers hands on beside: already in the mask, of caches, or of kernels of other names
-IN_THE_MASK = {"sliding_window", "position_ids", "cache_position", "use_cache", "deterministic"}
+# what transformers hands on beside: already in the mask, of caches, of kernels of other names, or
+# for others than attention
+NOT_FOR_HERE = {
+    "sliding_window",
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "deterministic",
+    "output_hidden_states",
+    "output_router_logits",
+}
 
 
 def attend(
@@ -111,7 +120,7 @@ def _interface(
         UserError: an argument is given that means something here and is not computed.
     """
     for name, value_of in kwargs.items():
-        if name not in IN_THE_MASK and value_of is not None and value_of is not False:
+        if name not in NOT_FOR_HERE and value_of is not None and value_of is not False:
             raise UserError(
                 f"{type(module).__name__} asks attention for {name}, which is not computed here"
             )

@@ -55,6 +55,9 @@ def apply_tensor(
     model.boundary, model.stored_shapes, model.partial_gradients = boundary, {}, set()
     if family.splits:
         _split_blocks(model, family, boundary)
+    if model.stored_shapes:
+        model.register_state_dict_post_hook(_as_stored)
+        model.register_load_state_dict_pre_hook(_as_held)
     split_ends(model, family, boundary)
     if postpone_weights:
         layers.postpone_weight_gradients(model)
@@ -202,6 +205,22 @@ def _view_qkv_as_thirds(model: nn.Module, layer: nn.Module, path: str) -> None:
         model.stored_shapes[f"{path}.{name}"] = parameter.shape
         folded = parameter.detach().unflatten(-1, (3, -1))
         setattr(layer, name, nn.Parameter(folded, requires_grad=parameter.requires_grad))
+
+
+def _as_stored(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """A state dict has the shapes of the model's class, save of tensors that are split."""
+    for name, shape in model.stored_shapes.items():
+        tensor = state.get(prefix + name)
+        if tensor is not None and not isinstance(tensor, DTensor):
+            state[prefix + name] = tensor.reshape(shape)
+
+
+def _as_held(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    held = dict(model.named_parameters())
+    for name in model.stored_shapes:
+        tensor = state.get(prefix + name)
+        if tensor is not None and not isinstance(tensor, DTensor):
+            state[prefix + name] = tensor.reshape(held[name].shape)
 
 
 def _count_own_heads(attention: nn.Module, tp: int) -> None:

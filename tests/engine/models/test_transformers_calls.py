@@ -108,6 +108,40 @@ def test_gradient_checkpointing_changes_no_gradient(family: str) -> None:
     assert pool(1).run(recomputed_gradients, family)[0] < 1e-12
 
 
+def loaded(family: str) -> tuple[bool, bool]:
+    """Does a state dict go to transformers' class and back?"""
+    own, model = tiny.fresh(family, torch.float64), laid(family, "one")
+    own.load_state_dict(model.state_dict())
+    there = {name: value.clone() for name, value in own.state_dict().items()}
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.mul_(2)
+    model.load_state_dict(own.state_dict())
+    back = model.state_dict()
+    plain = tiny.fresh(family, torch.float64).state_dict()
+    return (
+        all(torch.equal(there[name], plain[name]) for name in plain),
+        all(torch.equal(back[name], value) for name, value in own.state_dict().items()),
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_state_dict_is_that_of_the_class(family: str) -> None:
+    assert pool(1).run(loaded, family) == [(True, True)]
+
+
+def hidden_states() -> bool:
+    ids, _ = tiny.batch(0)
+    own, model = tiny.fresh("llama", torch.float64), laid("llama", "one")
+    ours, theirs = (one(input_ids=ids, output_hidden_states=True) for one in (model, own))
+    pairs = zip(ours.hidden_states, theirs.hidden_states, strict=True)
+    return all(torch.allclose(one, other) for one, other in pairs)
+
+
+def test_hidden_states_come_when_asked_for() -> None:
+    assert pool(1).run(hidden_states) == [True]
+
+
 def one_configuration() -> bool:
     """A model made of the configuration of one that was laid out is transformers' own."""
     config = tiny.config("llama")
