@@ -72,9 +72,11 @@ class Trainer:
         hook: Callable[..., Any] | None = None,
     ) -> None:
         lr_factor(0, lr_schedule, warmup_steps, total_steps)  # a wrong name fails here already
-        check_numbers(lr=lr, eps=eps, clip=1.0 if clip is None else clip)
-        if not 0 <= weight_decay < math.inf or not all(0 <= beta < 1 for beta in betas):
-            raise UserError(f"weight_decay {weight_decay} and betas {betas}: at least 0, below 1")
+        check_numbers(eps=eps, clip=1.0 if clip is None else clip)
+        if not (0 <= lr < math.inf and 0 <= weight_decay < math.inf):
+            raise UserError(f"lr {lr} and weight_decay {weight_decay}: give finite numbers from 0")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise UserError(f"betas {betas}: give numbers from 0 and below 1")
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps

@@ -57,8 +57,10 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
         fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
-        if hasattr(unit[0], "set_reduce_scatter_unused_params") and not plan.splits_backward:
-            unit[0].set_reduce_scatter_unused_params(True)  # of experts that no token went to
+    whole_backward = len(model.stages) == 1 and not plan.splits_backward  # through all blocks
+    if whole_backward and hasattr(model, "set_reduce_scatter_unused_params"):
+        for unit in blocks:  # of experts to which no token of this rank went
+            unit[0].set_reduce_scatter_unused_params(True, recurse=False)
     for stage in units(model, plan.activation):
         for unit, following in itertools.pairwise(stage):
             unit[0].set_modules_to_forward_prefetch([following[0]])

@@ -104,7 +104,7 @@ def loss_forward(
         outputs = stage.run(model, family, run, input_ids, received, **options)
         if not stage.last:
             return outputs
-    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED) if shift_labels is None else shift_labels
+    targets = labels[:, 1:] if shift_labels is None else shift_labels
     places = targets != IGNORED
     targets = targets[places]
     wanted = "labels" if label_logits else "all" if output_logits else None
@@ -125,8 +125,8 @@ def loss_forward(
 def _loss_of_logits(
     logits: Tensor, places: Tensor, targets: Tensor, wanted: str | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The summed loss at [batch, seq] places, and the logits that are wanted."""
-    at_labels = logits[places]
+    """The summed loss at places [batch, seq or seq - 1], and the logits that are wanted."""
+    at_labels = _at(logits, places)
     wide = at_labels.to(torch.promote_types(at_labels.dtype, torch.float32))
     loss = F.cross_entropy(wide, targets, reduction="sum")
     return loss, {"labels": at_labels, "all": logits}.get(wanted)
@@ -141,8 +141,13 @@ def _loss_of_hidden(
     wanted: str | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The same from the hidden states; logits are made for whoever wants them alone."""
-    head = model.get_submodule(family.head)
-    loss = head(hidden[places], targets)
+    head, predicting = model.get_submodule(family.head), _at(hidden, places)
+    loss = head(predicting, targets)
     if wanted is None:
         return loss, None
-    return loss, family.logits(head(hidden[places] if wanted == "labels" else hidden))
+    return loss, family.logits(head(predicting if wanted == "labels" else hidden))
+
+
+def _at(x: Tensor, places: Tensor) -> Tensor:
+    """Of [batch, seq, ...] what stands at the places; the last of a row predicts nothing."""
+    return x[:, : places.shape[1]][places]

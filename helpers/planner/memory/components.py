@@ -88,22 +88,32 @@ def loss_work_bytes(job: Job) -> float:
 
     Source: the engine's models/chunked_loss.py; arXiv 2411.09009 (Cut Your Losses), section 4.
     """
+    return max(_chunk_bytes(job) + job.hidden_bytes, loss_gradients_bytes(job))
+
+
+def _chunk_bytes(job: Job) -> float:
     chunk = min(CHUNK_BYTES, 4 * job.tokens * job.vocab_rows)
-    forward = job.element_bytes * _head(job) + job.hidden_bytes + chunk
-    return max(forward, loss_gradients_bytes(job))
+    return job.element_bytes * _head(job) + chunk
 
 
 def loss_gradients_bytes(job: Job) -> float:
     """Backward: its gradients, brought to the arithmetic's dtype, while ZeRO-3 gathers a block."""
-    copies = job.element_bytes if job.element_bytes < 4 else 0
-    return copies * _head(job) + job.hidden_bytes + gathered_bytes(job)
+    copies = (job.element_bytes if job.element_bytes < 4 else 0) * _head(job)
+    made = 4 * _head(job) + max(_chunk_bytes(job), copies) if _made_late(job) else copies
+    return made + job.hidden_bytes + gathered_bytes(job)
+
+
+def _made_late(job: Job) -> bool:
+    """Is the head's gradient made in the backward? As the engine's pipeline/stages.py decides."""
+    return job.plan.schedule == "gpipe"
 
 
 def end_bytes(job: Job) -> float:
     """Kept at the end of the model for one micro-batch's backward: what the last norm keeps, and
-    the gradients of hidden states and head, which the loss computes in its forward."""
+    the gradients of hidden states and head where the loss computes them in its forward; else the
+    hidden states."""
     hidden_states = job.program.last_norm / job.sequence_ranks + 1
-    return hidden_states * job.hidden_bytes + 4 * _head(job)
+    return hidden_states * job.hidden_bytes + (0 if _made_late(job) else 4 * _head(job))
 
 
 def stage_messages_bytes(job: Job, rank: int) -> float:
