@@ -59,8 +59,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
     whole_backward = len(model.stages) == 1 and not plan.splits_backward  # through all blocks
     if whole_backward and hasattr(model, "set_reduce_scatter_unused_params"):
-        for unit in blocks:  # of experts to which no token of this rank went
-            unit[0].set_reduce_scatter_unused_params(True, recurse=False)
+        model.set_reduce_scatter_unused_params(True)  # of experts to which no token of a rank went
     for stage in units(model, plan.activation):
         for unit, following in itertools.pairwise(stage):
             unit[0].set_modules_to_forward_prefetch([following[0]])
