@@ -8,7 +8,7 @@ nothing written); 1 it failed (the traceback, or one line where the disk is full
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import DTYPES
 from helpers.engine.precision.compiling import compilations, compile_s
 from helpers.engine.ranks import distributed, on_all_ranks, over_ranks, pick_device
-from helpers.engine.trainer import Trainer
+from helpers.engine.trainer import StepResult, Trainer
 from helpers.planner.cost import mfu
 from helpers.planner.hardware.lookup import peak_flops
 from helpers.text import tokens
@@ -166,8 +166,7 @@ def train(
     Raises:
         Diverged: loss or gradient are not finite any more.
     """
-    peak = peak_flops(device_name(trainer.device), DTYPES[job.plan.precision])
-    flops = job.flops_per_token if job.adapting is None else None  # a frozen base does less work
+    used = utilization(job, trainer.device)
     lately = LossRange()
     for batch in batches:
         before_s = compile_s() if job.plan.compile else 0.0
@@ -175,27 +174,9 @@ def train(
             result = trainer.step(batch.input_ids, batch.labels, batch.documents)
             compiling_s = compile_s() - before_s if job.plan.compile else 0.0
             clock.move(compiling_s, "train", "compile")
-            step_s = result.step_s - compiling_s
-            per_second = batch.tokens / step_s
-            share = None
-            if peak and flops:
-                per_token = flops(batch.input_ids.shape[1])
-                share = mfu(per_second, per_token, job.plan.world_size, peak)
-            metrics.add(
-                {
-                    "step": result.step,
-                    "loss": result.loss,
-                    "grad_norm": result.grad_norm,
-                    "lr": result.lr,
-                    "tokens": batch.tokens,
-                    "samples": batch.samples,
-                    "step_s": step_s,
-                    "tokens_per_s": per_second,
-                    "mfu": share,
-                    "peak_memory_bytes": max(over_ranks(peak_memory_bytes(trainer.device))),
-                }
-                | ({"skipped": True} if result.skipped else {})
-            )
+            line = measured(batch, result, result.step_s - compiling_s, used)
+            peak = max(over_ranks(peak_memory_bytes(trainer.device)))
+            metrics.add(line | {"peak_memory_bytes": peak})
         warning = lately.spike(result.step, result.loss)
         if warning is not None:
             warnings.append(warning)
@@ -213,6 +194,41 @@ def train(
             f"all {len(metrics.lines)} steps were skipped, for no loss scale kept their gradients "
             "finite: take precision bf16 or fp32, or more steps"
         )
+
+
+def utilization(job: Job, device: torch.device) -> Callable[[float, int], float | None]:
+    """Of tokens a second in rows of a length: the share of the devices' peak, where it is known."""
+    peak = peak_flops(device_name(device), DTYPES[job.plan.precision])
+    flops = job.flops_per_token if job.adapting is None else None  # a frozen base does less work
+    if not peak or not flops:
+        return lambda per_second, length: None
+    return lambda per_second, length: mfu(per_second, flops(length), job.plan.world_size, peak)
+
+
+def measured(
+    batch: tokens.Batch,
+    result: StepResult,
+    step_s: float,
+    used: Callable[[float, int], float | None],
+) -> dict[str, Any]:
+    """A step's line of metrics.
+
+    Args:
+        step_s: the seconds that the step took, without those of compiling.
+    """
+    per_second = batch.tokens / step_s
+    line = {
+        "step": result.step,
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
+        "lr": result.lr,
+        "tokens": batch.tokens,
+        "samples": batch.samples,
+        "step_s": step_s,
+        "tokens_per_s": per_second,
+        "mfu": used(per_second, batch.input_ids.shape[1]),
+    }
+    return line | ({"skipped": True} if result.skipped else {})
 
 
 def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from helpers.engine.files.run_record import LossRange
+from helpers.lab.launch.launch import launch
 from tests.support import scripts, tiny
 
 pytestmark = pytest.mark.slow
@@ -97,15 +98,16 @@ def test_a_spike_is_a_warning_and_a_slope_is_none() -> None:
     assert LossRange().spike(1, 1e9) is None  # nothing is known yet
 
 
-def test_spikes_are_in_the_output_and_in_the_summary(tmp_path: Path) -> None:
+def test_spikes_are_in_the_output_the_summary_and_the_panel(tmp_path: Path, capsys) -> None:
     """Of a text that is learned by heart, and some words in it that say something else."""
     text = tmp_path / "text.txt"
     text.write_text(
         "\n".join(["the same few words again and again"] * 200 + ["#42 & NAMES! " * 12])
     )
-    done = scripts.process(data=text, out=tmp_path / "run", **SMALL | {"lr": 1e-2, "batch_size": 1})
-    assert done.returncode == 0, done.stderr
-    warnings = summary(tmp_path / "run")["warnings"]
-    said = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    flags = SMALL | {"data": text, "lr": 1e-2, "batch_size": 1}
+    run = launch("scripts/train.py", nproc=1, out=tmp_path / "run", **flags)
+    warnings = run.summary["warnings"]
+    said = [line for line in run.log(0).splitlines() if line.startswith("warning: ")]
     assert warnings and said == [f"warning: {warning}" for warning in warnings]
     assert "is far above the" in warnings[0]
+    assert f"warning: {warnings[0]}" in capsys.readouterr().out

@@ -32,6 +32,8 @@ KEYS = {
     "skipped_steps",
     "compiled",
     "eval",
+    "warnings",
+    "weights",
     "versions",
     "status",
 }
@@ -90,7 +92,7 @@ def test_a_run_writes_what_is_documented(classified) -> None:
 
 def test_the_phases_are_the_wall_clock(classified) -> None:
     phases = classified.summary["phases_s"]
-    assert all(phases[name] > 0 for name in ("start", "load", "train", "evaluate", "save"))
+    assert all(phases[name] > 0 for name in ("start", "load", "check", "train", "evaluate", "save"))
     steps_s = classified.metrics["step_s"].sum()
     assert steps_s <= phases["train"]
     claimed = classified.before_ranks_s + sum(phases.values())
@@ -168,3 +170,12 @@ def test_text_in_any_file_format(tmp_path: Path, write) -> None:
     write(path)
     summary = train(tmp_path / "run", data=path, batch_size=4)
     assert math.isfinite(summary["final_loss"]) and summary["eval"] is None
+
+
+def test_moments_of_8_bits_are_counted(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    plain, eight = (
+        train(tmp_path / kind, optimizer=kind)["state_bytes"][0]["optimizer"]
+        for kind in ("adamw", "adamw8bit")
+    )
+    assert 0.2 * plain < eight < 0.5 * plain  # a byte for four, and small parameters' as they were

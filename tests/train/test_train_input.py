@@ -107,13 +107,17 @@ def test_a_configuration_that_is_none(refusal, tmp_path, text: str, words: str) 
     assert words.lower() in line.lower()
 
 
-@pytest.mark.parametrize("kind", ["Bert", "OPT", "T5"])
-def test_a_family_that_is_unknown_is_named_with_those_that_work(refusal, tmp_path, kind) -> None:
-    config = getattr(transformers, f"{kind}Config")()
-    folder = config_folder(tmp_path / "model", json.dumps(config.to_diff_dict()))
-    line = refusal("--model", folder)
-    assert line.startswith(f"{config.model_type} has no family record here")
+def test_a_model_that_tp_cannot_split_is_told_what_works(refusal, tmp_path) -> None:
+    text = json.dumps(transformers.OPTConfig().to_diff_dict())
+    line = refusal("--model", config_folder(tmp_path / "model", text), "--tp", 2, ranks=2)
+    assert line.startswith("opt cannot be split by tp: ") and "dp_shard and dp_replicate" in line
     assert "GPT-J, GPT-2, GPT-NeoX, Falcon, Llama" in line
+
+
+def test_a_model_that_is_no_causal_language_model(refusal, tmp_path) -> None:
+    text = json.dumps(transformers.T5Config().to_diff_dict())
+    line = refusal("--model", config_folder(tmp_path / "model", text))
+    assert line.startswith("transformers cannot build this t5")
 
 
 @pytest.mark.parametrize(
