@@ -91,13 +91,13 @@ def test_files_of_one_name_that_differ_are_found_by_their_digest(tmp_path: Path,
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_layout_writes_the_same_kind_of_files(tmp_path: Path, precision: str) -> None:
+def test_every_layout_writes_the_same_kind_of_files(tmp_path: Path) -> None:
+    """Some hold bfloat16 with float32 masters, others float32 alone."""
     facts = {}
     for layout, plan in LAYOUTS.items():
-        out = tmp_path / f"{layout}-{precision}"
+        out = tmp_path / layout
         ranks = 2 if plan else 1
-        done = scripts.process(ranks, out=out, save=True, precision=precision, **SMALL | plan)
+        done = scripts.process(ranks, out=out, save=True, precision="bf16", **SMALL | plan)
         assert done.returncode == 0, done.stderr
         tensors = load_file(out / "model" / "model.safetensors")
         config = json.loads((out / "model" / "config.json").read_text())
