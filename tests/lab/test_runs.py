@@ -9,7 +9,15 @@ from helpers.engine.errors import UserError
 from helpers.engine.files.run_record import warmup_steps
 from helpers.lab.runs.run import compare, load_run
 
-PHASES = {"start": 4.0, "load": 2.0, "compile": 0.0, "train": 10.0, "evaluate": 1.0, "save": 0.5}
+PHASES = {
+    "start": 4.0,
+    "load": 1.5,
+    "check": 0.5,
+    "compile": 0.0,
+    "train": 10.0,
+    "evaluate": 1.0,
+    "save": 0.5,
+}
 
 
 def write_run(folder: Path, *, speeds: list[float], launch: bool = True, **summary) -> Path:
