@@ -41,7 +41,7 @@ def losses(out: Path) -> list[float]:
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
         ("mistral", {"sliding_window": 8}),
         ("gemma2", {"head_dim": 8, "sliding_window": 8}),
-        ("opt", {"word_embed_proj_dim": 32, "ffn_dim": 48}),
+        ("opt", {"word_embed_proj_dim": 32, "ffn_dim": 48, "dropout": 0.0}),
     ],
 )
 def test_a_model_without_a_record_trains_alike_in_every_layout(
