@@ -24,6 +24,7 @@ from .precision.bf16_products import products
 from .precision.loss_scaling import LossScaler
 from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
 from .ranks import over_ranks
+from .tensor.shards import is_finite
 from .tensor.split import sum_partial_gradients
 
 MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
@@ -133,7 +134,7 @@ class Trainer:
             f"{what} {name}"
             for what, tensors in (("weight", weights), ("gradient", gradients))
             for name, tensor in tensors.items()
-            if not tensor.isfinite().all()
+            if not is_finite(tensor)
         ]
         by_rank = enumerate(over_ranks(places[:1]))
         first = next((f"the {of[0]} on rank {rank}" for rank, of in by_rank if of), "the loss")

@@ -14,6 +14,7 @@ where no loss is taken.
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -73,7 +74,7 @@ class TokenData:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ where any id, target or row does."""
         checksum = hashlib.sha256()

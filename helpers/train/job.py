@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Job:
     config: Any
     train: tokens.TokenData
     evaluation: tokens.TokenData | None
+    files: WeightFiles | None  # of a folder
     resume_from: Path | None
     adapting: Adapting | None = None
 
@@ -65,13 +66,13 @@ class Job:
             return None
         return partial(train_flops_per_token, shape)
 
-    @property
+    @cached_property
     def weights(self) -> str:
         """Where the first weights come from, in words."""
-        files = find_local_weights(self.args)
-        if files is None and (self.args.from_scratch or self.args.model in presets()):
-            return f"random, of seed {self.args.seed}"
-        return f"{self.args.model}, digest {files.digest}" if files else self.args.model
+        if self.files is not None:
+            return f"{self.args.model}, digest {self.files.digest}"
+        random = self.args.from_scratch or self.args.model in presets()
+        return f"random, of seed {self.args.seed}" if random else self.args.model
 
     def facts(self) -> dict[str, Any]:
         """What must be the same on every rank."""
@@ -125,7 +126,7 @@ def prepare(args: argparse.Namespace) -> Job:
         adapting.check(plan)
     check_length(config, args.seq_len)
     tokenizer = load_tokenizer(args.tokenizer or default_tokenizer(args.model))
-    find_local_weights(args)  # what is missing is said before anything starts
+    files = find_local_weights(args)  # what is missing is said before anything starts
     fit_vocabulary(config, args, tokenizer.vocab_size)
     if args.task == "instruct" and args.pack:
         check_packing(config, args.seq_len)
@@ -136,7 +137,7 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.eval_data:
         labels = train.label_names or None
         evaluation = read_tokens(args.eval_data, "validation", args, tokenizer, labels)
-    job = Job(args, plan, config, train, evaluation, resume_from, adapting)
+    job = Job(args, plan, config, train, evaluation, files, resume_from, adapting)
     if args.profile and args.profile[1] > job.steps:
         raise UserError(f"--profile asks for step {args.profile[1]}: the run takes {job.steps}")
     if resume_from is not None:

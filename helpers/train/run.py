@@ -6,9 +6,8 @@ Exit codes: 0 done; 2 the arguments, the plan or the files that they name are wr
 nothing written); 1 it failed (the traceback, or one line where the disk is full).
 """
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from helpers.engine.adapters.lora import save_adapters, save_merged, trainable_parameters
+from helpers.engine.adapters.lora import save_adapters, save_merged
 from helpers.engine.adapters.qlora import load_adapted
 from helpers.engine.errors import Diverged, UserError
 from helpers.engine.files.checkpoints import CheckpointFailed, Checkpoints
@@ -26,24 +25,21 @@ from helpers.engine.files.run_record import (
     LossRange,
     Metrics,
     is_disk_full,
-    versions,
-    write_summary,
 )
-from helpers.engine.files.weights import save_model
+from helpers.engine.files.weights import find_weights, save_model
 from helpers.engine.memory.states import peak_memory_bytes
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import DTYPES
-from helpers.engine.precision.compiling import compilations, compile_s
+from helpers.engine.precision.compiling import compile_s
 from helpers.engine.ranks import distributed, on_all_ranks, over_ranks, pick_device
-from helpers.engine.trainer import StepResult, Trainer
-from helpers.planner.cost import mfu
-from helpers.planner.hardware.lookup import peak_flops
+from helpers.engine.trainer import Trainer
 from helpers.text import tokens
 from helpers.trace import timelines
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
 from helpers.train.arguments import is_first, parse, refuse
 from helpers.train.job import Job, prepare
+from helpers.train.record import finish, measured, utilization
 
 
 def run(job: Job, clock: Clock) -> None:
@@ -109,12 +105,16 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
     options = {"config": job.config, "seed": args.seed, "device": device}
     options["from_scratch"] = args.from_scratch
 
+    def fetch() -> None:  # first, for a rank without them must not miss at the layout's check
+        find_weights(args.model, args.from_scratch)
+
     def load_one() -> None:
         if job.adapting is not None:
             models.append(load_adapted(args.model, job.plan, mesh, job.adapting, **options))
         else:
             models.append(load_model(args.model, job.plan, mesh, **options))
 
+    on_all_ranks(fetch)
     on_all_ranks(load_one)
     trainer = Trainer(
         models[0],
@@ -196,103 +196,12 @@ def train(
         )
 
 
-def utilization(job: Job, device: torch.device) -> Callable[[float, int], float | None]:
-    """Of tokens a second in rows of a length: the share of the devices' peak, where it is known."""
-    peak = peak_flops(device_name(device), DTYPES[job.plan.precision])
-    flops = job.flops_per_token if job.adapting is None else None  # a frozen base does less work
-    if not peak or not flops:
-        return lambda per_second, length: None
-    return lambda per_second, length: mfu(per_second, flops(length), job.plan.world_size, peak)
-
-
-def measured(
-    batch: tokens.Batch,
-    result: StepResult,
-    step_s: float,
-    used: Callable[[float, int], float | None],
-) -> dict[str, Any]:
-    """A step's line of metrics.
-
-    Args:
-        step_s: the seconds that the step took, without those of compiling.
-    """
-    per_second = batch.tokens / step_s
-    line = {
-        "step": result.step,
-        "loss": result.loss,
-        "grad_norm": result.grad_norm,
-        "lr": result.lr,
-        "tokens": batch.tokens,
-        "samples": batch.samples,
-        "step_s": step_s,
-        "tokens_per_s": per_second,
-        "mfu": used(per_second, batch.input_ids.shape[1]),
-    }
-    return line | ({"skipped": True} if result.skipped else {})
-
-
 def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:
     data = job.evaluation
     batches = tokens.batches(data, job.args.batch_size, seed=0, shuffle=False)
     answers = list((data.label_token_ids or {}).values())
     rows = ((batch.input_ids, batch.labels, batch.documents) for batch in batches)
     return trainer.evaluate(rows, answers or None) | {"samples": len(data)}
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def trainable_over_stages(job: Job, trainer: Trainer) -> int:
-    """How many numbers the optimizers of all stages update."""
-    if job.adapting is None:
-        return trainer.model.parameter_count
-    stage = trainer.mesh.get_local_rank("pp")
-    by_stage = dict(over_ranks((stage, trainable_parameters(trainer.model))))
-    return sum(by_stage.values())
-
-
-def finish(
-    job: Job,
-    trainer: Trainer,
-    metrics: Metrics,
-    clock: Clock,
-    warnings: list[str],
-    scores: dict[str, Any] | None = None,
-    status: str = "done",
-) -> None:
-    """Gather what each rank measured, and let the first write summary.json."""
-    peaks = over_ranks(peak_memory_bytes(trainer.device))
-    states = over_ranks(trainer.state_bytes())
-    trainable = trainable_over_stages(job, trainer)
-    if not is_first():
-        return
-    summary = {
-        "plan": job.plan.to_dict(),
-        "model": job.args.model,
-        "weights": job.weights,
-        "parameters": trainer.model.parameter_count,
-        "trainable_parameters": trainable,
-        "world_size": job.plan.world_size,
-        "device": device_name(trainer.device),
-        "phases_s": clock.phases_s,
-        "tokens_per_s": metrics.median_rate("tokens"),
-        "samples_per_s": metrics.median_rate("samples"),
-        "peak_memory_bytes": peaks,
-        "state_bytes": states,
-        "final_loss": metrics.lines[-1]["loss"] if metrics.lines else None,
-        "skipped_steps": trainer.scaler.skipped,
-        "compiled": [dataclasses.asdict(one) for one in compilations()],
-        "eval": scores,
-        "warnings": warnings,
-        "versions": versions(),
-        "status": status,
-    }
-    write_summary(job.args.out / "summary.json", summary)
-    if status != "done":
-        return
-    scored = "".join(f", {name} {value:.4g}" for name, value in (scores or {}).items())
-    print(f"done: {trainer.steps_done} steps, final loss {summary['final_loss']}{scored}")
 
 
 @record

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..errors import Diverged, UserError
 from ..ranks import on_all_ranks, over_ranks
-from ..tensor.shards import local
+from ..tensor.shards import is_finite, local
 from .manifest import (
     STEP,
     list_checkpoints,
@@ -201,7 +201,7 @@ class Draft:
 
 
 def _check_finite(step: int, state: dict[str, Tensor]) -> None:
-    bad = [name for name, tensor in state.items() if not local(tensor).isfinite().all()]
+    bad = [name for name, tensor in state.items() if not is_finite(tensor)]
     for rank, names in enumerate(over_ranks(bad[:1])):
         if names:
             raise Diverged(

@@ -21,7 +21,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from ..errors import UserError, need
 from ..models.architecture import base_of
 from ..models.configurations import find_model, load_config, presets
-from ..tensor.shards import local
+from ..tensor.shards import is_finite, local
 from .weight_files import WeightFiles, write_weights
 
 # model type -> a parameter's name in the model -> its name in files, where transformers renames it
@@ -105,7 +105,7 @@ def read(model: nn.Module, files: WeightFiles) -> None:
         shape, offset = slice_of(parameter)
         stored = model.stored_shapes.get(name, parameter.shape)
         values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
-        if not all(end.isfinite() for end in values.aminmax()):  # takes no memory, unlike a mask
+        if not is_finite(values):
             raise UserError(f"{name} in {files.folder.name} has values that are not finite")
         local(parameter).copy_(values)
     for name, buffer in model.named_buffers():

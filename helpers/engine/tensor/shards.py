@@ -14,6 +14,13 @@ def local(parameter: Tensor | None) -> Tensor | None:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
+def is_finite(parameter: Tensor) -> bool:
+    """Has this rank's part, which may be empty, neither NaN nor infinity? It takes no memory, as a
+    mask would."""
+    part = local(parameter).detach()
+    return not part.numel() or all(bool(end.isfinite()) for end in part.aminmax())
+
+
 def chunk(x: Tensor, dim: int, n: int, index: int) -> Tensor:
     """torch.chunk's part `index` of `n` along `dim`, empty where torch.chunk makes fewer."""
     size = -(-x.shape[dim] // n)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from helpers.engine.errors import UserError
 from helpers.engine.files import weight_files
@@ -14,6 +15,7 @@ from helpers.engine.files.weights import save_model, whole_weights
 from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor.shards import is_finite, local
 from helpers.train.job import fit_vocabulary
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
@@ -158,8 +160,6 @@ def load_error(folder: Path) -> str:
 
 
 def test_a_missing_weight_is_named(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(folder / "model.safetensors")
     del tensors["transformer.ln_f.bias"]
     save_file(tensors, folder / "model.safetensors")
@@ -177,6 +177,34 @@ def test_a_broken_file_is_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     assert "model.safetensors" in pool(1).run(load_error, folder)[0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_named(folder: Path, bad: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.ln_f.weight"][3] = bad
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    said = pool(1).run(load_error, folder)[0]
+    assert said == "transformer.ln_f.weight in model has values that are not finite"
+
+
+def test_nothing_is_finite() -> None:
+    """As on a rank that ZeRO-3 leaves without rows."""
+    assert is_finite(torch.zeros(0, 4))
+
+
+def load_without_rows(folder: Path) -> list[int]:
+    plan = ParallelPlan(dp_shard=4)
+    model = load_model(folder, plan, mesh_of(plan))
+    return [local(parameter).numel() for parameter in model.parameters()]
+
+
+def test_a_rank_may_be_left_without_rows(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = tiny.config("llama")
+    config.update({"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    assert any(0 in sizes for sizes in pool(4).run(load_without_rows, tmp_path / "model"))
 
 
 def test_no_such_model() -> None:
