@@ -5,7 +5,7 @@
 
 A small model of each type with random weights is laid out, and the loss of a batch and every
 gradient are held against those of transformers' own class in one process, in float64 (float32 where
-the class takes no float64). small_models.json says how types are made small.
+the class takes no float64).
 """
 
 import copy
@@ -24,18 +24,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from torch import Tensor, nn
+from small_models import batch, own_loss, small_model
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.self_check import is_same_gradient
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "models.md"
-SMALL = json.loads(Path(__file__).with_name("small_models.json").read_text(encoding="utf-8"))
 LAYOUTS = {
     "one process": ParallelPlan(),
     "recomputing": ParallelPlan(activation="full"),
@@ -47,7 +48,6 @@ LAYOUTS = {
 EXACT = "exact"
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
-LARGEST = 10_000_000  # parameters of a small model
 TIMEOUT_S = 60
 
 
@@ -62,79 +62,6 @@ element (some classes compute norms or softmax in float32 whatever their dtype).
 before anything starts, in the sentence below the table: before a model is laid out, a small copy of
 it is.
 """
-
-
-def small_config(model_type: str) -> Any:
-    """The type's own configuration, made small."""
-    config = transformers.AutoConfig.for_model(model_type)
-    _shrink(config)
-    for name, value in SMALL["types"].get(model_type, {}).items():
-        setattr(config, name, value)
-    return config
-
-
-def _shrink(config: Any) -> None:
-    renamed = getattr(type(config), "attribute_map", {})
-    for name, value in SMALL["fields"].items():
-        current = vars(config).get(name)
-        if name in renamed or current is None or isinstance(current, list | dict):
-            continue
-        setattr(config, name, value)
-    layers = SMALL["fields"]["num_hidden_layers"]
-    for name in SMALL["layer_lists"]:
-        kinds = vars(config).get(name)
-        if isinstance(kinds, list) and len(kinds) >= layers:
-            every = list(dict.fromkeys(kinds))
-            first = kinds[:layers]
-            setattr(config, name, first if set(every) <= set(first) else (every * layers)[:layers])
-    for value in list(vars(config).values()):
-        if isinstance(value, transformers.PreTrainedConfig):
-            _shrink(value)
-
-
-def small_model(model_type: str) -> nn.Module:
-    """A small model of the type with random weights, in the widest dtype that it takes.
-
-    Raises:
-        Exception: of any kind, where transformers cannot build or run it small.
-    """
-    config = small_config(model_type)
-    with torch.device("meta"):
-        blank = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config))
-    size = sum(parameter.numel() for parameter in blank.parameters())
-    if size > LARGEST:
-        raise ValueError(f"{size:,} parameters are not small")
-    reasons = []
-    for dtype in TOLERANCE:
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
-        model.train()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn_like(parameter)
-                parameter.copy_(parameter + 0.2 * noise if parameter.dim() < 2 else 0.1 * noise)
-        try:
-            trial = copy.deepcopy(model)  # some classes keep states of the last batch
-            loss = own_loss(trial, *batch(config.get_text_config().vocab_size))
-        except Exception as error:
-            reasons.append(error)
-            continue
-        if torch.isfinite(loss):
-            return model
-        reasons.append(ValueError("its loss is not finite"))
-    raise reasons[0]
-
-
-def batch(vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Ids and labels [4, 12], some of the labels ignored."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(2, vocabulary, (4, 12), generator=generator)
-    labels = ids.where(torch.rand(ids.shape, generator=generator) > 0.2, -100)
-    return ids, labels
-
-
-def own_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
-    return model(input_ids=ids, labels=labels, use_cache=False).loss
 
 
 def verdict(model: nn.Module, plan: ParallelPlan, mesh: Any) -> str:
@@ -166,8 +93,7 @@ def verdict(model: nn.Module, plan: ParallelPlan, mesh: Any) -> str:
         right = torch.zeros_like(whole) if right is None else right
         whole = torch.zeros_like(right) if whole is None else whole
         whole = whole.reshape(shapes.get(part.name, right.shape))
-        scale = max(right.abs().max(), 1e-3 * largest)
-        if not (whole - right).abs().max() <= 10 * limit * scale:
+        if not is_same_gradient(whole, right, limit, largest):
             return f"WRONG: gradient of {part.name}"
     return EXACT
 
