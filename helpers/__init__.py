@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from helpers.engine.trainer import Trainer
     from helpers.lab.doctor import doctor
     from helpers.lab.exercises.check import check
+    from helpers.lab.exercises.solutions import show_solution
     from helpers.lab.figures.display import show_figure, show_table
     from helpers.lab.launch.launch import launch
     from helpers.lab.notebook.preflight import preflight
@@ -60,6 +61,7 @@ HOMES = {
     "show_figure": "lab.figures.display",
     "show_table": "lab.figures.display",
     "check": "lab.exercises.check",
+    "show_solution": "lab.exercises.solutions",
     # plan
     "make_cluster": "planner.hardware.cluster",
     "estimate": "planner.search.estimate",

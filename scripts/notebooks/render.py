@@ -11,6 +11,7 @@ a cell failed, or with --check an output is out of date.
 import argparse
 import copy
 import os
+import re
 import shutil
 import sys
 import time
@@ -28,6 +29,7 @@ from helpers.lab.paths import ROOT, shorten
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*_*.ipynb"))
 TIMEOUT_S = 600  # a cell
+LINK_TO_RUN = re.compile(r'<a href="\.\./runs/[^"]*">(.*?)</a>')  # a reader has not its files
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -87,7 +89,7 @@ def clean(output: Any) -> Any:
 
 def _clean_text(value: Any) -> Any:
     if isinstance(value, str):
-        return shorten(value)
+        return LINK_TO_RUN.sub(r"\1", shorten(value))
     if isinstance(value, list):
         return [_clean_text(item) for item in value]
     if isinstance(value, dict):

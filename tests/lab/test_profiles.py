@@ -139,6 +139,35 @@ def test_changes_replace_fields_and_none_leaves_them():
             "needs at least 2 GPUs, each with .* use profile='auto'",
         ),
         ({"notebook": 1, "model": "gpt2"}, "not 'model'"),
+        (
+            {"notebook": 1, "profile": "tiny", "tp": 3},
+            "tp=3 does not divide GPT-J's 4 attention heads",
+        ),
+        (
+            {"notebook": 1, "profile": "tiny", "tp": -2},
+            "tp is -2: it must be a whole number of at least 1",
+        ),
+        (
+            {"notebook": 1, "profile": "tiny", "steps": -5},
+            "steps is -5: it must be a whole number of at least 1",
+        ),
+        (
+            {"notebook": 1, "profile": "tiny", "steps": 2.5},
+            "steps is 2.5: it must be a whole number",
+        ),
+        ({"notebook": 2, "profile": "tiny", "pp": 20}, "pp=20"),
+        (
+            {"notebook": 2, "profile": "tiny", "microbatches": 1000},
+            "microbatches is 1000: a rank's",
+        ),
+        (
+            {"notebook": 4, "profile": "tiny", "positive": {"rank": 0}},
+            "rank is 0: it must be above 0",
+        ),
+        (
+            {"notebook": 1, "profile": "tiny", "positive": {"price_per_hour": float("nan")}},
+            "price_per_hour is nan",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(arguments, words):

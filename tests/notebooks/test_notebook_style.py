@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import html
 import io
 import json
 import re
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 render = script("notebooks/render")
 
+PICTURE = re.compile(r'<img alt="([^"]+)" width="\d+" src="data:image/png;base64,([^"]+)">')
 MOST_BYTES, MOST_LINES, MOST_WORDS, MOST_HELPERS = 500_000, 25, 150, 4
 HEADINGS = {
     "0": (
@@ -161,7 +163,7 @@ def test_the_idea_is_short_and_drawn(notebook):
     words = notebook.cells[index].source.removeprefix("## The idea").split()
     assert len(words) <= MOST_WORDS
     outputs = notebook.cells[index + 1].outputs
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any(PICTURE.match(html_of(output)) for output in outputs)
 
 
 def test_its_parameters_are_literals_with_a_type_and_a_help(path, notebook):
@@ -206,11 +208,18 @@ def test_images_have_alternative_text_and_exist(path, notebook):
                 assert (path.parent / target).is_file(), target
     for cell in code_cells(notebook):
         for output in cell.outputs:
-            if "image/png" in output.get("data", {}):
-                alt = output.metadata["image/png"]["alt"]
+            assert "image/png" not in output.get("data", {}), cell.id  # a page shows no alt of it
+            for alt, data in PICTURE.findall(html_of(output)):
+                alt = html.unescape(alt)
                 assert len(alt) > 40 and output.data["text/plain"] == alt, cell.id
-                png = base64.b64decode(output.data["image/png"])
-                assert png.startswith(b"\x89PNG"), cell.id
+                assert base64.b64decode(data).startswith(b"\x89PNG"), cell.id
+
+
+def test_every_picture_of_the_exported_page_has_alternative_text(path):
+    nbconvert = pytest.importorskip("nbconvert")
+    page, _ = nbconvert.HTMLExporter().from_filename(str(path))
+    pictures = re.findall(r"<img [^>]*>", page)
+    assert pictures and all(re.search(r'alt="[^"]{40,}"', one) for one in pictures)
 
 
 def test_links_and_files_that_it_names_exist(path, notebook):
@@ -263,6 +272,10 @@ def test_its_exercises_have_a_stub_and_a_folded_solution(path, notebook):
         assert named == wanted
     for cell in tagged(notebook, "solution"):
         assert cell.metadata.jupyter == {"outputs_hidden": True, "source_hidden": True}
+
+
+def html_of(output) -> str:
+    return output.get("data", {}).get("text/html", "")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from helpers.lab.exercises.judges import (
     incomplete,
     judge_numbers,
     kind_of,
+    mistake,
     near,
     number_of,
 )
@@ -109,7 +110,9 @@ def most_machines(answer: Any) -> Result:
     for key, expected in (("days", days), ("usd", usd)):
         number = number_of(answer[key])
         if number is None or not near(number, expected, 0.02):
-            return Result(words=f"{key} is not what the best plan on {nodes:.0f} nodes takes.")
+            slip = "" if number is None else mistake("6c most machines", number / expected, key)
+            said = slip or f"{key} is not what the best plan on {nodes:.0f} nodes takes."
+            return Result(words=said)
     if usd > MOST_MORE * least:
         return Result(words=f"{nodes:.0f} nodes cost {usd / least - 1:.0%} more than the cheapest.")
     affordable = [soonest for soonest, cost in sizes.values() if cost <= MOST_MORE * least]

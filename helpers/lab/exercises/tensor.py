@@ -55,14 +55,20 @@ def audit_of_the_published_run(answer: Any) -> Result:
     reached = mfu(tokens_per_s, flops, run.devices, peak)
     with_attention = train_flops_per_token(model_shape(load_config(run.model)), run.seq_len)
     share = run.train_s / run.billed_s
+    start_s = run.timeline_s["start the machine"]
+    of_held = run.timeline_s["train"] / (start_s + run.billed_s)
     usd = money(run.billed_s, run.price.usd_per_hour, run.instances)
     expected = {
         "mfu": Expected(reached, also=reached * with_attention / flops),
         "usd": Expected(usd),
         # the log's own time stamps say 62 s, its count of steps 63 s
-        "training_share": Expected(share, tolerance=0.03),
+        "training_share": Expected(share, tolerance=0.03, also=of_held),
     }
-    praise = f"{reached:.1%} of what the chips can do, during {share:.1%} of the bill."
+    praise = (
+        f"{reached:.1%} of what the chips can do, during {share:.1%} of the billed time, and "
+        f"{of_held:.1%} of the time for which the machine was held: the {start_s:.0f} s in which "
+        "it started were not billed."
+    )
     return judge_numbers("1c audit", answer, expected, praise)
 
 

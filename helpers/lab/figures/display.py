@@ -5,6 +5,8 @@ it. In a notebook each part is an output with an HTML and a plain-text form; els
 printed. With `save_to` the same is left on disk: NAME.png, NAME.csv (raw), NAME.txt (as shown).
 """
 
+import base64
+import html
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+FROM_NOTEBOOK = "../"  # to the project root, from the folder that notebooks lie in
 DPI = 160  # twice the pixels of a screen, shown at half size: sharp on any display
 
 
@@ -39,10 +42,7 @@ def show_figure(
         path = _target(save_to)
         _with(path, ".png").write_bytes(picture)
         _save_text(path, table, caption, sentence)
-    if in_notebook():
-        display_bundle({"image/png": picture, "text/plain": alt}, _size_and_alt(fig, alt))
-    else:
-        print(alt)
+    _show(alt, _image(picture, alt, round(fig.get_figwidth() * DPI / 2)))
     if table is not None:
         _show(table_text(table, caption), table_html(table, caption))
     if sentence:
@@ -67,6 +67,22 @@ def show_table(
 def show_text(text: str) -> None:
     """Show a sentence or two as a paragraph."""
     _show(text, f"<p>{escape(text)}</p>")
+
+
+def show_code(title: str, code: str, file: str | None = None) -> None:
+    """Show Python code under a title, which links to its file, relative to the project root."""
+    text = f"{title}\n\n{code}"
+    if in_notebook():
+        heading = f"[`{title}`]({FROM_NOTEBOOK}{file})" if file else f"`{title}`"
+        markdown = f"{heading}\n\n```python\n{code}\n```"
+        display_bundle({"text/markdown": markdown, "text/plain": text})
+    else:
+        print(text)
+
+
+def link(text: str, file: str) -> str:
+    """HTML that opens a file of the project, whose path is relative to its root."""
+    return f'<a href="{FROM_NOTEBOOK}{html.escape(file)}">{html.escape(text)}</a>'
 
 
 def png(fig: "Figure", alt: str) -> bytes:
@@ -94,11 +110,11 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def display_bundle(bundle: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+def display_bundle(bundle: dict[str, Any]) -> None:
     """One output of a notebook's cell, in several forms."""
     from IPython.display import display
 
-    display(bundle, raw=True, metadata=metadata)
+    display(bundle, raw=True)
 
 
 def _show(text: str, as_html: str) -> None:
@@ -108,9 +124,10 @@ def _show(text: str, as_html: str) -> None:
         print(text)
 
 
-def _size_and_alt(fig: "Figure", alt: str) -> dict[str, Any]:
-    """Metadata of the picture: its width in the page, and the text for those who do not see it."""
-    return {"image/png": {"alt": alt, "width": round(fig.get_figwidth() * DPI / 2)}}
+def _image(picture: bytes, alt: str, width: int) -> str:
+    """The picture as HTML, for a page shows no alternative text of an output of type image/png."""
+    data = base64.b64encode(picture).decode()
+    return f'<img alt="{html.escape(alt)}" width="{width}" src="data:image/png;base64,{data}">'
 
 
 def _target(save_to: str | Path) -> Path:

@@ -17,6 +17,7 @@ from helpers.lab.paths import PACKAGES, ROOT, shorten, shown
 from helpers.lab.runs.run import holds_run
 
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")
+LOG = "launch.log"  # all that the processes of a run write, in its folder of logs
 TRAINING = "helpers.train"
 TRAINING_SCRIPT = "scripts/train.py"  # the same, where the project's scripts are
 

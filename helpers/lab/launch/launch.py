@@ -14,7 +14,7 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.lab.launch import network_namespaces as network
 from helpers.lab.launch import verdict
-from helpers.lab.launch.command import Job, environment, prepare
+from helpers.lab.launch.command import LOG, Job, environment, prepare
 from helpers.lab.launch.live_panel import Panel
 from helpers.lab.launch.local_nodes import Nodes
 from helpers.lab.launch.network_namespaces import Link
@@ -72,7 +72,7 @@ def launch(
     _check(nproc, nodes, max_restarts, link)
     job = prepare(script, nproc, out, flags, nodes, max_restarts)
     variables = environment(nodes * nproc, env, threads)
-    processes = Processes(_agents(job, link), variables, job.logs / "launch.log", GRACE_S)
+    processes = Processes(_agents(job, link), variables, job.logs / LOG, GRACE_S)
     progress = Progress(job, processes, Panel(show))
     try:
         with processes:

@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from helpers.lab.figures.display import in_notebook
+from helpers.lab.figures.display import in_notebook, link
+from helpers.lab.launch.command import LOG
 
 SHORTEST_UPDATE_S = 0.2
 SECONDS_BETWEEN_PRINTS = 5.0
@@ -65,7 +66,7 @@ def as_html(view: View) -> str:
         f"<strong>{state}</strong> {numbers}",
         f'<pre style="{box}">{lines}</pre>' if lines else "<br>",
         f"<strong>{html.escape(view.note)}</strong><br>" if view.note else "",
-        f"<small>whole logs: <code>{html.escape(view.logs)}</code></small></div>",
+        f"<small>whole logs: {link(view.logs, f'{view.logs}/{LOG}')}</small></div>",
     ]
     return "\n".join(part for part in parts if part)
 

@@ -4,6 +4,7 @@ plan = preflight(1)                       # shows what was found and what was ch
 run = launch("scripts/train.py", **plan.profile.flags())
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ FILLED = 0.7  # of a GPU's memory by the training state; activations need the re
 RANK_WORDS = {"cpu": "CPU rank", "cuda": "GPU"}
 
 CHANGEABLE = ("tp", "pp", "microbatches", *SETTINGS)
+COUNTS = {"tp", "pp", "microbatches", "steps", "batch_size", "seq_len"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def preflight(
     profile: str = "auto",
     *,
     machine: Machine | None = None,
+    positive: Mapping[str, float] | None = None,
     show: bool = True,
     **changes: Any,
 ) -> Preflight:
@@ -51,11 +54,16 @@ def preflight(
     Args:
         profile: `auto` takes the largest that the machine can run; or a profile's name.
         machine: another machine than this one, to see what it would get.
+        positive: other numbers of the notebook by name, which must be above 0.
         changes: fields to replace (`CHANGEABLE`), such as `steps=10`; None leaves a field alone.
 
     Raises:
-        UserError: no such notebook, profile or field, or the machine cannot run the profile.
+        UserError: no such notebook, profile or field, the machine cannot run the profile, or a
+            number is none that a run could have.
     """
+    for name, number in (positive or {}).items():
+        if not number > 0:
+            raise UserError(f"{name} is {number}: it must be above 0")
     if notebook not in PROFILES:
         raise UserError(f"notebook {notebook} has no profiles; there are: {list(PROFILES)}")
     machine = machine or find_machine()
@@ -100,7 +108,19 @@ def _fit(profile: Profile, machine: Machine, changes: dict[str, Any]) -> Profile
     if profile.larger is not None:
         larger = _on_gpus(profile.larger, len(machine.gpus))
         profile = replace(profile, larger=larger if _fits(larger, machine) else None)
-    return replace(profile, **{name: v for name, v in changes.items() if v is not None})
+    given = {name: value for name, value in changes.items() if value is not None}
+    for name in COUNTS & given.keys():
+        if type(given[name]) is not int or given[name] < 1:
+            raise UserError(f"{name} is {given[name]!r}: it must be a whole number of at least 1")
+    profile = replace(profile, **given)
+    profile.plan.validate(profile.config)
+    rows = profile.batch_size // profile.dp_shard
+    if profile.microbatches > rows:
+        raise UserError(
+            f"microbatches is {profile.microbatches}: a rank's {rows} samples of a batch make at "
+            f"most {rows}"
+        )
+    return profile
 
 
 def _on_gpus(profile: Profile, gpus: int) -> Profile:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
 from helpers.planner.shape import Shape, model_shape
 from helpers.tables import read_table
 
@@ -60,6 +61,12 @@ class Profile:
     def nproc(self) -> int:
         """Ranks of the parallel run."""
         return self.tp * self.pp * self.dp_shard
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The plan of the parallel run. Raises a UserError if the degrees cannot be."""
+        degrees = {"tp": self.tp, "pp": self.pp, "dp_shard": self.dp_shard}
+        return ParallelPlan(**degrees, microbatches=self.microbatches)
 
     @property
     def config(self) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from helpers.engine.errors import UserError
-from helpers.lab.figures.display import display_bundle, in_notebook
+from helpers.lab.figures.display import show_code
 from helpers.lab.paths import ROOT, shown
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -26,11 +26,7 @@ def show_source(path: str | Path, *names: str) -> None:
         UserError: there is no such file, or it defines no such name.
     """
     title, code = read_source(path, *names)
-    if in_notebook():
-        markdown = f"`{title}`\n\n```python\n{code}\n```"
-        display_bundle({"text/markdown": markdown, "text/plain": f"{title}\n\n{code}"})
-    else:
-        print(f"{title}\n\n{code}")
+    show_code(title, code, shown(ROOT / path))
 
 
 def read_source(path: str | Path, *names: str) -> tuple[str, str]:

@@ -18,8 +18,8 @@ from helpers.planner.shape import model_shape
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ({"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 4}, "Not right: ZeRO-3"),
-        ({"ZeRO-1": 64, "ZeRO-2": 7, "ZeRO-3": 5}, "Not right: ZeRO-1, ZeRO-2"),
+        ({"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 4}, "ZeRO-3: On 4 it does not fit"),
+        ({"ZeRO-1": 64, "ZeRO-2": 7, "ZeRO-3": 5}, "Not right: ZeRO-1."),
         ({"ZeRO-1": 0}, "no 'ZeRO-2' in the answer yet"),
         (5, "A dictionary is wanted"),
     ],

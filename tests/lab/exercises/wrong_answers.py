@@ -1,0 +1,341 @@
+"""Wrong answers to every exercise, each with words of what must be said of it.
+
+An answer is made from a right one by what learners do: rounding down, counting one too many, a unit
+or a machine mixed up, code that is right for the first case alone.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from helpers.lab.exercises.qlora import LEVELS
+from helpers.lab.exercises.solutions import answer_of
+
+GIB = 1e9 / 2**30
+
+
+def times(name: str, *factors: tuple[str, float, str]) -> list[tuple[Any, str]]:
+    """Of a dictionary the right one with one number multiplied."""
+    right = answer_of(name)
+    return [(right | {key: right[key] * by}, words) for key, by, words in factors]
+
+
+def put(name: str, *changes: tuple[dict[str, Any], str]) -> list[tuple[Any, str]]:
+    right = answer_of(name)
+    return [(right | change, words) for change, words in changes]
+
+
+def first_case_only(name: str) -> Callable[..., Any]:
+    """Right for the sizes that it sees first, and the same answer ever after."""
+    right, kept = answer_of(name), []
+
+    def answer(*case: Any) -> Any:
+        kept.append(right(*case))
+        return kept[0]
+
+    return answer
+
+
+def divided(rounded: Callable[[float], float], gain: bool = True) -> Callable[..., Any]:
+    def break_even(compile_s: float, native_s: float, compiled_s: float) -> float:
+        if gain and native_s <= compiled_s:
+            return math.inf
+        return rounded(compile_s / (native_s - compiled_s))
+
+    return break_even
+
+
+def naive_loss(shards, targets):
+    return torch.nn.functional.cross_entropy(shards[0], targets.clamp(max=shards[0].shape[1] - 1))
+
+
+def summed_loss(shards, targets):
+    return answer_of("1b vocabulary loss")(shards, targets) * len(targets)
+
+
+def mean_of_shards(shards, targets):
+    width = shards[0].shape[1]
+    losses = [
+        torch.nn.functional.cross_entropy(shard, (targets - rank * width).clamp(0, width - 1))
+        for rank, shard in enumerate(shards)
+    ]
+    return torch.stack(losses).mean()
+
+
+def one_ahead(rank, ranks, microbatches):
+    """1F1B with one forward too many at the start."""
+    ahead = min(ranks - rank, microbatches)
+    actions = [f"F{i}" for i in range(ahead)]
+    for i in range(microbatches):
+        if ahead + i < microbatches:
+            actions.append(f"F{ahead + i}")
+        actions.append(f"B{i}")
+    return actions
+
+
+def none_ahead(rank, ranks, microbatches):
+    return [f"{kind}{i}" for i in range(microbatches) for kind in "FB"]
+
+
+def last_forgotten(rank, ranks, microbatches):
+    return answer_of("2b 1f1b")(rank, ranks, microbatches)[:-1]
+
+
+def four_ranks(rank, ranks, microbatches):
+    return answer_of("2b 1f1b")(rank, 4, microbatches)
+
+
+def weights_at_once(rank, ranks, microbatches):
+    """W right behind its I: 1F1B again."""
+    order = answer_of("2b 1f1b")(rank, ranks, microbatches)
+    halves = ([f"I{a[1:]}", f"W{a[1:]}"] if a[0] == "B" else [a] for a in order)
+    return [action for pair in halves for action in pair]
+
+
+def weights_at_the_end(rank, ranks, microbatches):
+    order = answer_of("2c zero bubble")(rank, ranks, microbatches)
+    return [a for a in order if a[0] != "W"] + [f"W{i}" for i in range(microbatches)]
+
+
+def swapped(rows, batch, epochs, drop_last):
+    return answer_of("3b trained")(rows, batch, epochs, drop_last)[::-1]
+
+
+def one_epoch(rows, batch, epochs, drop_last):
+    return answer_of("3b trained")(rows, batch, 1, drop_last)
+
+
+def all_rows(rows, batch, epochs, drop_last):
+    return rows * epochs, answer_of("3b trained")(rows, batch, epochs, drop_last)[1]
+
+
+def whole_batches(rows, batch, epochs, drop_last):
+    return answer_of("3b trained")(rows, batch, epochs, True)
+
+
+def all_batches(rows, batch, epochs, drop_last):
+    return answer_of("3b trained")(rows, batch, epochs, False)
+
+
+def one_long_epoch(rows, batch, epochs, drop_last):
+    return answer_of("3b trained")(rows * epochs, batch, 1, drop_last)
+
+
+def steps_rounded_down(rows, batch, epochs, drop_last):
+    samples, _ = answer_of("3b trained")(rows, batch, epochs, drop_last)
+    return samples, epochs * (rows // batch)
+
+
+def one_magnitude(weights):
+    largest = weights.abs().max()
+    levels = torch.tensor(LEVELS)
+    return levels[((weights / largest)[:, None] - levels).abs().argmin(1)] * largest
+
+
+def even_levels(weights):
+    blocks = weights.view(-1, 64)
+    largest = blocks.abs().amax(1, keepdim=True)
+    return ((blocks / largest * 7).round() / 7 * largest).flatten()
+
+
+def level_below(weights):
+    levels = torch.tensor(LEVELS)
+    blocks = weights.view(-1, 64)
+    largest = blocks.abs().amax(1, keepdim=True)
+    places = torch.searchsorted(levels, (blocks / largest).contiguous(), right=True) - 1
+    return (levels[places] * largest).flatten()
+
+
+def chunked(change: Callable[..., Any]) -> Callable[..., Any]:
+    def step(weights, gradients, lr):
+        rows = -(-len(weights) // len(gradients))
+        whole = change(weights, gradients, lr)
+        return [whole[rank * rows : (rank + 1) * rows] for rank in range(len(gradients))]
+
+    return step
+
+
+def even_chunks(weights, gradients, lr):
+    return list((weights - lr * sum(gradients)).chunk(len(gradients)))
+
+
+def rows_rounded_down(weights, gradients, lr):
+    rows = len(weights) // len(gradients)
+    whole = weights - lr * sum(gradients)
+    return [whole[rank * rows : (rank + 1) * rows] for rank in range(len(gradients))]
+
+
+def whole_on_each(weights, gradients, lr):
+    return [weights - lr * sum(gradients) for _ in gradients]
+
+
+TRAFFIC = answer_of("1a traffic")
+WRONG: dict[str, list[tuple[Any, str]]] = {
+    "1a traffic": [
+        (TRAFFIC / 2, "Half of it"),
+        (TRAFFIC * 2, "two sums a layer"),
+        (TRAFFIC * 4, "Four times"),
+        (TRAFFIC / 8, "not divided by tp"),
+        (TRAFFIC / 28, "one layer's"),
+        (TRAFFIC * 7 / 4, "on the wire"),
+        (TRAFFIC / 1e9, "answer in bytes"),
+        (TRAFFIC / 2**30, "GiB"),
+    ],
+    "1b vocabulary loss": [
+        (naive_loss, "not that of the whole vocabulary"),
+        (summed_loss, "not that of the whole vocabulary"),
+        (mean_of_shards, "not that of the whole vocabulary"),
+        (first_case_only("1b vocabulary loss"), ""),
+    ],
+    "1c audit": times(
+        "1c audit",
+        ("mfu", 8, "all 8 devices"),
+        ("mfu", 100, "per cent"),
+        ("mfu", 4 / 3, "hardware utilisation"),
+        ("mfu", 0.5, "sparsity"),
+        ("usd", 8, "all its GPUs included"),
+        ("usd", 3600, "by the hour"),
+        ("usd", 63 / 1836, "from start to upload"),
+        ("training_share", 100, "per cent"),
+        ("training_share", 1.1, "training_share: not right"),
+    ),
+    "2a plan": [
+        ({"schedule": "gpipe", "microbatches": 16}, "too much"),
+        ({"schedule": "1f1b", "microbatches": 4}, "too slow, and too much"),
+        ({"schedule": "1f1b", "microbatches": 64}, "too slow"),
+        ({"schedule": "1f1b", "microbatches": 65}, "at most 64"),
+        ({"schedule": "naive", "microbatches": 1}, "too slow"),
+    ],
+    "2b 1f1b": [
+        (one_ahead, "will do"),
+        (none_ahead, "is possible"),
+        (last_forgotten, "needs one F and either one B"),
+        (four_ranks, ""),
+        (first_case_only("2b 1f1b"), ""),
+    ],
+    "2c zero bubble": [
+        (weights_at_once, "is possible"),
+        (weights_at_the_end, "is possible"),
+        (answer_of("2b 1f1b"), "is possible"),
+        (first_case_only("2c zero bubble"), ""),
+    ],
+    "3a claims": times(
+        "3a claims",
+        ("rate", 0.01, "answer in percent"),
+        ("rate", 153.09 / 53.09, "how many percent more"),
+        ("time", 0.01, "answer in percent"),
+        ("time", 53.09 / 34.68, "more seconds the native run"),
+        ("time", 65.32 / 34.68, "time that is left"),
+        ("counted", 0.01, "answer in percent"),
+        ("counted", 53.09 / 2.06, "what was logged"),
+    ),
+    "3b trained": [
+        (swapped, "samples come first"),
+        (one_epoch, "that is one epoch"),
+        (all_rows, "not trained on"),
+        (whole_batches, "the other way"),
+        (all_batches, "the other way"),
+        (one_long_epoch, "the next epoch"),
+        (steps_rounded_down, "a step too"),
+        (first_case_only("3b trained"), "Not right for"),
+    ],
+    "3c break-even": [
+        (divided(math.floor), "round up"),
+        (divided(int), "round up"),
+        (divided(round), "round up"),
+        (divided(lambda quotient: quotient // 1), "round up"),
+        (divided(lambda quotient: math.floor(quotient) + 1), "one step fewer"),
+        (divided(lambda quotient: math.ceil(quotient) + 1), "one step fewer"),
+        (divided(lambda quotient: quotient), "whole steps"),
+        (divided(math.ceil, gain=False), "It raises ZeroDivisionError"),
+        (lambda c, n, k: math.ceil(c / k), "how much is gained"),
+        (lambda c, n, k: math.ceil(c / abs(n - k)) if n != k else math.inf, "never catches up"),
+        (lambda c, n, k: math.inf, "it does catch up"),
+        (first_case_only("3c break-even"), "Not right for"),
+    ],
+    "4a trainable": [
+        (answer_of("4a trainable") // 32, "one layer's"),
+        (answer_of("4a trainable") // 16, "rank 1"),
+        (answer_of("4a trainable") + 1, ""),
+        (answer_of("4a trainable") * 2, ""),
+        (answer_of("4a trainable") / 1e6, ""),
+    ],
+    "4b nf4": [
+        (one_magnitude, "each block has a magnitude of its own"),
+        (even_levels, "not the nearest ones"),
+        (level_below, "not the nearest ones"),
+        (first_case_only("4b nf4"), "a tensor of shape"),
+    ],
+    "4c which fits": times(
+        "4c which fits",
+        *(
+            (key, by, words)
+            for key in ("full", "lora", "qlora")
+            for by, words in ((4, "all four"), (1e9, "bytes"), (GIB, "GiB"), (0.5, key))
+        ),
+        ("full", 0.125, "the weights in bf16 alone"),
+    ),
+    "5a fewest GPUs": put(
+        "5a fewest GPUs",
+        ({"ZeRO-2": 7}, "round up"),
+        ({"ZeRO-2": 9}, "One fewer"),
+        ({"ZeRO-2": 5}, "ZeRO-3's"),
+        ({"ZeRO-3": 4}, "round up"),
+        ({"ZeRO-3": 6}, "One fewer"),
+        ({"ZeRO-1": 64}, "ZeRO-1"),
+    ),
+    "5b sharded step": [
+        (whole_on_each, "are enough"),
+        (chunked(lambda w, g, lr: w - lr * g[0]), "the sum of all gradients"),
+        (chunked(lambda w, g, lr: w - lr * sum(g) / len(g)), "the sum of all gradients"),
+        (chunked(lambda w, g, lr: w + lr * sum(g)), "the sum of all gradients"),
+        (even_chunks, "one chunk a rank is wanted"),
+        (rows_rounded_down, "weights together"),
+        (first_case_only("5b sharded step"), ""),
+    ],
+    "5c published bill": times(
+        "5c published bill",
+        ("usd", 0.5, "one machine's"),
+        ("usd", 8, "for the instance"),
+        ("usd", 3600, "by the hour"),
+        ("gpu_hours", 1 / 16, "hours of the clock"),
+        ("gpu_hours", 1 / 8, "machine hours"),
+        ("gpu_hours", 0.5, "one machine's"),
+        ("gpu_hours", 3600, "seconds"),
+        ("state_gb", 16, "whole state"),
+        ("state_gb", 2, "one machine"),
+        ("state_gb", GIB, "GiB"),
+        ("state_gb", 1e9, "bytes"),
+    ),
+    "6a bill": times(
+        "6a bill",
+        ("days", 8, "8 GPUs"),
+        ("days", 0.5, "sparsity"),
+        ("days", 0.4, "40 %"),
+        ("days", 1 / 3, "forward alone"),
+        ("days", 24, "hours"),
+        ("days", 86400, "seconds"),
+        ("usd", 8, "all its GPUs included"),
+        ("usd", 1 / 64, "one instance"),
+        ("usd", 24, "by the hour"),
+    ),
+    "6b layout": [
+        ({"dp_shard": 16}, "it does not fit"),
+        ({"tp": 16, "activation": "full"}, "too slow"),
+        ({"dp_shard": 8, "activation": "full"}, ""),
+        ({"dp_replicate": 16}, "it does not fit"),
+        ({"dp": 16}, ""),
+    ],
+    "6c most machines": [
+        *times(
+            "6c most machines",
+            ("days", 24, "in hours"),
+            ("days", 86400, "in seconds"),
+            ("usd", 1e-6, "in millions"),
+            ("days", 1.1, "days is not what"),
+        ),
+        *put("6c most machines", ({"nodes": 3}, "nodes is one of"), ({"nodes": 1}, "is not what")),
+    ],
+}
