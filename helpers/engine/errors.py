@@ -7,6 +7,10 @@ from types import ModuleType
 class UserError(ValueError):
     """The input is wrong. The message is one line that says what, and what to do instead."""
 
+    def _render_traceback_(self) -> list[str]:
+        """In a notebook: that line alone."""
+        return [f"UserError: {self}"]
+
 
 class NoToken(UserError, IndexError):
     """An id or a label is no token of the model. torch itself raises an IndexError for it."""

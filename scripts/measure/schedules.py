@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
+from turns import WARMUP, say_loading, take_turns
 
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
@@ -37,7 +38,6 @@ from helpers.trace import timelines
 from helpers.train.arguments import is_first, refuse
 
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
-WARMUP = 2  # rounds; in the second it is counted what is kept
 
 
 @dataclass
@@ -64,6 +64,7 @@ class Case:
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             self.step(batch)
         self.kept_bytes = kept.most
+        self.trainer.pipeline.history.clear()  # counting takes time: no timeline of it
 
     def report(self) -> dict[str, Any]:
         return {
@@ -173,7 +174,8 @@ def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -
     rows = data.tokenize(data.load_examples(args.data, "lm"), tokenizer, "lm", args.seq_len)
     with distributed(chosen[0], device) as mesh:
         cases = []
-        for plan in chosen:
+        for number, plan in enumerate(chosen, start=1):
+            say_loading(number, len(chosen), f"{plan.schedule}:{plan.microbatches}")
             own = copy.deepcopy(config)  # laying a model out changes its configuration
             trainer = Trainer(load(args, own, plan, mesh), plan, mesh, lr=args.lr, seed=args.seed)
             trainer.pipeline.timed = True
@@ -181,13 +183,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -
         epochs = (
             data.batches(rows, args.batch_size, seed=args.seed, epoch=e) for e in itertools.count()
         )
-        batches = itertools.islice(itertools.chain.from_iterable(epochs), WARMUP + args.steps)
-        for number, batch in enumerate(batches):
-            for case in cases:
-                counting = number == WARMUP - 1
-                case.step_counting(batch) if counting else case.step(batch)
-                if counting:
-                    case.trainer.pipeline.history.clear()
+        take_turns(cases, itertools.chain.from_iterable(epochs), args.steps)
         report = {case.name: case.report() for case in cases}
         steps = {case.name: timelines.gather(case.trainer) for case in cases}
     if is_first():

@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
+from turns import WARMUP, say_loading, take_turns
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import check_length, load_config
@@ -34,7 +35,6 @@ from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 from helpers.train.arguments import is_first, refuse
 
-WARMUP = 2  # rounds; in the second the messages are counted
 KINDS = {
     "allreduce": "all_reduce",
     "reduce_scatter": "reduce_scatter",
@@ -159,14 +159,13 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
     device = pick_device()
     with distributed(next(iter(chosen.values())), device):
         ladder = {}
-        for name, plan in chosen.items():
+        for number, (name, plan) in enumerate(chosen.items(), start=1):
+            say_loading(number, len(chosen), name)
             mesh = plan.mesh(device.type)
             own = copy.deepcopy(config)  # laying a model out changes its configuration
             model = load_model(args.model, plan, mesh, config=own, seed=args.seed, device=device)
             ladder[name] = Rung(plan, Trainer(model, plan, mesh, lr=args.lr, seed=args.seed))
-        for number, batch in enumerate(itertools.islice(batches(args), WARMUP + args.steps)):
-            for rung in ladder.values():
-                rung.step_counting(batch) if number == WARMUP - 1 else rung.step(batch)
+        take_turns(ladder.values(), batches(args), args.steps)
         report = {name: rung.report() for name, rung in ladder.items()}
     if is_first():
         args.out.mkdir(parents=True, exist_ok=True)

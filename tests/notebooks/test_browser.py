@@ -1,11 +1,9 @@
-"""Notebook 6 in JupyterLab in a browser: run it, move a slider, see the table change."""
+"""Notebook 6 in a browser, as `scripts/lab` shows it: run, pictures, links, sliders."""
 
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -43,36 +41,49 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missi
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The address of a copy of the notebook in a JupyterLab of its own."""
+    """The address of the notebook in a JupyterLab that `scripts/lab` started. It saves nothing, for
+    the notebook is the committed one."""
     folder = tmp_path_factory.mktemp("lab")
-    shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder)
-    log = folder / "lab.log"
-    settings = {"JUPYTER_CONFIG_DIR": folder / "config", "JUPYTER_DATA_DIR": folder / "data-dir"}
+    saving = folder / "settings" / "@jupyterlab" / "docmanager-extension"
+    saving.mkdir(parents=True)
+    (saving / "plugin.jupyterlab-settings").write_text('{"autosave": false}')
+    settings = {
+        "JUPYTER_CONFIG_DIR": folder / "config",
+        "JUPYTER_DATA_DIR": folder / "data-dir",
+        "JUPYTERLAB_SETTINGS_DIR": folder / "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",
+    }
     env = os.environ | {name: str(path) for name, path in settings.items()}
-    env |= {"JUPYTER_PREFER_ENV_PATH": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    env |= {"CUDA_VISIBLE_DEVICES": ""}
     flags = ["--no-browser", "--allow-root", "--port=0", "--ip=127.0.0.1"]
-    flags += ["--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={folder}"]
+    flags += ["--LabApp.expose_app_in_browser=True"]
+    log = folder / "lab.log"
     with log.open("w") as stream:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *flags],
+            ["bash", ROOT / "scripts" / "lab", *flags],
             env=env,
             cwd=folder,
             stdout=stream,
             stderr=subprocess.STDOUT,
         )
+    before = (ROOT / "notebooks" / NOTEBOOK).read_bytes()
     try:
         yield address(log, server)
     finally:
         server.terminate()
         server.wait(timeout=30)
+    assert (ROOT / "notebooks" / NOTEBOOK).read_bytes() == before
 
 
 def address(log: Path, server: subprocess.Popen) -> str:
     end = time.monotonic() + START_S
     while time.monotonic() < end and server.poll() is None:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)", log.read_text())
+        found = re.search(
+            r"http://127\.0\.0\.1:(\d+)/lab/tree/notebooks/0_start_here\.ipynb\?token=(\w+)",
+            log.read_text(),
+        )
         if found:
-            return f"http://127.0.0.1:{found[1]}/lab/tree/{NOTEBOOK}?token={found[2]}"
+            return f"http://127.0.0.1:{found[1]}/lab/tree/notebooks/{NOTEBOOK}?token={found[2]}"
         time.sleep(0.2)
     raise TimeoutError(f"JupyterLab did not start: {log.read_text()[-1000:]}")
 
@@ -98,6 +109,24 @@ def run(page, command: str) -> None:
 
 def test_every_cell_runs(page):
     assert page.evaluate(ERRORS) == []
+
+
+def test_every_picture_of_the_page_has_alternative_text(page):
+    pictures = f"[...{PANEL}.node.querySelectorAll('.jp-OutputArea img')]"
+    page.evaluate(
+        f"void {PANEL}.content.widgets.forEach((one, i) => {PANEL}.content.scrollToItem(i))"
+    )
+    page.until(f"{pictures}.length > 3")
+    assert page.evaluate(f"{pictures}.every(one => one.alt.length > 40 && one.naturalWidth > 0)")
+
+
+@pytest.mark.parametrize("path", ["helpers/engine/plan.py", "docs/planner.md", "runs"])
+def test_what_notebooks_link_to_can_be_opened(page, path):
+    found = page.evaluate(
+        f"window.jupyterapp.serviceManager.contents.get({json.dumps(path)}, {{content: false}})"
+        ".then(model => model.type)"
+    )
+    assert found in ("file", "directory")
 
 
 @pytest.mark.parametrize(("name", "slider"), [("calculator", "seq_len"), ("explorer", "tp")])

@@ -1,6 +1,7 @@
 """What the notebooks ask a reader to do, done: stubs, solutions, the snippet to take home."""
 
 import ast
+import inspect
 import json
 import re
 from functools import cache
@@ -13,6 +14,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.lab import paths
 from helpers.lab.exercises.questions import EXERCISES
+from helpers.lab.exercises.solutions import SOLUTIONS, show_solution
 from helpers.lab.launch.launch import launch
 from helpers.lab.machine.hardware import Machine
 from helpers.lab.notebook.preflight import preflight
@@ -71,19 +73,15 @@ def test_stubs_run_and_say_not_done_yet(number, names, capsys):
 
 
 @pytest.mark.parametrize("number", LESSONS)
-def test_solutions_pass(number, names, capsys):
-    solutions = tagged(number, "solution")
-    for solution in solutions:
-        exec(solution, dict(names[number]))
-    printed = capsys.readouterr().out
-    assert printed.count(": passed. ") == len(solutions) == 3
-
-
-def test_the_audit_comes_out_as_the_log_says(names, capsys):
-    exec(tagged("1", "solution")[2], dict(names["1"]))
-    printed = capsys.readouterr().out
-    assert "68.1 TFLOP/s a GPU of 312: 21.8% MFU" in printed
-    assert "$19.22 billed, 3.4% of it for training" in printed
+def test_no_solution_is_in_it_and_it_says_how_to_ask_for_one(number, capsys):
+    whole = NOTEBOOKS[number].read_text("utf-8")
+    for name in (name for name in EXERCISES if name[0] == number):
+        body = inspect.getsource(SOLUTIONS[name]).splitlines()[1:]
+        lines = [line.strip() for line in body if len(line.strip()) > 30]
+        assert not any(json.dumps(line)[1:-1] in whole for line in lines), name
+    assert "show_solution()" in whole
+    show_solution()
+    assert 'show_solution("1a") shows a solution' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", sorted(NOTEBOOKS))

@@ -10,6 +10,7 @@ Sizes double from the first guess until one does not fit, and are then halved in
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,10 @@ def find_batch(
     tries: list[Try] = []
 
     def fits(units: int) -> bool:
+        print(f"try {len(tries) + 1}: a batch of {units * step} ...", end=" ", flush=True)
+        began = time.monotonic()
         tries.append(_try(script, units * step, limit_bytes, Path(out), flags))
+        print(f"{tries[-1].words}, {time.monotonic() - began:.0f} s", flush=True)
         return tries[-1].fits
 
     search(fits, first // step, most // step)

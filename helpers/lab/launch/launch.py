@@ -79,9 +79,12 @@ def launch(
             in_time = progress.follow(timeout_s)
             rank_lines = [] if in_time else verdict.last_words(job)
     except KeyboardInterrupt:
-        words = f"interrupted: {processes.stopped}"
+        words = verdict.interrupted(job, progress.last_step(), processes.stopped)
         progress.finish("stopped", words)
-        raise KeyboardInterrupt(words) from None
+        interrupt = KeyboardInterrupt(words)
+        # in a notebook: without the frames of the launcher
+        interrupt._render_traceback_ = lambda: [f"KeyboardInterrupt: {words}"]
+        raise interrupt from None
     if in_time:
         state = "failed"
         failure = verdict.failure(job, processes.exit_code, processes.last_lines(15))

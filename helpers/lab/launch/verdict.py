@@ -1,6 +1,7 @@
 """How a run ended, as the error that says so, or none."""
 
 from helpers.engine.errors import UserError
+from helpers.engine.files.manifest import list_checkpoints
 from helpers.lab.launch.command import Job
 from helpers.lab.launch.processes import Stopped
 from helpers.lab.paths import shorten, shown
@@ -39,6 +40,18 @@ def overtime(
         f"Whole logs: {shown(job.logs)}",
     ]
     return RunFailed(shorten("\n".join(lines)), path=job.out)
+
+
+def interrupted(job: Job, step: int | None, stopped: Stopped) -> str:
+    """That a run was interrupted, what is left of it, and how to go on."""
+    words, out = f"interrupted: {stopped}", repr(shown(job.out))
+    if step is None:
+        return words
+    words += f"; load_run({out}).metrics has its steps up to {step}"
+    whole = list_checkpoints(job.out / "checkpoints")
+    if whole and job.program.trains:
+        words += f"; launch(..., out={out}, resume=True) goes on from {whole[-1].name}"
+    return words
 
 
 def last_words(job: Job) -> list[str]:

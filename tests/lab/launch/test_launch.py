@@ -17,8 +17,10 @@ from helpers.engine.errors import UserError
 from helpers.lab.launch import command as job
 from helpers.lab.launch import launch as launch_module
 from helpers.lab.launch import process_guard as guard
-from helpers.lab.launch import progress
+from helpers.lab.launch import progress, verdict
 from helpers.lab.launch.launch import launch
+from helpers.lab.launch.processes import Stopped
+from helpers.lab.paths import shown
 from helpers.lab.runs.failure_report import RunFailed, explain
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -233,6 +235,20 @@ def test_an_interrupt_ends_all_and_says_so(kernel, mark):
     assert marked(mark) == []
     assert "interrupted: every process was ended in" in out
     assert "KeyboardInterrupt: interrupted: every process was ended in" in err
+
+
+def test_an_interrupted_run_says_what_was_kept_and_how_to_go_on(tmp_path):
+    started = job.prepare("scripts/train.py", 2, tmp_path / "one", {"steps": 9})
+    where = repr(shown(tmp_path / "one"))
+    ended = Stopped(0.4)
+    assert verdict.interrupted(started, None, ended) == f"interrupted: {ended}"
+    words = verdict.interrupted(started, 7, ended)
+    assert f"load_run({where}).metrics has its steps up to 7" in words and "resume" not in words
+    kept = tmp_path / "one" / "checkpoints" / "step-00000005"
+    kept.mkdir(parents=True)
+    (kept / "manifest.json").write_text("{}")
+    words = verdict.interrupted(started, 7, ended)
+    assert words.endswith(f"launch(..., out={where}, resume=True) goes on from step-00000005")
 
 
 def test_a_killed_kernel_leaves_nothing(kernel, mark):
