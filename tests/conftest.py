@@ -1,19 +1,10 @@
 """Settings for every test."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support import ranks
-
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the hub would pass here by chance
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ranks_wait_without_groups() -> Iterator[None]:
-    yield
-    ranks.leave_groups()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

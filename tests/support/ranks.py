@@ -86,13 +86,6 @@ def pool(world: int) -> Pool:
     return _pools[world]
 
 
-def leave_groups() -> None:
-    """Let all ranks give up the groups of their meshes: each group has a thread that wakes a
-    hundred times a second, and dozens of ranks that wait with dozens of groups slow the rest."""
-    for one in _pools.values():
-        one.run(_leave_groups)
-
-
 @atexit.register
 def close_all() -> None:
     for one in list(_pools.values()):
@@ -121,18 +114,9 @@ def _end_with(session: Any) -> None:
     os._exit(1)
 
 
-def _leave_groups() -> None:
-    import torch.distributed as dist
-
-    _mesh.cache_clear()
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
-
-
 def mesh_of(plan: Any) -> Any:
     """A plan's mesh. Plans of the same degrees share one in each rank process: groups are not
-    free, and each keeps threads and sockets until `leave_groups`."""
+    free, and each keeps threads and sockets as long as the process lives."""
     return _mesh(tuple(plan.degrees.items()), plan.placement)
 
 
