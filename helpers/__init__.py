@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from helpers.lab.exercises.solutions import show_solution
     from helpers.lab.figures.display import show_figure, show_table
     from helpers.lab.launch.launch import launch
+    from helpers.lab.launch.warm.ranks import Ranks
     from helpers.lab.notebook.preflight import preflight
     from helpers.lab.notebook.record import save_record
     from helpers.lab.notebook.source_code import show_source
@@ -50,6 +51,7 @@ HOMES = {
     "UserError": "engine.errors",
     # run
     "launch": "lab.launch.launch",
+    "Ranks": "lab.launch.warm.ranks",
     "load_run": "lab.runs.run",
     "RunFailed": "lab.runs.failure_report",
     "unused": "lab.paths",

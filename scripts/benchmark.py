@@ -35,7 +35,7 @@ from benchmarks import compare, registry, work
 from benchmarks.studies import compiling, memory, naive_split, predicted, regret, two_nodes
 
 from helpers.engine.errors import UserError
-from helpers.lab.launch.network_namespaces import Link
+from helpers.lab.launch.nodes.network_namespaces import Link
 from helpers.planner.measure.calibrate import calibrate
 
 SIZES = {"layers": 8, "hidden": 512, "heads": 8}

@@ -66,7 +66,7 @@ HOMES = {
     "try_plan": "exercises.pipeline",
     "try_layout": "exercises.planning",
     # elsewhere
-    "Link": "launch.network_namespaces",
+    "Link": "launch.nodes.network_namespaces",
     "slurm_script": "cluster.slurm",
     "train_job": "cluster.kubeflow",
     "estimator_arguments": "cluster.sagemaker",

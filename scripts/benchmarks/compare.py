@@ -17,7 +17,7 @@ from benchmarks.quiet import QUIET, Watch, wait_until_quiet
 from benchmarks.registry import Peer
 from benchmarks.serve import Group, PeerFailed
 from benchmarks.work import Work
-from helpers.lab.launch.network_namespaces import Network
+from helpers.lab.launch.nodes.network_namespaces import Network
 
 LOSS_TOLERANCE = 1e-4  # relative, of any step's loss
 REPEATS = 3

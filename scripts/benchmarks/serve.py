@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.registry import Peer
 from benchmarks.work import Work, batches
-from helpers.lab.launch.network_namespaces import DEVICE, Network
+from helpers.lab.launch.nodes.network_namespaces import DEVICE, Network
 
 START_S, STEP_S = 600, 300  # how long a group may take to start, and to take one step
 

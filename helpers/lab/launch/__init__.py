@@ -4,9 +4,8 @@ Read launch.py first: prepare, start, follow, judge, show. command.py decides wh
 flags.py for the words of a command line. processes.py starts it and ends it, beneath the guard of
 process_guard.py, which outlives whoever started it; torchrun_agent.py is torchrun with its verdict
 as a file. output_reader.py and live_panel.py read and show a run while it goes, progress.py brings
-both together, and verdict.py says how it ended. local_nodes.py is several nodes on one machine,
-network_namespaces.py gives each a network of its own, and two_nodes.py is both from a shell.
+both together, and verdict.py says how it ended. The folder nodes is several nodes on one machine,
+and warm is ranks that have imported everything already.
 
-Sources: torch's manual of torchrun and of its elastic agent; prctl(2), network_namespaces(7) and
-tc-tbf(8) of Linux.
+Sources: torch's manual of torchrun; prctl(2) of Linux.
 """

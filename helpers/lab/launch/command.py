@@ -69,11 +69,15 @@ class Job:
     @property
     def torchrun(self) -> list[str]:
         """torchrun's arguments; local_nodes.py adds where nodes meet and leave their logs."""
-        program = [*self.program.words, *self.words, "--out", from_root(self.out)]
         if self.nodes > 1:
-            return [*self._ranks, "--tee", "3", *program]
+            return [*self._ranks, "--tee", "3", *self.rank_words]
         files = ["--tee", "3", "--log-dir", str(self.logs)]
-        return ["--standalone", *self._ranks, *self._tries, *files, *program]
+        return ["--standalone", *self._ranks, *self._tries, *files, *self.rank_words]
+
+    @property
+    def rank_words(self) -> list[str]:
+        """Every rank's command line, after Python's own."""
+        return [*self.program.words, *self.words, "--out", from_root(self.out)]
 
     @property
     def command(self) -> str:

@@ -9,7 +9,7 @@ It ends the whole family, TERM first and KILL after a grace, when the pipe from 
 (a kernel killed with -9 closes it too), when it is told to end, and when torchrun has ended but
 left something behind. A process belongs to the family when it descends from the guard or carries
 the run's marker in its environment: the second also finds what a dead parent has orphaned.
-(A node can have a guard of its own, whose marker begins with the run's: see local_nodes.py.)
+(A node can have a guard of its own, whose marker begins with the run's: see nodes/local_nodes.py.)
 
 Run as a script, with the standard library alone so that it starts in 20 ms:
     python -I -S process_guard.py GRACE_S COMMAND...    (the marker is in the environment)

@@ -16,7 +16,7 @@ from benchmarks.compare import Rounds, Row
 from benchmarks.registry import Peer
 from benchmarks.work import Work, config
 from helpers.engine.plan import ParallelPlan
-from helpers.lab.launch.network_namespaces import Link, joined
+from helpers.lab.launch.nodes.network_namespaces import Link, joined
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.messages import Message
 from helpers.planner.time.step_messages import rank_messages

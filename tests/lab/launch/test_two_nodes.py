@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from helpers.engine.errors import UserError
-from helpers.lab.launch import local_nodes as nodes
-from helpers.lab.launch import network_namespaces as network
-from helpers.lab.launch import two_nodes
 from helpers.lab.launch.launch import launch
-from helpers.lab.launch.network_namespaces import DEVICE, Link, joined
+from helpers.lab.launch.nodes import local_nodes as nodes
+from helpers.lab.launch.nodes import network_namespaces as network
+from helpers.lab.launch.nodes import two_nodes
+from helpers.lab.launch.nodes.network_namespaces import DEVICE, Link, joined
 from helpers.lab.runs.failure_report import RunFailed, explain
 from tests.lab.launch import test_launch
 from tests.lab.launch.test_launch import FAULT, marked, wait_for
@@ -84,7 +84,7 @@ def test_the_first_failing_rank_is_quoted_whatever_its_node(tmp_path, mark):
 def test_nothing_is_left_when_what_keeps_the_nodes_is_killed(tmp_path, mark):
     def kill() -> None:
         wait_for(lambda: len(list(tmp_path.glob("logs/**/0/stdout.log"))) == 2, 60)
-        for process in agents(mark, "helpers.lab.launch.local_nodes"):
+        for process in agents(mark, "helpers.lab.launch.nodes.local_nodes"):
             process.kill()
 
     killer = threading.Thread(target=kill)
@@ -212,7 +212,7 @@ print(time.monotonic() - began)
 def test_without_the_right_to_make_networks_a_line_says_so():
     script = """
 from helpers.engine.errors import UserError
-from helpers.lab.launch.network_namespaces import Link, check
+from helpers.lab.launch.nodes.network_namespaces import Link, check
 try:
     check(Link(mbit=400))
 except UserError as error:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from helpers.engine.errors import UserError
 from helpers.lab.launch.flags import from_words
 from helpers.lab.launch.launch import launch
-from helpers.lab.launch.network_namespaces import Link
+from helpers.lab.launch.nodes.network_namespaces import Link
 from helpers.lab.runs.failure_report import RunFailed
 
 

@@ -8,7 +8,7 @@ killed is started again, as a cluster's scheduler does it, while restarts are le
 node has ended its ranks by then, and torchrun starts those of the others anew. When a node fails
 for good, the others get a moment to say what they know and are ended.
 
-    python -m helpers.lab.launch.local_nodes NODES_AS_JSON TORCHRUN_ARGUMENT...
+    python -m helpers.lab.launch.nodes.local_nodes NODES_AS_JSON TORCHRUN_ARGUMENT...
 """
 
 import json
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from helpers.engine.errors import UserError
 from helpers.lab.launch import process_guard as guard
-from helpers.lab.launch.network_namespaces import DEVICE, Link, Network, joined
+from helpers.lab.launch.nodes.network_namespaces import DEVICE, Link, Network, joined
 
 # A node is taken for lost after so many seconds without a sign; torchrun's default is 15.
 LOST_S = 5

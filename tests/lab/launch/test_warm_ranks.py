@@ -1,0 +1,226 @@
+"""Warm ranks: the same runs as cold ones, the same words, and nothing that stays or leaks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.lab.launch import launch as launch_module
+from helpers.lab.launch.launch import launch
+from helpers.lab.launch.warm.ranks import Ranks
+from helpers.lab.runs.failure_report import RunFailed
+
+ROOT = Path(__file__).resolve().parents[3]
+FAULT = "tests/support/fault_scripts/fault.py"
+TRAINING = {"model": "gptj-tiny", "steps": 4, "batch_size": 8, "seq_len": 32, "seed": 3}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="warm ranks are forked"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    found = Ranks(2)
+    yield found
+    found.close()
+
+
+def forked(ranks: Ranks) -> list[psutil.Process]:
+    """The agents and ranks of runs: all that descends from the server."""
+    return [
+        process
+        for server in psutil.Process(ranks._server.pid).children()
+        for process in server.children(recursive=True)
+        if process.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def quiet(ranks: Ranks) -> bool:
+    return wait_for(lambda: not forked(ranks), 3)
+
+
+@pytest.mark.parametrize("layout", [{}, {"nproc": 2, "tp": 2}, {"nproc": 2, "dp_shard": 2}])
+def test_a_warm_run_is_the_cold_one_to_the_last_digit(tmp_path, ranks, layout):
+    cold = launch("scripts/train.py", out=tmp_path / "cold", show=False, **TRAINING, **layout)
+    for name in ("first", "second"):
+        out = tmp_path / name
+        warm = launch("scripts/train.py", out=out, ranks=ranks, show=False, **TRAINING, **layout)
+        for column in ("loss", "grad_norm", "tokens"):
+            assert list(warm.metrics[column]) == list(cold.metrics[column])
+        assert warm.command.replace(name, "cold") == cold.command
+        assert warm.summary["plan"] == cold.summary["plan"]
+        assert "done: 4 steps" in warm.log(0) and "[rank 0] done: 4 steps" in warm.log()
+    assert quiet(ranks)
+
+
+def test_nothing_of_one_run_reaches_the_next(tmp_path, ranks):
+    script = tmp_path / "leaks.py"
+    script.write_text(
+        "import os, sys, json, argparse, helpers\n"
+        "parser = argparse.ArgumentParser(); parser.add_argument('--out')\n"
+        "seen = [getattr(helpers, 'LEAK', None), os.environ.get('LEAK'), os.environ.get('GIVEN')]\n"
+        "seen += [os.path.basename(os.getcwd()), sys.argv[0], 'leaks' in sys.modules]\n"
+        "out = parser.parse_args().out\n"
+        "helpers.LEAK = 1; os.environ['LEAK'] = '1'; sys.modules['leaks'] = sys; os.chdir('/')\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    open(os.path.join(out, 'seen.json'), 'w').write(json.dumps(seen))\n"
+    )
+    found = []
+    for name, env in (("one", {"GIVEN": "x"}), ("two", {})):
+        run = launch(script, nproc=2, out=tmp_path / name, ranks=ranks, env=env, show=False)
+        found.append(json.loads((run.path / "seen.json").read_text()))
+    first = [None, None, "x", ROOT.name, str(script), False]
+    assert found == [first, [*first[:2], None, *first[3:]]]
+
+
+@pytest.mark.parametrize(("fault", "rank"), [("raises", 1), ("refuses", None)])
+def test_a_rank_that_fails_is_named_as_ever(tmp_path, ranks, fault, rank):
+    words = []
+    for name, warm in (("cold", None), ("warm", ranks)):
+        with pytest.raises(RunFailed) as caught:
+            launch(FAULT, nproc=2, out=tmp_path / name, ranks=warm, fault=fault, show=False)
+        failed = caught.value
+        words.append((failed.message.replace(name, "-"), failed.exit_code))
+        assert rank is None or failed.rank == rank  # any may be the first to refuse
+    assert words[0] == words[1]
+    assert quiet(ranks)
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path, ranks):
+    script = tmp_path / "dies.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else time.sleep(60)\n"
+    )
+    with pytest.raises(RunFailed, match=r"rank 1 .*SIGKILL") as caught:
+        launch(script, nproc=2, out=tmp_path / "run", ranks=ranks, show=False)
+    assert caught.value.exit_code == -signal.SIGKILL
+    assert quiet(ranks)
+
+
+def test_ranks_do_not_outlive_their_agent(tmp_path, ranks):
+    def kill() -> None:
+        assert wait_for(lambda: len(forked(ranks)) >= 3, 30)
+        time.sleep(1)
+        agent = psutil.Process(ranks._server.pid).children()[0].children()[0]
+        agent.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(RunFailed):
+        launch(FAULT, nproc=2, out=tmp_path / "run", ranks=ranks, fault="deaf", show=False)
+    killer.join()
+    assert quiet(ranks)
+
+
+def test_time_that_is_over_ends_deaf_ranks(tmp_path, ranks, monkeypatch):
+    monkeypatch.setattr(launch_module, "GRACE_S", 0.5)
+    with pytest.raises(RunFailed, match="stopped after timeout_s=3") as caught:
+        out = tmp_path / "run"
+        launch(FAULT, nproc=2, out=out, ranks=ranks, timeout_s=3, fault="deaf", show=False)
+    assert "rank 1 was running; its last line: entering the collective" in caught.value.message
+    assert quiet(ranks)
+
+
+KERNEL = """
+from helpers.lab.launch import launch
+from helpers.lab.launch.warm.ranks import Ranks
+launch.GRACE_S = 1.0
+ranks = Ranks(2)
+print(ranks._server.pid, flush=True)
+launch.launch({fault!r}, nproc=2, out={out!r}, ranks=ranks, fault="deaf", show=False)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_kernel_that_ends_leaves_nothing(tmp_path, number):
+    code = KERNEL.format(fault=FAULT, out=str(tmp_path / "run"))
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    server = psutil.Process(int(kernel.stdout.readline()))
+    try:
+        log = tmp_path / "run" / "logs" / "launch.log"
+        assert wait_for(lambda: log.exists() and log.read_text().count("entering") == 2, 90)
+        family = [kernel.pid, server.pid, *(p.pid for p in server.children(recursive=True))]
+        assert len(family) >= 6  # kernel, guard, server, agent, two ranks
+        kernel.send_signal(number)
+        kernel.communicate(timeout=20)
+        assert wait_for(lambda: not any(map(psutil.pid_exists, family)), 10)
+    finally:
+        kernel.kill()
+
+
+def test_a_server_that_is_gone_is_started_again(tmp_path):
+    ranks = Ranks(1)
+    ranks._wait()
+    for process in psutil.Process(ranks._server.pid).children():
+        process.kill()
+    ranks._server.wait(20)
+    run = launch(FAULT, out=tmp_path / "run", ranks=ranks, fault="fine", show=False)
+    assert run.state == "done"
+    ranks.close()
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"nproc": 3}, "nproc is 3, but 2 ranks are warm"),
+        ({"nodes": 2}, "warm ranks are on one node"),
+        ({"max_restarts": 1}, "warm ranks are on one node"),
+        ({"env": {"LD_PRELOAD": "x.so"}}, r"LD_PRELOAD is read when .* Ranks\(2, env="),
+    ],
+)
+def test_what_warm_ranks_cannot_do_is_refused_before_anything_starts(
+    tmp_path, ranks, arguments, words
+):
+    with pytest.raises(UserError, match=words):
+        launch(FAULT, out=tmp_path / "run", ranks=ranks, **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_libraries_read_when_loaded_is_given_to_the_ranks(tmp_path):
+    env = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    script = tmp_path / "config.py"
+    script.write_text(
+        "import torch._inductor.config as config\nassert config.force_disable_caches is True\n"
+    )
+    ranks = Ranks(1, env=env)
+    assert launch(script, out=tmp_path / "run", ranks=ranks, env=env, show=False).state == "done"
+    ranks.close()
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
+def test_a_number_of_ranks_is_a_whole_number(count):
+    with pytest.raises(UserError, match="a whole number of at least 1"):
+        Ranks(count)
+
+
+def test_the_socket_is_for_its_owner_alone(ranks):
+    ranks._wait()
+    assert os.stat(ranks._socket).st_mode & 0o777 == 0o600
+    assert os.stat(os.path.dirname(ranks._socket)).st_mode & 0o777 == 0o700
