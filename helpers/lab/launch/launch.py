@@ -74,6 +74,10 @@ def launch(
     """
     _check(nproc, nodes, max_restarts, link)
     if ranks is not None:
+        if not isinstance(ranks, Ranks):
+            raise UserError(
+                f"ranks is {ranks!r}: give warm ones, Ranks({nproc}), and their number by nproc"
+            )
         ranks.check(nproc, nodes, max_restarts, env)
     job = prepare(script, nproc, out, flags, nodes, max_restarts)
     variables = environment(nodes * nproc, env, threads)

@@ -69,6 +69,7 @@ def test_a_warm_run_is_the_cold_one_to_the_last_digit(tmp_path, ranks, layout):
         assert warm.command.replace(name, "cold") == cold.command
         assert warm.summary["plan"] == cold.summary["plan"]
         assert "done: 4 steps" in warm.log(0) and "[rank 0] done: 4 steps" in warm.log()
+        assert len(warm.log().splitlines()) == len(cold.log().splitlines())  # no other word
     assert quiet(ranks)
 
 
@@ -218,6 +219,11 @@ def test_what_libraries_read_when_loaded_is_given_to_the_ranks(tmp_path):
 def test_a_number_of_ranks_is_a_whole_number(count):
     with pytest.raises(UserError, match="a whole number of at least 1"):
         Ranks(count)
+
+
+def test_a_number_is_no_warm_ranks(tmp_path):
+    with pytest.raises(UserError, match=r"ranks is 2: give warm ones, Ranks\(1\)"):
+        launch(FAULT, out=tmp_path / "run", ranks=2)
 
 
 def test_the_socket_is_for_its_owner_alone(ranks):

@@ -34,7 +34,6 @@ PRELOADED = (
     "transformers",
     *(f"transformers.models.{name}.modeling_{name}" for name in FAMILIES),
     "helpers.train.run",
-    "helpers.train.__main__",
 )
 LONGEST_REQUEST = 2**20
 M_MMAP_THRESHOLD = -3  # of malloc.h
