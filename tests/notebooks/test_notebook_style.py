@@ -158,6 +158,16 @@ def test_its_headings_are_there_in_order(path, notebook):
     assert [heading for heading in found if heading in wanted] == list(wanted)
 
 
+def test_its_minutes_are_the_same_wherever_they_are_told(path, notebook):
+    row = rf"^\| \[?{number(path)}[. ].*$"
+    overview = "\n".join(prose(nbformat.read(NOTEBOOKS[0], as_version=4)))
+    readme = (ROOT / "README.md").read_text("utf-8")
+    head = re.search(r"(\d+) minutes?", notebook.cells[0].source)[1]
+    for text in (overview, readme):
+        (told,) = re.findall(row, text, re.MULTILINE)
+        assert re.findall(r"(\d+) minutes?", told) == [head], told
+
+
 def test_the_idea_is_short_and_drawn(notebook):
     index = next(i for i, c in enumerate(notebook.cells) if c.source.startswith("## The idea"))
     words = notebook.cells[index].source.removeprefix("## The idea").split()
