@@ -157,14 +157,10 @@ def plot_phases(run: "Run | Mapping[str, float]", useful: str = "train") -> Pict
     for row, (name, value) in enumerate(seconds.items()):
         colour, hatch = (VERMILLION, "//") if name == useful else (BLUE, "")
         axes.barh(row, value, left=began, color=colour, edgecolor="white", hatch=hatch)
-        words = f"{value / total_s:.1%}"
-        if began + value < 0.85 * total_s:
-            axes.text(began + value + 0.008 * total_s, row, words, va="center")
-        else:
-            axes.text(began - 0.008 * total_s, row, words, va="center", ha="right")
         began += value
+        axes.text(began + 0.008 * total_s, row, f"{value / total_s:.1%}", va="center")
     name_bars(axes, list(seconds))
-    axes.set(xlim=(0, total_s), xlabel="seconds since the launch")
+    axes.set(xlim=(0, 1.1 * total_s), xlabel="seconds since the launch")
     title(axes, "Where the time went", plain_numbers=True)
     table = pandas.DataFrame({"seconds": {**seconds, "total": total_s}}).rename_axis("phase")
     table["share"] = table["seconds"] / total_s

@@ -125,6 +125,17 @@ def test_plot_phases_adds_up_to_the_wall_clock(runs):
     assert "train takes 10 s: 50.0%" in sentence
 
 
+@pytest.mark.parametrize("phases", [{"start": 1, "train": 99}, {"train": 99, "save": 1}])
+def test_the_share_of_a_phase_is_beside_its_bar(phases):
+    fig, _, _ = figures.plot_phases(phases)
+    fig.canvas.draw()
+    (axes,) = fig.axes
+    frame = axes.get_window_extent()
+    for bar, label in zip(axes.patches, axes.texts):
+        words = label.get_window_extent()
+        assert bar.get_window_extent().x1 <= words.x0 and words.x1 <= frame.x1
+
+
 def test_plot_phases_of_plain_seconds():
     _, table, sentence = figures.plot_phases({"upload": 90, "train": 10})
     assert list(table.index) == ["upload", "train", "total"] and "10.0%" in sentence
