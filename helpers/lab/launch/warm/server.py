@@ -50,6 +50,8 @@ def serve(path: str) -> None:
     place = marker_place()
     for name in PRELOADED:
         importlib.import_module(name)
+    if importlib.import_module("torch").cuda.is_initialized():
+        sys.exit("an import has started CUDA, and a process that has cannot be forked")
     gc.collect()
     gc.freeze()  # children share this memory, and their collector passes over it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents are not waited for
