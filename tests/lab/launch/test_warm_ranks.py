@@ -187,6 +187,18 @@ def test_a_server_that_is_gone_is_started_again(tmp_path):
     ranks.close()
 
 
+def test_edited_code_is_imported_anew(tmp_path):
+    ranks = Ranks(1)
+    ranks._wait()
+    first = ranks._server.pid
+    launch(FAULT, out=tmp_path / "one", ranks=ranks, show=False)
+    assert ranks._server.pid == first
+    ranks._started_at = 0.0  # before any file of the package was written
+    launch(FAULT, out=tmp_path / "two", ranks=ranks, show=False)
+    assert ranks._server.pid != first and not psutil.pid_exists(first)
+    ranks.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -22,7 +22,7 @@ from helpers.engine.errors import UserError
 from helpers.lab.launch import process_guard as guard
 from helpers.lab.launch.command import Job, environment
 from helpers.lab.launch.warm import request
-from helpers.lab.paths import ROOT
+from helpers.lab.paths import PACKAGES, ROOT
 
 START_S = 120
 GRACE_S = 3.0
@@ -61,7 +61,8 @@ class Ranks:
             UserError: the run cannot be that of warm ranks, or the server does not start.
         """
         self.check(job.nproc, job.nodes, job.max_restarts, extra)
-        if self._server.poll() is not None:
+        if self._server.poll() is not None or self._is_outdated():
+            self.close()
             self._start()
         self._wait()
         wanted = {
@@ -95,7 +96,13 @@ class Ranks:
         if self.warm:
             self._finalizer()
 
+    def _is_outdated(self) -> bool:
+        """Has somebody edited the package since it was imported?"""
+        files = (PACKAGES / "helpers").rglob("*.py")
+        return max(file.stat().st_mtime for file in files) > self._started_at
+
     def _start(self) -> None:
+        self._started_at = time.time()
         folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._socket = os.path.join(folder.name, "socket")
         self._log = Path(folder.name, "log")
