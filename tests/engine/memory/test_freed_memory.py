@@ -41,9 +41,10 @@ def pages_of_eight_tensors(before: str, **environment: str) -> int:
 
 @of_glibc
 def test_memory_is_asked_for_once_instead_of_in_every_step():
-    assert pages_of_eight_tensors("") >= 8 * 32  # of 2 MiB at most
-    assert pages_of_eight_tensors(KEPT) < 20
-    assert pages_of_eight_tensors(IN_A_PLAN) < 20
+    asked_for = 8 * 32  # pages of 2 MiB, or more and smaller ones
+    assert pages_of_eight_tensors("") >= asked_for
+    for before in (KEPT, IN_A_PLAN):  # a busy machine's threads ask for a few
+        assert pages_of_eight_tensors(before) < asked_for / 4
 
 
 @of_glibc
