@@ -155,7 +155,7 @@ def test_changes_replace_fields_and_none_leaves_them():
             {"notebook": 1, "profile": "tiny", "steps": 2.5},
             "steps is 2.5: it must be a whole number",
         ),
-        ({"notebook": 2, "profile": "tiny", "pp": 20}, "pp=20"),
+        ({"notebook": 2, "profile": "tiny", "pp": 20}, "20 stages are too many"),
         (
             {"notebook": 2, "profile": "tiny", "microbatches": 1000},
             "microbatches is 1000: a rank's",

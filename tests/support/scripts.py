@@ -42,7 +42,9 @@ def module(name: str = TRAIN) -> ModuleType:
         return importlib.import_module("helpers.train.run")
     spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPTS / f"{name}.py")
     sys.modules[spec.name] = made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    folder = str((SCRIPTS / f"{name}.py").parent)
+    with patch.object(sys, "path", [folder, *sys.path]):  # as when it is run
+        spec.loader.exec_module(made)
     return made
 
 
