@@ -78,10 +78,7 @@ def lab(tmp_path_factory):
 def address(log: Path, server: subprocess.Popen) -> str:
     end = time.monotonic() + START_S
     while time.monotonic() < end and server.poll() is None:
-        found = re.search(
-            r"http://127\.0\.0\.1:(\d+)/lab/tree/notebooks/0_start_here\.ipynb\?token=(\w+)",
-            log.read_text(),
-        )
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)", log.read_text())
         if found:
             return f"http://127.0.0.1:{found[1]}/lab/tree/notebooks/{NOTEBOOK}?token={found[2]}"
         time.sleep(0.2)
