@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from helpers.lab.figures.display import show_figure, show_table
     from helpers.lab.launch.launch import launch
     from helpers.lab.launch.warm.ranks import Ranks
+    from helpers.lab.notebook.predictions import Predictions
     from helpers.lab.notebook.preflight import preflight
     from helpers.lab.notebook.record import save_record
+    from helpers.lab.notebook.results import Results
     from helpers.lab.notebook.source_code import show_source
     from helpers.lab.paths import unused
     from helpers.lab.runs.failure_report import RunFailed
@@ -58,6 +60,8 @@ HOMES = {
     "doctor": "lab.doctor",
     # a notebook
     "preflight": "lab.notebook.preflight",
+    "Predictions": "lab.notebook.predictions",
+    "Results": "lab.notebook.results",
     "save_record": "lab.notebook.record",
     "show_source": "lab.notebook.source_code",
     "show_figure": "lab.figures.display",

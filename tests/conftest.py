@@ -1,6 +1,8 @@
 """Settings for every test."""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,3 +22,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Any]:
+    """Four warm ranks for launches that are not about how ranks start."""
+    from helpers.lab.launch.warm.ranks import Ranks
+
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()

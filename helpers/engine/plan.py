@@ -43,6 +43,8 @@ LETTERS = {"D": ("dp_replicate", "dp_shard"), "P": ("pp",), "C": ("cp",), "T": (
 PLACEMENTS = {"cluster": "DPCT", "spread": "TCPD"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PARTITION = re.compile(r"auto|\d+(,\d+)*")
+# far beyond any model or batch; a schedule lists what every stage does with every micro-batch
+MOST_STAGES, MOST_MICROBATCHES = 10_000, 100_000
 _schedule = lru_cache(maxsize=1024)(make_schedule)  # asked for again and again, and immutable
 PER_RANK = 4  # micro-batches a pipeline rank: a bubble of at most a fifth
 ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d*")
@@ -116,6 +118,10 @@ class ParallelPlan:
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise UserError(f"{name} must be a whole number, 0 to choose, not {number!r}")
+        if self.pp * max(1, self.virtual_stages) > MOST_STAGES:
+            raise UserError(f"{self.pp} x {self.virtual_stages or 1} stages: at most {MOST_STAGES}")
+        if self.microbatches > MOST_MICROBATCHES:
+            raise UserError(f"microbatches is {self.microbatches}: at most {MOST_MICROBATCHES}")
         if not PARTITION.fullmatch(self.partition):
             raise UserError(
                 f"partition must be auto or layers of each stage as 7,7,7,7, not {self.partition!r}"

@@ -6,10 +6,12 @@ with distributed(plan) as mesh:     join the process group; the plan's mesh
 run_and_leave(main)                 the last line of a script that torchrun starts
 """
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -22,6 +24,8 @@ from .memory.cpu_allocator import keep_freed_memory
 from .plan import ParallelPlan
 
 T = TypeVar("T")
+MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
+UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"  # torchrun's agent tells its ranks
 
 
 def pick_device() -> torch.device:
@@ -54,8 +58,11 @@ def distributed(
     Raises:
         UserError: the number of started processes is not the plan's, or a rank differs.
     """
+    if UNDER_TORCHRUN in os.environ:
+        die_with_parent()
+    check_environment(os.environ)
     device = device or pick_device()
-    plan.validate(world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    plan.validate(world_size=world_size())
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -63,7 +70,13 @@ def distributed(
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        try:
+            dist.init_process_group(backend, timeout=timeout)
+        except dist.DistNetworkError as error:
+            raise UserError(
+                f"the ranks cannot meet at {os.environ['MASTER_ADDR']} port "
+                f"{os.environ['MASTER_PORT']}: {str(error).strip().splitlines()[0][:160]}"
+            ) from None
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -71,6 +84,44 @@ def distributed(
         yield plan.mesh(device.type)
     finally:
         dist.destroy_process_group()
+
+
+def check_environment(variables: Mapping[str, str]) -> None:
+    """See that what tells a process its rank is there as a whole, and can be true.
+
+    Raises:
+        UserError: of torchrun's variables some are missing, or are no such numbers.
+    """
+    if "WORLD_SIZE" not in variables:
+        return
+    missing = [name for name in MEETING if name not in variables]
+    if missing:
+        raise UserError(
+            f"WORLD_SIZE is set and {missing[0]} is not: start ranks by torchrun, or unset it"
+        )
+    world = world_size(variables)
+    rank, port = (_whole(variables, name) for name in ("RANK", "MASTER_PORT"))
+    if not rank < world or not 0 < port < 2**16:
+        raise UserError(
+            f"RANK={rank}, WORLD_SIZE={world}, MASTER_PORT={port}: a rank is below the world's "
+            "size, and a port from 1 to 65535"
+        )
+
+
+def world_size(variables: Mapping[str, str] = os.environ) -> int:
+    """How many processes were started: torchrun's WORLD_SIZE, and 1 without it.
+
+    Raises:
+        UserError: it is no whole number.
+    """
+    return _whole(variables, "WORLD_SIZE") if "WORLD_SIZE" in variables else 1
+
+
+def _whole(variables: Mapping[str, str], name: str) -> int:
+    text = variables[name]
+    if not text.isascii() or not text.isdigit():
+        raise UserError(f"{name} is {text!r}: it must be a whole number")
+    return int(text)
 
 
 def over_ranks(value: Any) -> list[Any]:
@@ -114,6 +165,14 @@ def same_on_all_ranks(facts: Mapping[str, Any]) -> None:
                 )
 
 
+def die_with_parent() -> None:
+    """This process is killed when its parent ends, however that ends (Linux; prctl(2),
+    PR_SET_PDEATHSIG). A rank so outlives no agent that was killed by SIGKILL, which ends nobody."""
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, AttributeError):  # a kernel or a library without it
+            ctypes.CDLL(None, use_errno=True).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+
+
 def run_and_leave(main: Callable[[], None]) -> NoReturn:
     """Run a script's `main`, then end the process without Python's shutdown.
 
@@ -122,6 +181,8 @@ def run_and_leave(main: Callable[[], None]) -> NoReturn:
     traceback: what `main` raises goes on as it is, save SystemExit with a number.
     """
     code = 0
+    if UNDER_TORCHRUN in os.environ:
+        die_with_parent()  # here too, for imports and reading take a while
     try:
         main()
     except SystemExit as leaving:

@@ -2,8 +2,9 @@
 
 From the ground up: paths.py; machine (what is here), runs (what a run left behind), figures (drawn
 so that everyone can read them), launch (start ranks, follow them, stop them, say why they failed),
-then doctor.py, comparison (is one way faster?), drawings (ideas as pictures), notebook (preflight,
-record), exercises (graded), cluster (the same run as a job elsewhere).
+then doctor.py, calls (a function or a cell on every rank), comparison (is one way faster?),
+drawings (ideas as pictures), notebook (preflight, record), exercises (graded), cluster (the same
+run as a job elsewhere).
 
 The names below are the laboratory's face; those of every day are in `helpers` itself.
 """
@@ -51,6 +52,10 @@ HOMES = {
     "draw_shards": "drawings.shards",
     "draw_timeline": "drawings.profile_trace",
     "draw_memory": "drawings.profile_trace",
+    # tables that several notebooks show
+    "cost_table": "notebook.common_tables",
+    "parity_table": "notebook.common_tables",
+    "prediction_table": "notebook.common_tables",
     # comparisons
     "launch_in_turn": "comparison.sides",
     "compare_runs": "comparison.sides",
@@ -62,13 +67,20 @@ HOMES = {
     "find_batch": "comparison.batch_finder",
     "scaled_lr": "comparison.batch_finder",
     # exercises
-    "LEVELS": "exercises.qlora",
-    "try_plan": "exercises.pipeline",
-    "try_layout": "exercises.planning",
+    "LEVELS": "exercises.topics.qlora",
+    "try_plan": "exercises.topics.pipeline",
+    "try_layout": "exercises.topics.planning",
+    # a function or a cell on every rank
+    "on_ranks": "calls.on_ranks",
+    "side_by_side": "calls.side_by_side",
     # elsewhere
     "Link": "launch.nodes.network_namespaces",
     "slurm_script": "cluster.slurm",
     "train_job": "cluster.kubeflow",
+    "sky_task": "cluster.skypilot",
+    "describe": "cluster.described_run",
+    "local_slurm": "cluster.local_slurm",
+    "lost_agent": "launch.nodes.lost_agent",
     "estimator_arguments": "cluster.sagemaker",
 }
 __all__ = list(HOMES)
@@ -80,3 +92,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext helpers.lab` makes `%%ranks` known: a cell on every rank."""
+    from helpers.lab.calls.cell import register
+
+    register(shell)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from helpers.engine.errors import UserError
 from helpers.planner.shape import Shape
 
-# precision: bytes a parameter of (parameters, gradients, optimizer); Adam keeps two moments.
+# precision: bytes per parameter of (parameters, gradients, optimizer); Adam keeps two moments.
 BYTES_PER_PARAMETER = {
     "fp64": (8, 8, 16),
     "fp32": (4, 4, 8),  # also with bf16 arithmetic on fp32 weights

@@ -71,18 +71,29 @@ def _end_id(backend: Any, folder: Path) -> int | None:
     names = list(END_TOKENS)
     config = folder / "tokenizer_config.json"
     if config.is_file():
-        named = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
-        if named:
-            names.insert(0, named if isinstance(named, str) else named["content"])
+        names = [*_named_end(config), *names]
     ids = (backend.token_to_id(name) for name in names)
     return next((token for token in ids if token is not None), None)
+
+
+def _named_end(config: Path) -> list[str]:
+    """The text that a tokenizer_config.json calls the end, if any."""
+    try:
+        named = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        raise UserError(f"{config} is no JSON object of a tokenizer") from None
+    if isinstance(named, dict):
+        named = named.get("content")
+    if not isinstance(named, str | None):
+        raise UserError(f"{config}: eos_token is {named!r}, and must be text")
+    return [named] if named else []
 
 
 def _from_hub(source: str) -> Tokenizer:
     transformers = need("transformers", "hf")
     check_hub("model", source)
     try:
-        loaded = transformers.AutoTokenizer.from_pretrained(source)
+        loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"no tokenizer at {source}, and the hub gives none of that name: {_first_line(error)}"

@@ -7,17 +7,23 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from helpers.engine.adapters.lora import rank_and_alpha
 from helpers.engine.adapters.qlora import Adapting
 from helpers.engine.errors import UserError
 from helpers.engine.files import checkpoints
 from helpers.engine.files.manifest import list_checkpoints, read_manifest
-from helpers.engine.files.run_record import check_folder, versions
+from helpers.engine.files.run_record import check_folder, claim, versions
 from helpers.engine.files.weight_files import WeightFiles
 from helpers.engine.files.weights import find_weights
-from helpers.engine.models.configurations import check_length, check_model, load_config, presets
+from helpers.engine.models.configurations import (
+    check_length,
+    check_model,
+    expanded,
+    load_config,
+    presets,
+)
 from helpers.engine.models.document_mask import check_packing
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import check_compiler
@@ -41,6 +47,12 @@ class Job:
     files: WeightFiles | None  # of a folder
     resume_from: Path | None
     adapting: Adapting | None = None
+    own_folder: IO[str] | None = None  # open where the run goes on in a folder that is there
+
+    def claim_folder(self) -> None:
+        """On the first rank: make the run's folder, and keep other runs out of it."""
+        if self.own_folder is None and is_first():
+            self.own_folder = claim(self.args.out)
 
     @property
     def steps(self) -> int:
@@ -103,7 +115,11 @@ class Job:
 
 
 def prepare(args: argparse.Namespace) -> Job:
-    """Check all input and read the data. Raises UserError; writes nothing."""
+    """Check all input and read the data. Raises UserError; writes nothing, but the lock of a folder
+    that a run goes on in."""
+    # before its checkpoints are looked at, which a run that is under way there replaces
+    goes_on = args.resume is not None and (args.out / "checkpoints").is_dir()
+    own_folder = claim(args.out) if goes_on and is_first() else None
     resume_from = checkpoint_of(args)
     if is_first():
         own = resume_from and args.out.resolve() in resume_from.resolve().parents
@@ -117,7 +133,7 @@ def prepare(args: argparse.Namespace) -> Job:
     plan = ParallelPlan(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )
-    plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    plan.validate(config, world_size=world_size())
     if plan.compile:
         check_compiler()
     check_model(config)
@@ -137,11 +153,15 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.eval_data:
         labels = train.label_names or None
         evaluation = read_tokens(args.eval_data, "validation", args, tokenizer, labels)
-    job = Job(args, plan, config, train, evaluation, files, resume_from, adapting)
+    job = Job(args, plan, config, train, evaluation, files, resume_from, adapting, own_folder)
     if args.profile and args.profile[1] > job.steps:
         raise UserError(f"--profile asks for step {args.profile[1]}: the run takes {job.steps}")
     if resume_from is not None:
-        read_manifest(resume_from, job.fixed())
+        done = read_manifest(resume_from, job.fixed())["step"]
+        if done > job.steps:
+            raise UserError(
+                f"{resume_from} has taken {done} steps already: --steps {job.steps} is behind it"
+            )
     return job
 
 
@@ -175,7 +195,7 @@ def read_tokens(source, split, args, tokenizer, labels=None) -> tokens.TokenData
 
 def default_tokenizer(model: str) -> str:
     """The model's own tokenizer where it comes with one, else the bundled one."""
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     own = model not in presets() and (not folder.is_dir() or (folder / "tokenizer.json").is_file())
     return str(folder) if own else str(bundled("tokenizer"))
 
@@ -186,7 +206,7 @@ def find_local_weights(args: argparse.Namespace) -> WeightFiles | None:
     Raises:
         UserError: the folder lacks weights.
     """
-    if not Path(args.model).expanduser().is_dir() and args.model not in presets():
+    if not expanded(args.model).is_dir() and args.model not in presets():
         return None
     return find_weights(args.model, args.from_scratch)
 

@@ -55,8 +55,8 @@ def run(job: Job, clock: Clock) -> None:
             trainer.pipeline.timed = args.timeline
             batches = traced_batches(job, trainer)
         clock.move(trainer.model.check_s, "load", "check")
+        on_all_ranks(job.claim_folder)
         if is_first():
-            args.out.mkdir(parents=True, exist_ok=True)
             (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
         metrics = Metrics(args.out / "metrics.jsonl" if is_first() else None, trainer.steps_done)
         warnings: list[str] = []

@@ -197,7 +197,7 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
         "| | processes × threads | step, s | processor, s | share of one process | quartiles "
-        "| steps timed | state a rank, MB | last loss | losses agree |",
+        "| steps timed | state per rank, MB | last loss | losses agree |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

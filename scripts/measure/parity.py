@@ -153,7 +153,7 @@ def main() -> None:
         names = (*degrees, "zero_stage", "schedule", "microbatches")
         plan = ParallelPlan(**{name: getattr(args, name) for name in names})
         config = load_config(args.model)
-        plan.validate(config, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+        plan.validate(config, world_size=world_size())
         check_length(config, args.seq_len)
     except UserError as error:
         refuse(str(error))

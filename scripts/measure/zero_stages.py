@@ -135,7 +135,7 @@ def parse() -> argparse.Namespace:
 
 def plans(args: argparse.Namespace, config: Any) -> dict[str, ParallelPlan]:
     """The wanted rungs' plans by name. Raises UserError."""
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    ranks = world_size()
     if ranks < 4 or ranks % 2:
         raise UserError(f"HSDP needs an even number of at least 4 ranks, not {ranks}")
     known = rungs(ranks)

@@ -46,6 +46,9 @@ def test_the_degrees_multiply_to_the_world(
         ({"virtual_stages": 2, "schedule": "interleaved"}, "need pp above 1"),
         ({"pp": 2, "partition": "half"}, "layers of each stage as 7,7,7,7"),
         ({"placement": "near"}, "cluster, spread or a permutation"),
+        ({"pp": 10**9}, "1000000000 x 1 stages: at most 10000"),
+        ({"pp": 2, "virtual_stages": 10**9, "schedule": "interleaved"}, "stages: at most 10000"),
+        ({"pp": 2, "microbatches": 10**6}, "microbatches is 1000000: at most 100000"),
     ),
 )
 def test_a_wrong_field_is_named(fields: dict, said: str) -> None:

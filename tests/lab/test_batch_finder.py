@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
 from helpers.lab.comparison.batch_finder import find_batch, scaled_lr, search
+from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.failure_report import RunFailed
 
 
@@ -45,13 +46,14 @@ SMALL = {"model": "gpt2-tiny", "layers": 2, "seq_len": 256, "threads": 1}
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit on address space")
-def test_a_real_limit_is_found_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_real_limit_is_found_and_nothing_is_left(tmp_path: Path, warm: Ranks) -> None:
     found = find_batch(
         "tests/support/fault_scripts/limited_train.py",
         first=128,
         most=1024,
         step=128,
         out=tmp_path,
+        ranks=warm,
         env={"MORE_BYTES": str(1_500_000_000)},
         **SMALL,
     )
@@ -64,6 +66,6 @@ def test_a_real_limit_is_found_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_failure_is_not_taken_for_a_full_memory(tmp_path: Path) -> None:
+def test_another_failure_is_not_taken_for_a_full_memory(tmp_path: Path, warm: Ranks) -> None:
     with pytest.raises(RunFailed, match="no such data file"):
-        find_batch("scripts/train.py", data="none.tsv", out=tmp_path, **SMALL)
+        find_batch("scripts/train.py", data="none.tsv", out=tmp_path, ranks=warm, **SMALL)

@@ -16,13 +16,14 @@ from helpers.engine.errors import UserError
 from helpers.lab.cluster.described_run import ClusterRun, describe
 from helpers.lab.cluster.kubeflow import train_job
 from helpers.lab.cluster.sagemaker import estimator_arguments
+from helpers.lab.cluster.skypilot import sky_task
 from helpers.lab.cluster.slurm import slurm_script
 from helpers.lab.launch.flags import to_words
 from helpers.train.arguments import parse
 from tests.lab.launch.test_launch import FAULT
 
 ROOT = Path(__file__).resolve().parents[2]
-HYPERPARAMETERS = ROOT / "scripts/sagemaker/from_hyperparameters.py"
+HYPERPARAMETERS = ROOT / "scripts/cluster/from_hyperparameters.py"
 # long options of sbatch, https://slurm.schedmd.com/sbatch.html
 SBATCH = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "gpus-per-node"}
 SBATCH |= {"partition", "requeue"}
@@ -114,6 +115,31 @@ def test_slurms_own_client_knows_every_option(run, tmp_path):
     script = slurm_script(run, minutes=240)
     assert "option" not in words(script)  # without a controller it gets no further
     assert "unrecognized option" in words(script.replace("--nodes=", "--nods="))
+
+
+def test_a_sky_task_starts_an_agent_on_every_node(run, tmp_path):
+    """Its command runs in a shell with SkyPilot's variables as its documentation gives them."""
+    task = sky_task(run, accelerators="A100:8")
+    assert set(task) == {"name", "num_nodes", "resources", "workdir", "envs", "setup", "run"}
+    assert task["num_nodes"] == 2 and task["resources"] == {"accelerators": "A100:8"}
+    assert task["envs"]["NCCL_DEBUG"] == "WARN"
+    assert sky_task(run, accelerators=None)["resources"] == {"cpus": "8+"}
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    place = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    done = subprocess.run(
+        ["bash", "-c", task["run"]],
+        cwd=tmp_path,
+        env=os.environ | place,
+        text=True,
+        capture_output=True,
+    )
+    words = done.stdout.splitlines()
+    assert {"--nnodes=2", "--nproc-per-node=8", "--node-rank=1", "--max-restarts=1"} <= {*words}
+    assert "--master-addr=10.0.0.1" in words
+    assert words[words.index("scripts/train.py") + 1 :] == to_words(run.flags)
 
 
 @pytest.mark.slow

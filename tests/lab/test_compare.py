@@ -58,6 +58,7 @@ def write_run(
         "phases_s": {**phases, "evaluate": 1.0, "save": 0.0},
         "settings": {**SETTINGS, **settings},
         "status": "done",
+        "final_loss": line["loss"],
     }
     if dataset_samples:
         summary["dataset_samples"] = dataset_samples
@@ -111,7 +112,7 @@ def test_unequal_optimizer_steps_are_refused_though_samples_are_equal(write):
 
 
 def test_dropped_remainders_are_refused_and_counted(write):
-    """1588 rows an epoch: 3 batches of 512 leave out 52 of them, one batch of 1024 leaves 564."""
+    """1588 rows per epoch: 3 batches of 512 leave out 52 of them, one batch of 1024 leaves 564."""
     rows = {"dataset_samples": 1588, "epochs": 1}
     sides = {
         "native": [write("a", steps=3, batch=512, **rows)],
@@ -412,7 +413,7 @@ def test_a_plot_of_cost_needs_a_price(sides):
 
 
 @pytest.mark.slow
-def test_real_runs_in_turn(tmp_path):
+def test_real_runs_in_turn(tmp_path, warm):
     """Two real sides that differ in one thing, which changes no sum."""
     pytest.importorskip("transformers")
     tiny = {"model": "gpt2-tiny", "layers": 2, "hidden": 32, "heads": 2, "seq_len": 32}
@@ -421,6 +422,7 @@ def test_real_runs_in_turn(tmp_path):
         {"keeping": {}, "recomputing": {"activation": "full"}},
         repeats=2,
         out=tmp_path,
+        ranks=warm,
         show=False,
         steps=6,
         batch_size=8,

@@ -114,6 +114,7 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(folder, capsys):
     [
         ("metrics.jsonl", '{"step": 1}\nnonsense\n{"step": 3}\n', r"metrics.jsonl, line 2 is not"),
         ("metrics.jsonl", "[1]\n", r"metrics.jsonl, line 1 is not"),
+        ("metrics.jsonl", "[" * 100_000 + "\n", r"metrics.jsonl, line 1 is not"),
         ("metrics.jsonl", '{"step": 1}\n', r"metrics.jsonl has no tokens_per_s"),
         ("metrics.jsonl", None, "there is no .*metrics.jsonl: the run did not get that far"),
         ("summary.json", None, "there is no .*summary.json: the run did not get that far"),

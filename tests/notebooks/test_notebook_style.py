@@ -17,7 +17,7 @@ from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.figures.what_if_sliders import WIDGET
 from helpers.lab.notebook.record import source_hash
 from helpers.lab.notebook.run_profile import PROFILES
-from tests.support.load import script
+from tests.support.scripts import script
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -25,26 +25,30 @@ render = script("notebooks/render")
 
 PICTURE = re.compile(r'<img alt="([^"]+)" width="\d+" src="data:image/png;base64,([^"]+)">')
 MOST_BYTES, MOST_LINES, MOST_WORDS, MOST_HELPERS = 500_000, 25, 150, 4
+OPENING = ("Before you start", "Parameters", "Preflight", "The idea", "Predict a number")
+CLOSING = (
+    "Exercises",
+    "If something goes wrong",
+    "Key points",
+    "Take it to your project",
+    "References",
+    "Record",
+)
 HEADINGS = {
     "0": (
         "Before you start",
         "Parameters",
         "Is this machine ready?",
-        "Preflight",
-        "The idea",
-        "Predict a number",
+        *OPENING[2:],
         "Where the time went, and the money",
         "The notebooks",
         "If something goes wrong",
         "Key points",
+        "References",
         "Record",
     ),
     "lesson": (
-        "Before you start",
-        "Parameters",
-        "Preflight",
-        "The idea",
-        "Predict a number",
+        *OPENING,
         "What the calculator says",
         "What changes",
         "The same answer?",
@@ -53,18 +57,10 @@ HEADINGS = {
         "Where the time went",
         "Prediction against measurement",
         "Break it on purpose",
-        "Exercises",
-        "If something goes wrong",
-        "Key points",
-        "Take it to your project",
-        "Record",
+        *CLOSING,
     ),
     "6": (
-        "Before you start",
-        "Parameters",
-        "Preflight",
-        "The idea",
-        "Predict a number",
+        *OPENING,
         "What the calculator says",
         "The published claims",
         "Where near-linear ends",
@@ -73,11 +69,30 @@ HEADINGS = {
         "Which layout",
         "Prediction against measurement",
         "Break it on purpose",
-        "Exercises",
-        "If something goes wrong",
-        "Key points",
-        "Take it to your project",
-        "Record",
+        *CLOSING,
+    ),
+    "7": (
+        *OPENING,
+        "The five cases",
+        "What a mend can gain",
+        "The mends",
+        "The same answer?",
+        "Prediction against measurement",
+        "Break it on purpose",
+        "What the closed service had",
+        *CLOSING,
+    ),
+    "8": (
+        *OPENING,
+        "What the calculator says",
+        "Two nodes over a link",
+        "The same answer?",
+        "One dies",
+        "Prediction against measurement",
+        "Break it on purpose",
+        "On a real cluster",
+        "Slurm itself",
+        *CLOSING,
     ),
 }
 BANNED = re.compile(
@@ -241,6 +256,13 @@ def test_links_and_files_that_it_names_exist(path, notebook):
     everything = "\n".join(cell.source for cell in notebook.cells)
     named = re.findall(r"(?<![\w/.-])((?:scripts|helpers|data|tests)/[\w/.-]*\w)", everything)
     assert [name for name in sorted(set(named)) if not (ROOT / name).exists()] == []
+
+
+def test_no_cell_shows_a_value_that_it_only_left_over(notebook):
+    """What a cell ends with is displayed: a name on purpose, the result of a call by chance."""
+    for cell in code_cells(notebook):
+        if "execute_result" in [output.output_type for output in cell.outputs]:
+            assert isinstance(ast.parse(cell.source).body[-1].value, ast.Name), cell.id
 
 
 def test_every_cell_ran_once_from_the_top_without_error(notebook):

@@ -60,7 +60,7 @@ def test_state_and_traffic_of_gptj_ranks(tp):
         assert len(large) == 2 * shape.layers * shape.reductions + 2
 
 
-STATES = {  # a layout, and bytes a parameter of (parameters, gradients, optimizer) on one rank
+STATES = {  # a layout, and bytes per parameter of (parameters, gradients, optimizer) on one rank
     "ddp2": ({"dp_replicate": 2}, (4, 4, 8)),
     "zero1": ({"dp_shard": 2, "zero_stage": 1}, (4, 4, 8 / 2)),
     "zero2": ({"dp_shard": 2, "zero_stage": 2}, (4, 4 / 2, 8 / 2)),

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 from helpers.engine.errors import UserError
 from helpers.engine.files.weights import load_config
 from helpers.engine.plan import ParallelPlan
-from helpers.lab.exercises import planning as grading
+from helpers.lab.exercises.topics import planning as grading
 from helpers.lab.figures.planning_plots import (
     plot_fit,
     plot_out_of_node,
@@ -137,8 +137,8 @@ def test_the_plan_table_is_the_planners():
     found = estimate(LLAMA, plan, make_cluster("p4d.24xlarge", 2), 64, 2048)
     row = table.loc["over all 8, ZeRO-3"]
     assert row["step, s"] == pytest.approx(found.time.total_s)
-    assert row["GiB a GPU"] * 2**30 == pytest.approx(found.memory.total)
-    assert row["dollars a million tokens"] == pytest.approx(1e6 * found.usd_per_token)
+    assert row["GiB per GPU"] * 2**30 == pytest.approx(found.memory.total)
+    assert row["dollars per million tokens"] == pytest.approx(1e6 * found.usd_per_token)
 
 
 def test_one_rank_that_has_the_whole_is_one_row():

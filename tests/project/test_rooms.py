@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.support.load import script
+from tests.support.scripts import script
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_ENTRIES = 14

@@ -27,6 +27,11 @@ FLAGS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-first-run",
+    # without these it asks its maker's hosts for updates, also where there is no network
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
     "--remote-debugging-port=0",
     "--remote-allow-origins=*",
     "--window-size=1400,1000",

@@ -1,4 +1,4 @@
-"""The scripts for tests: refused in this process, or run in forked ones."""
+"""The scripts for tests: as modules, refused in this process, or run in forked ones."""
 
 import contextlib
 import importlib
@@ -25,7 +25,6 @@ from helpers.engine.ranks import run_and_leave
 from tests.support.ranks import forks
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "scripts"
 TRAIN = "train"
 TIMEOUT_S, GRACE_S = 300, 10
 STREAMS = ("stdout", "stderr")
@@ -40,10 +39,17 @@ def module(name: str = TRAIN) -> ModuleType:
     """
     if name == TRAIN:
         return importlib.import_module("helpers.train.run")
-    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPTS / f"{name}.py")
-    sys.modules[spec.name] = made = importlib.util.module_from_spec(spec)
-    folder = str((SCRIPTS / f"{name}.py").parent)
-    with patch.object(sys, "path", [folder, *sys.path]):  # as when it is run
+    made = script(name)
+    sys.modules[made.__name__] = made
+    return made
+
+
+def script(name: str) -> ModuleType:
+    """The module of scripts/NAME.py, made anew: scripts/ is no package."""
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_script", path)
+    made = importlib.util.module_from_spec(spec)
+    with patch.object(sys, "path", [str(path.parent), *sys.path]):  # as when it is run
         spec.loader.exec_module(made)
     return made
 

@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 from helpers.engine.files.run_record import LossRange
 from helpers.lab.launch.launch import launch
+from helpers.lab.launch.warm.ranks import Ranks
 from tests.support import scripts, tiny
 
 pytestmark = pytest.mark.slow
@@ -98,14 +99,16 @@ def test_a_spike_is_a_warning_and_a_slope_is_none() -> None:
     assert LossRange().spike(1, 1e9) is None  # nothing is known yet
 
 
-def test_spikes_are_in_the_output_the_summary_and_the_panel(tmp_path: Path, capsys) -> None:
+def test_spikes_are_in_the_output_the_summary_and_the_panel(
+    tmp_path: Path, warm: Ranks, capsys
+) -> None:
     """Of a text that is learned by heart, and some words in it that say something else."""
     text = tmp_path / "text.txt"
     text.write_text(
         "\n".join(["the same few words again and again"] * 200 + ["#42 & NAMES! " * 12])
     )
     flags = SMALL | {"data": text, "lr": 1e-2, "batch_size": 1}
-    run = launch("scripts/train.py", nproc=1, out=tmp_path / "run", **flags)
+    run = launch("scripts/train.py", ranks=warm, out=tmp_path / "run", **flags)
     warnings = run.summary["warnings"]
     said = [line for line in run.log(0).splitlines() if line.startswith("warning: ")]
     assert warnings and said == [f"warning: {warning}" for warning in warnings]

@@ -22,6 +22,7 @@ from helpers.lab.runs.failure_report import RunFailed
 from tests.engine.files.test_checkpoint import save_steps, trainer_of
 from tests.support import scripts, tiny
 from tests.support.ranks import pool
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("killed") / "run"
 
     def after_step_10(rank: psutil.Process) -> None:
-        wait_for(lambda: len(losses(out)) > 10)
+        come_to(lambda: len(losses(out)) > 10)
         rank.kill()
 
     kill_a_rank(out, after_step_10, checkpoint_every=10)
@@ -75,11 +76,8 @@ def names(out: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.001)
+def come_to(condition: Callable[[], object]) -> None:
+    assert wait_for(condition, 120, every_s=0.001), "it did not come to that"
 
 
 def kill_a_rank(out: Path, how: Callable[[psutil.Process], None], **flags: Any) -> None:
@@ -89,7 +87,7 @@ def kill_a_rank(out: Path, how: Callable[[psutil.Process], None], **flags: Any) 
 
     def watch() -> None:
         try:
-            wait_for(lambda: out.joinpath("metrics.jsonl").exists())
+            come_to(lambda: out.joinpath("metrics.jsonl").exists())
             [rank] = [p for p in psutil.process_iter() if is_rank(p, 1, mark)]
             how(rank)
         except BaseException as error:
@@ -145,9 +143,9 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(whole, tmp_path, backgroun
 
     def while_saving(rank: psutil.Process) -> None:
         """Stop the rank when a draft is there. If the draft stays, it waits for this rank."""
-        wait_for(lambda: len(losses(out)) > 5)
+        come_to(lambda: len(losses(out)) > 5)
         while True:
-            wait_for(drafts)
+            come_to(drafts)
             rank.suspend()
             time.sleep(0.3)
             if drafts():
@@ -194,6 +192,15 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def test_fewer_steps_than_are_done_are_refused(killed, tmp_path) -> None:
+    saved, out = killed / "checkpoints" / "step-00000010", tmp_path / "run"
+    done = scripts.process(**RUN | {"steps": 3}, out=out, resume=saved)
+    assert done.returncode == 2
+    words = "has taken 10 steps already: --steps 3 is behind it"
+    assert words in scripts.the_line(done.stderr)
+    assert not out.exists()
 
 
 def test_what_a_resumed_run_must_share(killed, tmp_path) -> None:

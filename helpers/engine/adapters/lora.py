@@ -192,7 +192,8 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
     for path, layer in adapted(model):
         for half, held in zip(HALVES, _halves(layer), strict=True):
             name, start = f"{PREFIX}{path}.{half}.weight", [0, 0]
-            _set(layer, half, files.read([name], held.shape, held.shape, start, held.shape))
+            values = files.read([name], held.shape, held.shape, start, held.shape)
+            _set(layer, half, weights.usable(values, name, files))
     return model
 
 

@@ -105,7 +105,8 @@ def _read(model: nn.Module, files: WeightFiles, device: torch.device | str) -> N
     weights.draw(model, 0, weights=False)  # the buffers, most of which no file holds
     for name, buffer in model.named_buffers():
         if files.has(name):
-            buffer.copy_(_whole(_in_files(files, [name], buffer.shape), buffer, buffer.shape))
+            rows = _in_files(files, [name], buffer.shape, buffer=True)
+            buffer.copy_(_whole(rows, buffer, buffer.shape))
     stored = getattr(model, "stored_shapes", {})
     matrices = set(linear_paths(model))
     for name, parameter in list(model.named_parameters()):
@@ -122,13 +123,17 @@ def _read(model: nn.Module, files: WeightFiles, device: torch.device | str) -> N
             setattr(model.get_submodule(path), leaf, nn.Parameter(values))
 
 
-def _in_files(files: WeightFiles, names: list[str], shape: torch.Size, dim: int = 0) -> Rows:
+def _in_files(
+    files: WeightFiles, names: list[str], shape: torch.Size, dim: int = 0, buffer: bool = False
+) -> Rows:
     """Reads of a tensor along `dim`; along dim 1 a row is a column of what the files hold."""
 
     def rows(begin: int, end: int) -> Tensor:
         offset, size = [0] * len(shape), list(shape)
         offset[dim], size[dim] = begin, end - begin
         window = files.read(names, shape, shape, offset, size)
+        if not buffer:
+            weights.usable(window, names[0], files)
         return window if dim == 0 else window.t()
 
     return rows

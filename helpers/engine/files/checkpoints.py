@@ -27,13 +27,17 @@ from ..errors import Diverged, UserError
 from ..ranks import on_all_ranks, over_ranks
 from ..tensor.shards import is_finite, local
 from .manifest import (
+    METADATA,
     STEP,
     list_checkpoints,
     read_manifest,
     sha256,
+    step_of,
+    to_disk,
     verify,
     write_manifest,
 )
+from .metadata_reader import CheckedReader
 
 
 class CheckpointFailed(RuntimeError):
@@ -127,17 +131,20 @@ class Checkpoints:
 
     def _rename(self, draft: "Draft", sums: list[dict[str, str]]) -> None:
         files = {name: digest for of_rank in sums for name, digest in of_rank.items()}
-        files[".metadata"] = sha256(draft.folder / ".metadata")
+        to_disk(draft.folder / METADATA)
+        files[METADATA] = sha256(draft.folder / METADATA)
         manifest = draft.facts | {"files": dict(sorted(files.items()))}
         write_manifest(draft.folder, manifest)
         final = draft.folder.with_suffix("")
         whole = list_checkpoints(self.folder)
         # later ones are of a run that this one has left by going on from an earlier checkpoint
-        later = [path for path in whole if path.name > final.name]
-        before = [path for path in whole if path.name < final.name]
+        later = [path for path in whole if step_of(path) > step_of(final)]
+        before = [path for path in whole if step_of(path) < step_of(final)]
         if final in whole:
             _drop(final)
+        to_disk(draft.folder)
         draft.folder.rename(final)
+        to_disk(self.folder)
         for path in [*later, *[*before, final][: -self.keep]]:
             _drop(path)
 
@@ -168,8 +175,12 @@ class Checkpoints:
         manifest = on_all_ranks(lambda: read_manifest(path, self.fixed))[0]
         names = list(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
         on_all_ranks(lambda: verify(path, {name: manifest["files"][name] for name in names}))
+        reader = CheckedReader(path, manifest["files"])
+        on_all_ranks(
+            reader.read_metadata
+        )  # of what it refuses dcp.load would make an error of its own
         state = state_of(trainer)
-        dcp.load(state, checkpoint_id=path)
+        dcp.load(state, storage_reader=reader)
         trainer.steps_done = manifest["step"]
         updates = manifest["step"] - manifest["scaler"]["skipped"]
         for moments in trainer.optimizer.state.values():
@@ -197,7 +208,10 @@ class Draft:
         torch.save(self.streams, buffer)
         own_streams = self.folder / f"rank-{rank}.pt"
         own_streams.write_bytes(buffer.getbuffer())
-        return {path.name: sha256(path) for path in [*self.folder.glob(f"__{rank}_*"), own_streams]}
+        own = [*self.folder.glob(f"__{rank}_*"), own_streams]
+        for path in own:
+            to_disk(path)
+        return {path.name: sha256(path) for path in own}
 
 
 def _check_finite(step: int, state: dict[str, Tensor]) -> None:

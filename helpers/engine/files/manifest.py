@@ -2,21 +2,28 @@
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 
-STEP = re.compile(r"step-(\d{8})")
+STEP = re.compile(r"step-(\d{8,})")  # more digits from step 10^8 on
 MANIFEST = "manifest.json"
+METADATA = ".metadata"  # torch's: where which tensor lies
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints of a run, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if STEP.fullmatch(path.name))
+    return sorted((path for path in folder.iterdir() if STEP.fullmatch(path.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(STEP.fullmatch(checkpoint.name)[1])
 
 
 def read_manifest(path: Path, fixed: dict[str, Any]) -> dict[str, Any]:
@@ -33,15 +40,29 @@ def read_manifest(path: Path, fixed: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"{path} has no readable {MANIFEST}{_before(path)}") from None
     if not whole:
         raise UserError(f"{path / MANIFEST} is damaged: its checksum differs{_before(path)}")
-    for name in manifest["files"]:
-        if not (path / name).is_file():
-            raise UserError(f"{path} lacks {name}{_before(path)}")
+    _check_files(path, manifest)
     for fact, value in manifest["fixed"].items():
         if fact in fixed and fixed[fact] != value:
             raise UserError(
                 f"the checkpoint was made with {fact} {value}, this run has {fixed[fact]}"
             )
     return manifest
+
+
+def _check_files(path: Path, manifest: dict[str, Any]) -> None:
+    """Every file that the manifest names is there, and no other: what is not named was never
+    checked."""
+    named = manifest.get("files")
+    if not isinstance(named, dict) or METADATA not in named:
+        raise UserError(f"{path / MANIFEST} names no {METADATA}{_before(path)}")
+    present = {entry.name for entry in path.iterdir()} - {MANIFEST}
+    if missing := sorted(named.keys() - present):
+        raise UserError(f"{path} lacks {missing[0]}{_before(path)}")
+    if more := sorted(present - named.keys()):
+        raise UserError(
+            f"{path} holds {more[0]}, which its {MANIFEST} does not name: take it away, if you "
+            "know where it comes from"
+        )
 
 
 def changed_settings(manifest: dict[str, Any], settings: dict[str, Any]) -> list[str]:
@@ -57,6 +78,16 @@ def changed_settings(manifest: dict[str, Any], settings: dict[str, Any]) -> list
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1)
     (path / MANIFEST).write_text(text)
+    to_disk(path / MANIFEST)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def verify(path: Path, files: dict[str, str]) -> None:
@@ -76,7 +107,7 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 def _before(path: Path) -> str:
     """Words that offer the newest checkpoint before a damaged one."""
-    older = [other for other in list_checkpoints(path.parent) if other.name < path.name]
+    older = [other for other in list_checkpoints(path.parent) if step_of(other) < step_of(path)]
     return f"; the one before it is {older[-1]}" if older else "; there is none before it"
 
 

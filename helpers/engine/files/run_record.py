@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import UserError
 
 HELD = ("metrics.jsonl", "summary.json", "checkpoints")
+LOCK = ".lock"
+CLAIM_S = 10.0  # so long a run that is started again waits for the end of the one before it
 PHASES = ("start", "load", "check", "compile", "train", "evaluate", "save")
 
 
@@ -36,6 +38,30 @@ def check_folder(out: Path, resume: bool = False) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}") from None
+
+
+def claim(out: Path) -> IO[str]:
+    """Make a run's folder this process's own, for as long as it lives and the file stays open.
+
+    Raises:
+        UserError: another run writes there.
+    """
+    import fcntl  # which Windows lacks, and other systems of this project's have
+
+    out.mkdir(parents=True, exist_ok=True)
+    file = (out / LOCK).open("w")
+    end = time.monotonic() + CLAIM_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() > end:
+                file.close()
+                raise UserError(
+                    f"another run writes to {out}: wait for its end, or give another --out"
+                ) from None
+            time.sleep(0.1)
 
 
 def is_disk_full(error: OSError) -> bool:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import pickle
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,14 +128,27 @@ def _check_nothing_there(folder: Path) -> None:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    try:
+    where: Any = None
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         where = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, UnicodeDecodeError):
-        raise UserError(f"{index.name} in {index.parent.name} is no index of weights") from None
-    missing = sorted({file for file in where.values() if not (index.parent / file).is_file()})
+    if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
+        raise UserError(f"{index.name} in {index.parent.name} is no index of weights")
+    files = sorted(set(where.values()))
+    if outside := [file for file in files if not file or Path(file).name != file]:
+        raise UserError(
+            f"{index.name} in {index.parent.name} names {outside[0]!r}, no file of that folder"
+        )
+    missing = [file for file in files if not _is_file(index.parent / file)]
     if missing:
         raise UserError(f"{index.parent.name} lacks {missing[0]}: copy or download it again")
     return where
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that no disk takes
+        return False
 
 
 def stored_names(path: Path) -> list[str]:

@@ -24,6 +24,7 @@ from ..models.configurations import find_model, load_config, presets
 from ..tensor.shards import is_finite, local
 from .weight_files import WeightFiles, write_weights
 
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # model type -> a parameter's name in the model -> its name in files, where transformers renames it
 NAMES_IN_FILES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
@@ -41,7 +42,9 @@ def blank_model(
     config = config or load_config(source)
     files = find_weights(source, from_scratch)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False
+        )
     model.own_dtype = named_dtype(config)
     return model, files
 
@@ -105,13 +108,28 @@ def read(model: nn.Module, files: WeightFiles) -> None:
         shape, offset = slice_of(parameter)
         stored = model.stored_shapes.get(name, parameter.shape)
         values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
-        if not is_finite(values):
-            raise UserError(f"{name} in {files.folder.name} has values that are not finite")
-        local(parameter).copy_(values)
+        local(parameter).copy_(usable(values, name, files))
     for name, buffer in model.named_buffers():
         if files.has(name):
             shape = buffer.shape
             buffer.copy_(files.read([name], shape, shape, [0] * buffer.dim(), shape))
+
+
+def usable(values: Tensor, name: str, files: WeightFiles) -> Tensor:
+    """The values, as they were read of a parameter.
+
+    Raises:
+        UserError: they are no floating point of 16 bits or more, which would be taken for numbers
+            that they do not stand for, or not finite.
+    """
+    if values.dtype not in FLOATS:
+        raise UserError(
+            f"{name} in {files.folder.name} is of {str(values.dtype).removeprefix('torch.')}: "
+            "weights are read as float64, float32, float16 or bfloat16"
+        )
+    if not is_finite(values):
+        raise UserError(f"{name} in {files.folder.name} has values that are not finite")
+    return values
 
 
 def aliases(model: nn.Module, name: str) -> list[str]:

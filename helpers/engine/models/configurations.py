@@ -13,8 +13,11 @@ from typing import Any
 import torch
 
 from ..errors import UserError, need
+from .architecture import text_config
 from .hub import check_hub
 from .overrides import override
+
+MOST_LAYERS = 10_000
 
 
 @cache
@@ -38,7 +41,10 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
         if str(source) in presets():
             config = transformers.AutoConfig.for_model(**presets()[str(source)])
         else:
-            config = transformers.AutoConfig.from_pretrained(find_model(source))
+            config = transformers.AutoConfig.from_pretrained(
+                find_model(source), trust_remote_code=False
+            )
+            _refuse_foreign_attention(config, source)
     except UserError:
         raise
     except Exception as error:  # transformers has no kind of its own for a broken configuration
@@ -47,7 +53,26 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
             f"{source!r} has no configuration that transformers reads: {reason}"
         ) from None
     override(config, **overrides)
+    _check_layers(config, source)
     return config
+
+
+def _check_layers(config: Any, source: str | Path) -> None:
+    """A number of layers that no model has: of none nothing is left, of a billion nothing ends."""
+    layers = getattr(text_config(config), "num_hidden_layers", 1)
+    if isinstance(layers, int) and not 1 <= layers <= MOST_LAYERS:
+        raise UserError(f"{source!r} has {layers} layers: from 1 to {MOST_LAYERS} can be trained")
+
+
+def _refuse_foreign_attention(config: Any, source: str | Path) -> None:
+    """transformers fetches and runs attention that is named as on a hub, owner/name."""
+    for part in (config, *vars(config).values()):
+        name = getattr(part, "_attn_implementation", None)
+        if isinstance(name, str) and "/" in name:
+            raise UserError(
+                f"{source!r} asks for attention code from a hub ({name}), which is never run here: "
+                "take attn_implementation out of its config.json"
+            )
 
 
 def find_model(source: str | Path) -> str:
@@ -56,7 +81,7 @@ def find_model(source: str | Path) -> str:
     Raises:
         UserError: the folder holds no configuration, or the hub knows no such model.
     """
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if folder.exists():
         if not (folder / "config.json").is_file():
             raise UserError(
@@ -71,6 +96,18 @@ def find_model(source: str | Path) -> str:
     return str(source)
 
 
+def expanded(path: str | Path) -> Path:
+    """The path, with the home folder that ~ or ~name stands for.
+
+    Raises:
+        UserError: there is no user of that name.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path}: there is no such home folder; give a path without ~") from None
+
+
 def check_model(config: Any) -> None:
     """Raise a UserError if transformers cannot build the model as a causal language model."""
     transformers = need("transformers", "hf")
@@ -78,7 +115,7 @@ def check_model(config: Any) -> None:
     small.num_hidden_layers = 1
     try:
         with torch.device("meta"):
-            transformers.AutoModelForCausalLM.from_config(small)
+            transformers.AutoModelForCausalLM.from_config(small, trust_remote_code=False)
     except Exception as error:  # each model class has its own complaints
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"transformers cannot build this {config.model_type}: {reason}") from None

@@ -10,7 +10,7 @@ from helpers.lab.launch.command import TRAINING_SCRIPT
 from helpers.lab.paths import ROOT
 from helpers.planner.hardware.lookup import find_instance
 
-ENTRY = ROOT / "scripts" / "sagemaker" / "from_hyperparameters.py"
+ENTRY = ROOT / "scripts" / "cluster" / "from_hyperparameters.py"
 OUT = "/opt/ml/model"  # what lies here is uploaded at the job's end
 
 
@@ -20,7 +20,7 @@ def estimator_arguments(
     """Keyword arguments of sagemaker.pytorch.PyTorch, version 2 of the package.
 
     The job gets scripts/, helpers/ and data/ of the project and starts the script by torchrun, with
-    one rank a GPU. What the run writes lies under /opt/ml/model and is uploaded at the end.
+    one rank per GPU. What the run writes lies under /opt/ml/model and is uploaded at the end.
 
     Args:
         image: of a training container with the project's packages.
@@ -58,7 +58,7 @@ def estimator_arguments(
 
 
 def _hyperparameters(flags: dict[str, Any]) -> dict[str, Any]:
-    """Each flag with a value, switches too: see scripts/sagemaker/from_hyperparameters.py."""
+    """Each flag with a value, switches too: see scripts/cluster/from_hyperparameters.py."""
     return {name.replace("_", "-"): _one_word(value) for name, value in flags.items()}
 
 

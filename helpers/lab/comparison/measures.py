@@ -45,7 +45,7 @@ def _told(run: Run) -> dict[str, Any]:
 
 
 def curve(run: Run, window: int = 1) -> "pd.DataFrame":
-    """A row a step.
+    """A row per step.
 
     Args:
         window: samples whose mean loss is taken, at least the step's own: runs of different batch
@@ -93,7 +93,7 @@ def measures(run: Run, window: int, target_loss: float) -> dict[str, float]:
 
 
 def steady_s(run: Run, unit: str) -> float:
-    """Median seconds a sample or a step, the warm-up left out.
+    """Median seconds per sample or a step, the warm-up left out.
 
     Args:
         unit: `samples` or `steps`.

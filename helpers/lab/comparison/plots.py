@@ -1,7 +1,7 @@
 """The plots of a comparison. Each returns the figure, the table of its numbers, and a sentence.
 
 fig, table, sentence = plot_speeds(compare_runs(sides))
-alt = f"Bars of samples a second, two a side. {sentence}"
+alt = f"Bars of samples per second, two a side. {sentence}"
 show_figure(fig, alt, table=table, sentence=sentence)
 """
 
@@ -41,7 +41,7 @@ CPU = " On CPU cores this illustrates the method and predicts no GPU."
 
 
 def plot_speeds(comparison: Comparison) -> Picture:
-    """Samples a second, a pair of bars a side: without and with the compile time."""
+    """Samples a second, a pair of bars per side: without and with the compile time."""
     table = comparison.speed[SHOWN]
     bars = table[["samples/s", "with compile"]]
     fig, axes = new_figure(1.0 + 0.75 * len(bars), grid="x")
@@ -116,7 +116,7 @@ def plot_costs(comparison: Comparison) -> Picture:
 
 
 def plot_break_even(comparison: Comparison) -> Picture:
-    """Seconds of compiling and training against samples, a line a side: where do they cross?"""
+    """Seconds of compiling and training against samples, a line per side: where do they cross?"""
     pandas = need("pandas", "notebooks")
     table, compile_s = comparison.break_even, comparison.bill["compile"]
     trained = float(comparison.work["samples"].max())

@@ -54,7 +54,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> "pd.DataFrame":
-        """A row a run, by side and repeat, with the columns of `measures`."""
+        """A row per run, by side and repeat, with the columns of `measures`."""
         pandas = need("pandas", "notebooks")
         rows = [measures(run, self.window, self.target_loss) for run in self._runs.values()]
         index = pandas.MultiIndex.from_tuples(self._runs, names=["side", "repeat"])
@@ -62,7 +62,7 @@ class Comparison:
 
     @cached_property
     def curves(self) -> "pd.DataFrame":
-        """A row a step, by side and repeat, with the columns of `curve`."""
+        """A row per step, by side and repeat, with the columns of `curve`."""
         pandas = need("pandas", "notebooks")
         curves = {key: curve(run, self.window) for key, run in self._runs.items()}
         return pandas.concat(curves, names=["side", "repeat", "step"])
@@ -182,21 +182,21 @@ class Comparison:
 
     @cached_property
     def _ratios(self) -> "pd.DataFrame":
-        """A row a run: how many times as fast as the baseline's of the same repeat, by clock."""
+        """A row per run: how many times as fast as the baseline's of the same repeat, by clock."""
         marks_s = self._to_loss_s if self.at == "loss" else self._for_one_s
         first_s = marks_s.loc[self.baseline]
         return first_s.reindex(marks_s.index, level="repeat") / marks_s
 
     @property
     def _to_loss_s(self) -> "pd.DataFrame":
-        """A row a run: seconds to the target loss, by clock."""
+        """A row per run: seconds to the target loss, by clock."""
         training = self.rows["s to loss"]
         compiled = training + self.rows["compile"]
         return _by_clock(training, compiled, compiled + self.rows["before"])
 
     @property
     def _for_one_s(self) -> "pd.DataFrame":
-        """A row a run: seconds for one sample or step, by clock."""
+        """A row per run: seconds for one sample or step, by clock."""
         rows, amount = self.rows, self.rows[self.at]
         compiled = rows["compile"] + rows["train"]
         return _by_clock(rows[STEADY[self.at]], compiled / amount, rows["billed"] / amount)

@@ -63,7 +63,8 @@ def launch_in_turn(
             folder = out / f"{_plain(name)}-{turn}"
             flags = {**common, **sides[name], "seed": seed + turn}
             done = sum(map(len, runs.values()))
-            print(f"run {done + 1} of {repeats * len(names)}: {name}", flush=True)
+            if common.get("show", True):
+                print(f"run {done + 1} of {repeats * len(names)}: {name}", flush=True)
             runs[name].append(launch(script, out=folder, **flags))
     return runs
 

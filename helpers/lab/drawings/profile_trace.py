@@ -67,7 +67,7 @@ LANES = {"your own": (0.46, 0.12), "communication": (0.64, 0.28)}
 
 
 def draw_timeline(traces: list[Trace], step: int = -1) -> Picture:
-    """One step, a row a rank: its ranges, and below them what is being communicated.
+    """One step, a row per rank: its ranges, and below them what is being communicated.
 
     Args:
         traces: of all ranks.
@@ -185,4 +185,4 @@ def _timeline_alt(table: "pd.DataFrame", name: str) -> str:
     for rank, row in table.iterrows():
         said = ", ".join(f"{key} {value:.0f}" for key, value in row.drop("step").items())
         parts.append(f"rank {rank} takes {row['step']:.0f} ms ({said})")
-    return f"Timeline of {name}, a row a rank: {'; '.join(parts)}."
+    return f"Timeline of {name}, a row per rank: {'; '.join(parts)}."

@@ -37,7 +37,7 @@ def draw_placement(
     per_node: int = 8,
     partition: "tuple[int, ...] | None" = None,
 ) -> Picture:
-    """The ranks of a plan on their nodes, a row a node, and what each holds.
+    """The ranks of a plan on their nodes, a row per node, and what each holds.
 
     Args:
         degrees: ranks of each axis, as {"dp_shard": 2, "pp": 2, "tp": 2}.

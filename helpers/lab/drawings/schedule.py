@@ -1,4 +1,4 @@
-"""A pipeline step as a picture: a row a rank, a box an action, grey where the rank waits.
+"""A pipeline step as a picture: a row per rank, a box an action, grey where the rank waits.
 
 fig, table, alt = draw_schedule({"gpipe": simulate(gpipe(4, 8)), "1f1b": simulate(...)})
 show_figure(fig, alt, table=table)
@@ -172,7 +172,7 @@ def _alt(timelines: Mapping[str, Timeline], unit: str) -> str:
             f"{heading}{len(timeline.spans)} ranks, {timeline.makespan_s:.4g} {unit}, "
             f"{timeline.bubble:.1%} of it waiting: {orders}"
         )
-    return "Timeline of one pipeline step, a row a rank. " + ". ".join(parts) + "."
+    return "Timeline of one pipeline step, a row per rank. " + ". ".join(parts) + "."
 
 
 def _order(spans: "tuple[Span, ...]") -> str:

@@ -25,7 +25,7 @@ CUTS = {
 
 
 def draw_shards() -> Picture:
-    """A row a rung, a cell a rank; in each cell a bar a state, of which the held part is filled."""
+    """A row per rung, a cell per rank; in a cell a bar per state, its held part filled."""
     fig, axes = new_figure(4.6, grid=None)
     for row, cuts in enumerate(CUTS.values()):
         for rank in range(RANKS):

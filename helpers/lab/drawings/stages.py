@@ -1,4 +1,4 @@
-"""Which parts of a model are on which stage, as a picture: a column a stage, a box a part.
+"""Which parts of a model are on which stage, as a picture: a column per stage, a box per part.
 
 fig, table, alt = draw_partition({"two stages": (("embedding", 0, 1), (2, 3, "head"))}, costs)
 show_figure(fig, alt, table=table)
@@ -117,7 +117,7 @@ def _alt(partitions: Mapping[str, Stages]) -> str:
             for place, stage in enumerate(stages)
         )
         words.append(f"{name}, {contents}")
-    return f"A column a stage, with the parts of the model on it. {'. '.join(words)}."
+    return f"A column per stage, with the parts of the model on it. {'. '.join(words)}."
 
 
 def _name(part: Part) -> str:

@@ -14,6 +14,7 @@ from helpers.engine.errors import UserError
 from helpers.lab.exercises.judges import NOT_DONE, Result
 from helpers.lab.exercises.questions import EXERCISES, Exercise
 from helpers.lab.figures.display import show_text
+from helpers.lab.launch.warm.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,13 @@ class Verdict:
         """Nothing more: `check` has shown it."""
 
 
-def check(name: str, answer: Any, hint: int = 1) -> Verdict:
+def check(name: str, answer: Any, hint: int = 1, ranks: Ranks | None = None) -> Verdict:
     """Judge an answer, show what was found, and return it.
 
     Args:
         name: an exercise's name; `EXERCISES` has them all.
         answer: a number, a function or a dictionary, as the question asks.
+        ranks: warm ranks for an answer that runs on ranks; without them it starts its own.
         hint: which hint to give where the answer is wrong and its mistake is not a known one.
 
     Raises:
@@ -49,7 +51,7 @@ def check(name: str, answer: Any, hint: int = 1) -> Verdict:
     exercise = EXERCISES.get(name)
     if exercise is None:
         raise UserError(f"no exercise {name!r}; there are: {', '.join(EXERCISES)}")
-    result = NOT_DONE if answer is None else exercise.grade(answer)
+    result = NOT_DONE if answer is None else exercise.grade(answer, ranks)
     verdict = _verdict(exercise, result, hint)
     show_text(str(verdict))
     return verdict

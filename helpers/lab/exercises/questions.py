@@ -1,6 +1,7 @@
 """The exercises of the notebooks, read from exercises.json: question, hints, and who judges.
 
-The file has no answers: a judge, a function of this folder as `file.function`, computes them.
+The file has no answers: a judge, `topics.file.function` of this folder, computes them.
+`on_ranks.file.function` runs an answer on real ranks.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.lab.exercises.judges import Result
+from helpers.lab.launch.warm.ranks import Ranks
 from helpers.tables import read_table
 
 
@@ -25,10 +27,16 @@ class Exercise:
     def question(self) -> str:
         return " ".join(self.question_lines)
 
-    def grade(self, answer: Any) -> Result:
+    @property
+    def on_ranks(self) -> bool:
+        """Whether the answer runs on real ranks."""
+        return self.judge.startswith("on_ranks.")
+
+    def grade(self, answer: Any, ranks: Ranks | None = None) -> Result:
         """What the judge says of an answer."""
-        file, _, function = self.judge.partition(".")
-        return getattr(import_module(f"helpers.lab.exercises.{file}"), function)(answer)
+        file, _, function = self.judge.rpartition(".")
+        judge = getattr(import_module(f"helpers.lab.exercises.{file}"), function)
+        return judge(answer, ranks) if self.on_ranks else judge(answer)
 
 
 EXERCISES = {

@@ -5,6 +5,7 @@ for. The tests hand each to `check`.
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
-from helpers.lab.exercises.pipeline import try_plan
-from helpers.lab.exercises.qlora import LEVELS
+from helpers.lab.exercises.on_ranks.solutions import ON_RANKS
+from helpers.lab.exercises.topics.pipeline import try_plan
+from helpers.lab.exercises.topics.qlora import LEVELS
 from helpers.lab.figures.display import show_code, show_text
 from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
@@ -229,7 +231,50 @@ def most_machines():
     return min(affordable, key=lambda bill: bill["days"])
 
 
-SOLUTIONS: dict[str, Callable[..., Any]] = {
+def diagnosis():
+    # what each trace shows: who waits, and in which range
+    return {
+        "a": "straggler",  # rank 1's forward is long, and rank 0 waits in the sums
+        "b": "input",  # rank 1's range data is long
+        "c": "communication",  # both wait for large sums beside little arithmetic
+        "d": "bubble",  # one stage at a time
+        "e": "launch",  # hundreds of operations on sixteen tokens
+    }
+
+
+def exposed(messages, computing):
+    def goes_on(spans, start, end):
+        return any(first <= start and end <= last for first, last in spans)
+
+    cuts = sorted({at for span in [*messages, *computing] for at in span})
+    stretches = list(itertools.pairwise(cuts))
+    bare = [one for one in stretches if goes_on(messages, *one) and not goes_on(computing, *one)]
+    return sum(end - start for start, end in bare)
+
+
+def most_gained():
+    saved_s = 12_000 * 0.4 * 0.3
+    return {"times": 1 / (1 - 0.3), "usd": saved_s / 3600 * price("p4d.24xlarge").usd_per_hour * 16}
+
+
+def over_the_link():
+    whole, link = 4e9, 12.5e9  # bytes; bytes per second
+    return {
+        "fsdp_s": 3 * whole * 15 / 16 / link,  # two gathers and a reduce-scatter, over 16 ranks
+        "hsdp_s": 2 * whole * 1 / 2 / link,  # an all-reduce of all shards, over two nodes
+    }
+
+
+def steps_lost(done, every):
+    return done % every
+
+
+def best_interval():
+    mtbf_s = 30 * 86_400 / 64
+    return {"mtbf_s": mtbf_s, "interval_s": math.sqrt(2 * 60 * mtbf_s)}
+
+
+ON_PAPER: dict[str, Callable[..., Any]] = {
     "1a traffic": traffic,
     "1b vocabulary loss": vocabulary_loss,
     "1c audit": audit,
@@ -248,4 +293,11 @@ SOLUTIONS: dict[str, Callable[..., Any]] = {
     "6a bill": bill,
     "6b layout": layout,
     "6c most machines": most_machines,
+    "7a diagnosis": diagnosis,
+    "7b exposed": exposed,
+    "7c most gained": most_gained,
+    "8a over the link": over_the_link,
+    "8b steps lost": steps_lost,
+    "8c best interval": best_interval,
 }
+SOLUTIONS = dict(sorted((ON_PAPER | ON_RANKS).items()))

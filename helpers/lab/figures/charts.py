@@ -1,4 +1,4 @@
-"""Bars and lines of a table: a row of the table is a bar or a place, a column a part or a line."""
+"""Bars and lines of a table: a row of it is a bar or a place, a column a part or a line."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ def stacked_bars(
     hollow: Sequence[bool] | None = None,
     total: str = "{:,.3g}",
 ) -> None:
-    """A bar a row: its columns end to end, and their sum behind it.
+    """A bar per row: its columns end to end, and their sum behind it.
 
     Args:
         looks: colour and hatch of each column; the palette's in their order unless told.
@@ -44,7 +44,7 @@ def stacked_bars(
 
 
 def paired_bars(axes: "Axes", table: "pd.DataFrame") -> None:
-    """Two bars a row, one a column, each with its value behind it."""
+    """Two bars per row, one a column, each with its value behind it."""
     largest = table.max().max()
     for i, (column, shift) in enumerate(zip(table, (-0.19, 0.19), strict=True)):
         rows = [row + shift for row in range(len(table))]

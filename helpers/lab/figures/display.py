@@ -11,6 +11,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helpers.lab.figures.alternative_text import alternative_text
 from helpers.lab.figures.tables import escape, table_html, table_text
 from helpers.lab.paths import ROOT
 
@@ -24,19 +25,21 @@ DPI = 160  # twice the pixels of a screen, shown at half size: sharp on any disp
 
 def show_figure(
     fig: "Figure",
-    alt: str,
+    alt: str | None = None,
     table: "pd.DataFrame | None" = None,
     sentence: str | None = None,
     save_to: str | Path | None = None,
-    caption: str = "The numbers in the figure",
+    caption: str | None = None,
 ) -> None:
     """Show a matplotlib figure, the table of its numbers and the sentence that reads it.
 
     Args:
-        alt: what the picture shows, for those who cannot see it.
+        alt: what the picture shows, for those who cannot see it; None reads it off the figure.
         table: the numbers in it, or what a drawing says, under `caption`.
         save_to: where to leave it, without suffix; relative to the project root unless absolute.
     """
+    alt = alt or alternative_text(fig, sentence)
+    caption = caption or _caption(table)
     picture = png(fig, alt)
     if save_to is not None:
         path = _target(save_to)
@@ -122,6 +125,11 @@ def _show(text: str, as_html: str) -> None:
         display_bundle({"text/html": as_html, "text/plain": text})
     else:
         print(text)
+
+
+def _caption(table: "pd.DataFrame | None") -> str:
+    words = table is not None and table.select_dtypes("number").empty
+    return "The same in words" if words else "The numbers in the figure"
 
 
 def _image(picture: bytes, alt: str, width: int) -> str:

@@ -100,7 +100,7 @@ def plot_out_of_node(choices: Mapping[str, Choice]) -> Picture:
     table = table_of(rows, "GB out of a node")
     fig, axes = new_figure(1.3 + 0.42 * len(rows), grid="x")
     stacked_bars(axes, table.loc[:, table.any()])
-    axes.set_xlabel("GB a step that a node sends to other nodes")
+    axes.set_xlabel("GB per step that a node sends to other nodes")
     table["waiting for it, ms"] = [1000 * choice.time.data_s for choice in choices.values()]
     table["step, ms"] = [1000 * choice.time.total_s for choice in choices.values()]
     table["fits"] = [c.memory.total <= c.cluster.memory_bytes for c in choices.values()]

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 # a column of the table, where it holds {} both predicted and measured; the title of its panel
 PANELS = (
     ("state, {} MB", "state of a rank, MB"),
-    ("sent a step, {} MB", "a rank sends in a step, MB"),
+    ("sent per step, {} MB", "a rank sends in a step, MB"),
     ("step, ms", "a step, ms"),
 )
 PREDICTED = {"fill": False, "edgecolor": ORANGE, "linewidth": 2, "linestyle": "--"}
 
 
 def plot_ladder(table: "pd.DataFrame") -> Picture:
-    """State, traffic and time, side by side, a row a rung; predictions are outlines.
+    """State, traffic and time, side by side, a row per rung; predictions are outlines.
 
     Args:
         table: as helpers.lab.runs.shard_ladder.compare_rungs makes it.
@@ -44,7 +44,7 @@ def plot_ladder(table: "pd.DataFrame") -> Picture:
     legend_below(fig, handles=panels[0].containers, ncols=2)
     first, last = table.iloc[0], table.loc["ZeRO-3"] if "ZeRO-3" in table.index else table.iloc[-1]
     less = last["state, measured MB"] / first["state, measured MB"]
-    more = last["sent a step, measured MB"] / first["sent a step, measured MB"]
+    more = last["sent per step, measured MB"] / first["sent per step, measured MB"]
     sentence = (
         f"{last.name} holds {less:.2f} of the state of {first.name} and sends {more:.2f} times as "
         f"much."

@@ -34,7 +34,7 @@ STATES = tuple(STATE_LOOKS)
 
 
 def plot_loss(runs: Mapping[str, Run]) -> Picture:
-    """Loss by step, a line a run. The table compares each run with the first one, step by step."""
+    """Loss by step, a line per run. The table compares each run with the first, step by step."""
     pandas = need("pandas", "notebooks")
     names = _names(runs)
     losses = {name: runs[name].metrics.set_index("step")["loss"] for name in names}
@@ -67,7 +67,7 @@ def plot_loss(runs: Mapping[str, Run]) -> Picture:
 
 
 def plot_throughput(runs: Mapping[str, Run]) -> Picture:
-    """Tokens a second, a bar a run: the median after warm-up, with the 10th to 90th percentile."""
+    """Tokens per second, a bar per run: the median after warm-up, 10th to 90th percentile."""
     names = _names(runs)
     measured = compare(*(runs[name] for name in names), names=names)
     speed, low, high = (measured[key] for key in ("tokens_per_s", "p10", "p90"))
@@ -99,7 +99,7 @@ def plot_throughput(runs: Mapping[str, Run]) -> Picture:
             "final_loss": "final loss",
         }
     )
-    sentence = f"{names[0]} trains {speed.iloc[0]:,.0f} tokens a second"
+    sentence = f"{names[0]} trains {speed.iloc[0]:,.0f} tokens per second"
     for i, name in enumerate(names[1:], start=1):
         sentence += f", {name} {speed.iloc[i] / speed.iloc[0]:.2f} times as many"
     if any(run.summary.get("device") == "cpu" for run in runs.values()):

@@ -145,11 +145,11 @@ def _row(
     peak = find_gpu(find_instance(cluster.name).gpu).peak_flops["bf16"]
     price = choice.usd_per_token
     return {
-        "GiB a GPU": choice.memory.total / GIB,
+        "GiB per GPU": choice.memory.total / GIB,
         "fits": choice.memory.total <= cluster.memory_bytes,
         "step, s": choice.time.total_s,
         "tokens/s": choice.tokens_per_s,
         "MFU, %": 100 * choice.mfu(peak),
         "data messages, % of the step": 100 * choice.time.data_s / choice.time.total_s,
-        "dollars a million tokens": None if price is None else 1e6 * price,
+        "dollars per million tokens": None if price is None else 1e6 * price,
     }

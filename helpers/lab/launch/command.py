@@ -117,6 +117,8 @@ def prepare(
         out = _fresh_folder(str(flags.get("model") or program.label))
     else:
         out = Path(os.path.abspath(ROOT / out))
+        if ROOT.is_relative_to(out):
+            raise UserError(f"out is {str(out)!r}, which holds the project: name a folder in it")
         if holds_run(out) and flags.get("resume") is None:
             raise UserError(f"{shown(out)} already holds a run: choose another out, or resume it")
     return Job(program, words, nproc, nodes, max_restarts, out, _fresh_logs(out))

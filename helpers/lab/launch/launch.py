@@ -72,7 +72,10 @@ def launch(
         RunFailed: a rank failed (with the first one's own words), or the time was over.
         KeyboardInterrupt: as it came, once every process has been ended.
     """
-    _check(nproc, nodes, max_restarts, link)
+    counts = {"nproc": (nproc, 1), "nodes": (nodes, 1), "max_restarts": (max_restarts, 0)}
+    if threads is not None:
+        counts["threads"] = threads, 1
+    _check(counts, timeout_s, link)
     if ranks is not None:
         if not isinstance(ranks, Ranks):
             raise UserError(
@@ -82,7 +85,7 @@ def launch(
     job = prepare(script, nproc, out, flags, nodes, max_restarts)
     variables = environment(nodes * nproc, env, threads)
     warm = ranks is not None and ranks.warm
-    command = ranks.command(job, env, GRACE_S) if warm else _agents(job, link)
+    command = ranks.command(job, GRACE_S) if warm else _agents(job, link)
     processes = Processes(command, variables, job.logs / LOG, GRACE_S)
     progress = Progress(job, processes, Panel(show))
     try:
@@ -110,14 +113,18 @@ def launch(
     raise failure
 
 
-def _check(nproc: int, nodes: int, max_restarts: int, link: Link | None) -> None:
+def _check(counts: Mapping[str, tuple[Any, int]], timeout_s: Any, link: Link | None) -> None:
+    """`counts`: by name what was given, and the least that works."""
     if sys.platform == "win32":
         raise UserError("launch() needs Linux or macOS; on Windows, use WSL")
-    if nproc < 1:
-        raise UserError(f"nproc is {nproc}: at least one rank is needed")
-    if nodes < 1 or max_restarts < 0:
-        raise UserError(f"nodes is {nodes} and max_restarts {max_restarts}: 1 and 0 are the least")
+    for name, (value, least) in counts.items():
+        if type(value) is not int or value < least:
+            raise UserError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (number and timeout_s > 0):
+        raise UserError(f"timeout_s is {timeout_s!r}: it must be a number of seconds above 0")
     if link is not None:
+        nodes = counts["nodes"][0]
         if nodes != 2:
             raise UserError(f"a link joins two nodes, but nodes is {nodes}: give nodes=2")
         network.check(link)

@@ -87,6 +87,8 @@ class Metrics:
         self._offset += len(whole)
         self.last_heard_s = time.monotonic()
         try:
-            self.last = json.loads(whole.splitlines()[-1])
-        except ValueError:
+            last = json.loads(whole.splitlines()[-1])
+        except (ValueError, RecursionError):
             return  # the reader of the finished run says what is wrong with the file
+        if isinstance(last, dict):
+            self.last = last

@@ -115,10 +115,10 @@ def _adopt_orphans() -> None:
         _prctl(36, 1)
 
 
-def _die_with_guard() -> None:
-    """PR_SET_PDEATHSIG: torchrun gets TERM when the guard is killed, and then ends its ranks."""
+def die_with_parent(number: int) -> None:
+    """PR_SET_PDEATHSIG: this process gets signal `number` when its parent ends, however it does."""
     if _LINUX:
-        _prctl(1, signal.SIGTERM)
+        _prctl(1, number)
 
 
 def main() -> int:
@@ -133,7 +133,11 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
     _adopt_orphans()
-    torchrun = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_guard)
+    torchrun = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # it then ends its ranks
+    )
     while torchrun.poll() is None and not told_to_end and os.getppid() == kernel:
         # nothing is ever written to the pipe: readable means that the kernel's end is closed
         if select.select([sys.stdin], [], [], 0.1)[0]:

@@ -1,7 +1,7 @@
 """torchrun, with its verdict on the ranks as a file: what `launch` runs beneath its guard.
 
 torchrun reports a failure as text for a person. Here the same `torch.distributed.run` runs, and the
-failures are written as JSON, one entry a rank: rank, exit_code (negative: a signal), pid, and
+failures are written as JSON, one entry per rank: rank, exit_code (negative: a signal), pid, and
 `closed`, which tells the ranks that torchrun itself ended because another one had failed.
 
     python -m helpers.lab.launch.torchrun_agent FAILURES.json GRACE_S TORCHRUN_ARGUMENT...

@@ -57,7 +57,7 @@ def case_of(name: str, steps: Sequence[Timeline]) -> Case:
 
 
 def compare_schedules(measured: Mapping[str, Sequence[Timeline]]) -> "pd.DataFrame":
-    """A row a case: its step in milliseconds and its bubble, measured, simulated and by formula;
+    """A row per case: its step in milliseconds and its bubble, measured, simulated and by formula;
     medians over the steps."""
     pandas = need("pandas", "notebooks")
     rows = {}
@@ -79,7 +79,7 @@ def compare_schedules(measured: Mapping[str, Sequence[Timeline]]) -> "pd.DataFra
 
 
 def bubble_table(cases: Iterable[Case]) -> "pd.DataFrame":
-    """A row a case of one schedule, by its micro-batches: the bubble by formula, simulated and
+    """A row per case of one schedule, by its micro-batches: the bubble by formula, simulated and
     measured with its spread, and the step in milliseconds."""
     pandas = need("pandas", "notebooks")
     rows = {}

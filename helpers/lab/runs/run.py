@@ -44,7 +44,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> "pd.DataFrame":
-        """A row a step, as the script wrote them to metrics.jsonl; no rows where it took no step.
+        """A row per step, as the script wrote them to metrics.jsonl; no rows where it took no step.
 
         Raises:
             UserError: the file is missing, or a line before the last is not JSON.
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def findings(self) -> "pd.DataFrame":
-        """What slows the run down, a row a finding: index kind, columns ranks, amount and words.
+        """What slows the run down, a row per finding: index kind, columns ranks, amount and words.
 
         Raises:
             UserError: the run was not profiled.
@@ -187,7 +187,7 @@ def holds_run(path: Path) -> bool:
 
 
 def compare(*runs: Run, names: list[str] | None = None) -> "pd.DataFrame":
-    """Runs beside each other, a row a run; `relative` is the throughput over the first run's.
+    """Runs beside each other, a row per run; `relative` is the throughput over the first run's.
 
     Throughput is the median over the steps with the 10th and 90th percentile, the warm-up left out
     (`warmup_steps` of engine/files/run_record.py). `tokens` is there because only runs on equal
@@ -250,7 +250,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):  # no newline after it
                 print(f"note: the last line of {shown(path)} is cut off and was left out")
                 break

@@ -38,7 +38,7 @@ def counted_bytes(message_bytes: Mapping[str, int], plan: ParallelPlan) -> float
 
 
 def compare_rungs(report: Mapping[str, Any], shape: Shape) -> "pd.DataFrame":
-    """A row a rung: state and traffic of a rank, predicted and measured, and the median step.
+    """A row per rung: state and traffic of a rank, predicted and measured, and the median step.
 
     Raises:
         UserError: the report has a rung in another precision than float32, whose bytes differ.
@@ -54,8 +54,8 @@ def compare_rungs(report: Mapping[str, Any], shape: Shape) -> "pd.DataFrame":
         rows[name] = {
             "state, predicted MB": state.total / MB,
             "state, measured MB": fullest / MB,
-            "sent a step, predicted MB": sent_bytes(shape, plan) / MB,
-            "sent a step, measured MB": counted_bytes(rung["message_bytes"], plan) / MB,
+            "sent per step, predicted MB": sent_bytes(shape, plan) / MB,
+            "sent per step, measured MB": counted_bytes(rung["message_bytes"], plan) / MB,
             "step, ms": 1000 * median(rung["step_s"]),
         }
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("rung")

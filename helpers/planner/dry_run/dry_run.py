@@ -114,7 +114,9 @@ def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_l
         mesh = plan.mesh("cpu")
         data_group(mesh, plan)  # makes a mesh of ranks, which are real numbers
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
         parallelize(model, plan, mesh, check=False)  # on tensors without values nothing is equal
         ties = tied(model)
         with SizesOnly(allow_non_fake_inputs=True), unmasked():

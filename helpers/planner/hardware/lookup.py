@@ -77,14 +77,14 @@ def price(instance: str, service: str = "ec2", override: float | None = None) ->
     Args:
         instance: an instance type of the table; any name where `override` is given.
         service: `ec2` (the machine) or `sagemaker` (the same machine as a managed job).
-        override: your own dollars an hour, in place of the recorded price.
+        override: your own dollars per hour, in place of the recorded price.
 
     Raises:
         UserError: unknown instance or service, no recorded price, or a price that is not above 0.
     """
     if override is not None:
         if not is_amount(override):
-            raise UserError(f"a price is dollars an hour above 0, not {override!r}")
+            raise UserError(f"a price is dollars per hour above 0, not {override!r}")
         return Price(instance, service, float(override), "yours", "now", "given by you")
     if service not in services():
         raise UserError(f"service is one of {', '.join(services())}, not {service!r}")

@@ -47,7 +47,9 @@ def measured_costs(
         small.num_hidden_layers, small.vocab_size = layers, words
         small.pad_token_id = None  # may lie beyond a few words
         with torch.device(device):
-            return transformers.AutoModelForCausalLM.from_config(small).train()
+            return transformers.AutoModelForCausalLM.from_config(
+                small, trust_remote_code=False
+            ).train()
 
     # a layer is little beside a large head, and would be lost in the noise of that one's time
     whole, one_layer, two_layers = model(1), model(1, WORDS), model(2, WORDS)

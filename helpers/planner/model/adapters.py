@@ -32,7 +32,7 @@ def adapted_state(
     """
     transformers = need("transformers", "hf")
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     whole = sum(parameter.numel() for parameter in model.parameters())
     matrices = [model.get_submodule(path).weight.numel() for path in linear_paths(model)]
     trained = trainable_parameters(add_adapters(model, rank))

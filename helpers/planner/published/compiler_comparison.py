@@ -99,7 +99,7 @@ class Audit:
     def __str__(self) -> str:
         native, compiled = self.native, self.compiled
         return (
-            f"{self.comparison.title}: {self.reported.percent:+.0f} % samples a second reported, "
+            f"{self.comparison.title}: {self.reported.percent:+.0f} % samples per second reported, "
             f"{self.counted.percent:+.1f} % counted, with {compiled.work.dropped:,} of "
             f"{compiled.work.asked:,} samples dropped by the compiled run and "
             f"{native.work.dropped:,} by the native one; {compiled.work.steps:,} optimizer steps "

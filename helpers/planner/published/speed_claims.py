@@ -1,7 +1,7 @@
 """What "34 % faster" says. The same pair of runs can be called 53 % or 34 % faster:
 
-    rate   samples a second against samples a second     1861.9 / 1216.2 - 1    = 53 %
-    time   seconds saved, of the first one's seconds     1 - 852.9 / 1305.7     = 35 %
+    rate   samples per second against samples per second     1861.9 / 1216.2 - 1    = 53 %
+    time   seconds saved, of the first one's seconds         1 - 852.9 / 1305.7     = 35 %
 
 Both say that the second is 1.53 times as fast, so that is what is compared here.
 """

@@ -12,7 +12,7 @@ from helpers.planner.time.step_time import step_time
 
 
 def estimate(model: Any, plan: ParallelPlan, cluster: Cluster, batch: int, seq_len: int) -> Choice:
-    """Memory of the fullest rank, seconds of a step by part, tokens/s and dollars a token.
+    """Memory of the fullest rank, seconds of a step by part, tokens/s and dollars per token.
 
     Whether it fits is `estimate(...).memory.total <= cluster.memory_bytes`.
 

@@ -58,7 +58,7 @@ def _winner(result: SearchResult) -> str:
         f"{best.tokens_per_s:,.0f} tokens/s"
     )
     if best.usd_per_token is not None:
-        line += f", {1e6 * best.usd_per_token:.3g} dollars a million tokens"
+        line += f", {1e6 * best.usd_per_token:.3g} dollars per million tokens"
     if question.tokens is not None:
         days = question.tokens / best.tokens_per_s / 86400
         line += f"; {question.tokens:.3g} tokens take {days:,.1f} days"

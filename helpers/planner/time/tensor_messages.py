@@ -121,7 +121,7 @@ def tensor_traffic(
 ) -> TensorTraffic:
     """Bytes all-reduced in one step over batch x seq_len tokens under plain tensor parallelism:
     2·reductions·layers messages of tokens x hidden elements, one each for embedding and head, and
-    for the loss three fp32 numbers a token that has a label.
+    for the loss three fp32 numbers per token that has a label.
 
     Raises:
         UserError: tp does not divide the model's heads or MLP, or a number is not above 0.

@@ -80,7 +80,7 @@ def predicted_state(peer: Peer, work: Work) -> int | None:
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| | state a rank, MB | formula, MB | off | peak a rank, MB | share of one process |",
+        "| | state per rank, MB | formula, MB | off | peak per rank, MB | share of one process |",
         "|---|---|---|---|---|---|",
     ]
     whole = next((row.peak for row in rows if row.peer.name == "one" and not row.failure), None)

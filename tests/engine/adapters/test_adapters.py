@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from helpers.engine.adapters.lora import (
@@ -207,7 +208,17 @@ def test_mistakes_are_said_in_one_line(base: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=words) as caught:
             load_adapters(load_quantized(source), folder)
         assert "\n" not in str(caught.value)
-    (tmp_path / "good" / "adapter_model.safetensors").write_bytes(b"{}")
+    file = tmp_path / "good" / "adapter_model.safetensors"
+    whole = load_file(file)
+    name = next(iter(whole))
+    for bad, words in (
+        (torch.full_like(whole[name], torch.nan), "has values that are not finite"),
+        (whole[name].to(torch.int8), "is of int8: weights are read as"),
+    ):
+        save_file(whole | {name: bad}, file)
+        with pytest.raises(UserError, match=words):
+            load_adapters(load_quantized(base), tmp_path / "good")
+    file.write_bytes(b"{}")
     with pytest.raises(UserError, match="is broken"):
         load_adapters(load_quantized(base), tmp_path / "good")
     with pytest.raises(UserError, match="has adapters already"):

@@ -1,8 +1,10 @@
 """Checkpoints: exact under the same plan, equal under any other, atomic, checked."""
 
 import json
+import os
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -114,6 +116,44 @@ def names(folder: Path) -> list[str]:
 def test_the_last_few_are_kept(tmp_path: Path) -> None:
     pool(1).run(save_steps, tmp_path, 4, 2)
     assert names(tmp_path) == ["step-00000003", "step-00000004"]
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_however_many_digits_these_have(
+    tmp_path: Path,
+) -> None:
+    ordered = ["step-00000009", "step-99999999", "step-100000000", "step-1000000000"]
+    for name in reversed(ordered):
+        (tmp_path / name).mkdir()
+    assert names(tmp_path) == ordered
+    assert checkpoint.pick(tmp_path).name == ordered[-1]
+
+
+def order_of_disk(folder: Path) -> list[tuple[str, str]]:
+    """What was put on disk (fsync) and renamed while a checkpoint was made, by name, in order."""
+    calls: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def seen_fsync(descriptor: int) -> None:
+        calls.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def seen_rename(path: Path, target: Path) -> Path:
+        calls.append(("rename", path.name))
+        return rename(path, target)
+
+    with patch.object(os, "fsync", seen_fsync), patch.object(Path, "rename", seen_rename):
+        save_steps(folder, 1, 1)
+    return calls
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of descriptors are Linux's")
+def test_all_is_on_disk_before_a_checkpoint_has_its_name(tmp_path: Path) -> None:
+    (calls,) = pool(1).run(order_of_disk, tmp_path / "run")
+    renamed = calls.index(("rename", "step-00000001.partial"))
+    before = {name for kind, name in calls[:renamed] if kind == "fsync"}
+    files = {path.name for path in (tmp_path / "run" / "step-00000001").iterdir()}
+    assert files | {"step-00000001.partial"} <= before
+    assert calls[renamed + 1 :] == [("fsync", "run")]
 
 
 def load_error(folder: Path, fixed: dict) -> str:

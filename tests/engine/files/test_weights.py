@@ -188,6 +188,16 @@ def test_weights_that_are_not_finite_are_named(folder: Path, bad: float) -> None
     assert said == "transformer.ln_f.weight in model has values that are not finite"
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.bool, torch.float8_e4m3fn])
+def test_weights_that_are_no_plain_floating_point_are_named(folder: Path, dtype) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.ln_f.weight"] = weights["transformer.ln_f.weight"].to(dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    said = pool(1).run(load_error, folder)[0]
+    name = str(dtype).removeprefix("torch.")
+    assert said.startswith(f"transformer.ln_f.weight in model is of {name}: weights are read as")
+
+
 def test_nothing_is_finite() -> None:
     """As on a rank that ZeRO-3 leaves without rows."""
     assert is_finite(torch.zeros(0, 4))

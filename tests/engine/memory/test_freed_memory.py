@@ -23,7 +23,7 @@ def pages(tensors: int) -> int:
 
 {before}
 pages(3)  # until there is enough
-print(pages(8))
+print(min(pages(8) for _ in range(4)))  # threads of a busy machine ask for a few
 """
 KEPT = "assert keep_freed_memory()"
 IN_A_PLAN = """
@@ -41,10 +41,9 @@ def pages_of_eight_tensors(before: str, **environment: str) -> int:
 
 @of_glibc
 def test_memory_is_asked_for_once_instead_of_in_every_step():
-    asked_for = 8 * 32  # pages of 2 MiB, or more and smaller ones
-    assert pages_of_eight_tensors("") >= asked_for
-    for before in (KEPT, IN_A_PLAN):  # a busy machine's threads ask for a few
-        assert pages_of_eight_tensors(before) < asked_for / 4
+    assert pages_of_eight_tensors("") >= 8 * 32  # pages of 2 MiB, or more and smaller ones
+    for before in (KEPT, IN_A_PLAN):
+        assert pages_of_eight_tensors(before) < 20
 
 
 @of_glibc

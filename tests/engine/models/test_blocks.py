@@ -46,7 +46,7 @@ def job_of(family, **plan):
 
 
 def beside(job):
-    """Bytes that the table leaves out: two numbers a token and norm, and a rotary table's row."""
+    """Bytes that the table leaves out: two numbers per token and norm, and a rotary table's row."""
     return job.element_bytes * (2 * job.shape.norms * TOKENS + 4 * job.shape.hidden)
 
 

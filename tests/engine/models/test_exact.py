@@ -9,8 +9,8 @@ from helpers.engine.models.chunked_loss import LogitTransform, token_loss
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from tests.support import tiny
-from tests.support.load import script
 from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
 
 models = script("docs/models")
 LAYOUTS = {

@@ -91,7 +91,13 @@ def test_what_cannot_be_compiled(fields: dict, words: str) -> None:
 @pytest.mark.slow
 def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, scripts.SCRIPTS / "train.py", "--compile", "--out", tmp_path / "run"],
+        [
+            sys.executable,
+            scripts.ROOT / "scripts" / "train.py",
+            "--compile",
+            "--out",
+            tmp_path / "run",
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "CXX": "/no/such/compiler", "PATH": "/nowhere"},

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from helpers.lab.exercises.qlora import LEVELS
 from helpers.lab.exercises.solutions import answer_of
+from helpers.lab.exercises.topics.qlora import LEVELS
 
 GIB = 1e9 / 2**30
 
@@ -65,14 +65,8 @@ def mean_of_shards(shards, targets):
 
 
 def one_ahead(rank, ranks, microbatches):
-    """1F1B with one forward too many at the start."""
-    ahead = min(ranks - rank, microbatches)
-    actions = [f"F{i}" for i in range(ahead)]
-    for i in range(microbatches):
-        if ahead + i < microbatches:
-            actions.append(f"F{ahead + i}")
-        actions.append(f"B{i}")
-    return actions
+    """1F1B with one forward too many at the start: the order of the rank before."""
+    return answer_of("2b 1f1b")(rank - 1, ranks, microbatches)
 
 
 def none_ahead(rank, ranks, microbatches):
@@ -171,11 +165,46 @@ def whole_on_each(weights, gradients, lr):
     return [weights - lr * sum(gradients) for _ in gradients]
 
 
+def all_messages(messages, computing):
+    return sum(end - start for start, end in messages)
+
+
+def one_by_one(messages, computing):
+    """Two messages at a time are counted twice."""
+    return sum(answer_of("7b exposed")([one], computing) for one in messages)
+
+
+def longest_alone(messages, computing):
+    """Their whole spans, as if there were no gaps."""
+    span = [(min(s for s, _ in messages), max(e for _, e in messages))]
+    return answer_of("7b exposed")(span, computing)
+
+
+def difference(messages, computing):
+    return all_messages(messages, []) - all_messages(computing, [])
+
+
+def whole_interval(done, every):
+    return every
+
+
+def goes_on_from(done, every):
+    return done - done % every
+
+
+def to_the_next(done, every):
+    return every - done % every
+
+
+def one_too_many(done, every):
+    return done % every + 1
+
+
 TRAFFIC = answer_of("1a traffic")
 WRONG: dict[str, list[tuple[Any, str]]] = {
     "1a traffic": [
         (TRAFFIC / 2, "Half of it"),
-        (TRAFFIC * 2, "two sums a layer"),
+        (TRAFFIC * 2, "two sums per layer"),
         (TRAFFIC * 4, "Four times"),
         (TRAFFIC / 8, "not divided by tp"),
         (TRAFFIC / 28, "one layer's"),
@@ -202,9 +231,9 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ("training_share", 1.1, "training_share: not right"),
     ),
     "2a plan": [
-        ({"schedule": "gpipe", "microbatches": 16}, "too much"),
+        ({"schedule": "gpipe", "microbatches": 16}, "a rank keeps 64 samples: too much"),
         ({"schedule": "1f1b", "microbatches": 4}, "too slow, and too much"),
-        ({"schedule": "1f1b", "microbatches": 64}, "too slow"),
+        ({"schedule": "1f1b", "microbatches": 64}, "keeps 4 samples: too slow"),
         ({"schedule": "1f1b", "microbatches": 65}, "at most 64"),
         ({"schedule": "naive", "microbatches": 1}, "too slow"),
     ],
@@ -287,7 +316,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ({"ZeRO-1": 64}, "ZeRO-1"),
     ),
     "5b sharded step": [
-        (whole_on_each, "are enough"),
+        (whole_on_each, "a rank holds 12 weights; 3 are enough"),
         (chunked(lambda w, g, lr: w - lr * g[0]), "the sum of all gradients"),
         (chunked(lambda w, g, lr: w - lr * sum(g) / len(g)), "the sum of all gradients"),
         (chunked(lambda w, g, lr: w + lr * sum(g)), "the sum of all gradients"),
@@ -338,4 +367,56 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ),
         *put("6c most machines", ({"nodes": 3}, "nodes is one of"), ({"nodes": 1}, "is not what")),
     ],
+    "7a diagnosis": put(
+        "7a diagnosis",
+        ({"a": "communication"}, "only there?"),
+        ({"b": "straggler"}, "work longer than the other"),
+        ({"c": "launch"}, "how many tokens"),
+        ({"d": "communication"}, "only there?"),
+        ({"e": "memory"}, "how near is the peak"),
+        ({"e": "slow"}, "a kind is one of"),
+    ),
+    "7b exposed": [
+        (all_messages, "some of it is hidden"),
+        (one_by_one, "count those seconds once"),
+        (longest_alone, ""),
+        (difference, ""),
+        (first_case_only("7b exposed"), ""),
+    ],
+    "7c most gained": times(
+        "7c most gained",
+        ("times", 0.91, "not 1.3 times"),
+        ("times", 0.49, "what is left of a step"),
+        ("times", 0.21, "the share that waits"),
+        ("times", 100, "not per cent"),
+        ("usd", 1 / 16, "one machine"),
+        ("usd", 10 / 3, "the whole run"),
+        ("usd", 3600, "by the hour"),
+        ("usd", 8, "all its GPUs included"),
+    ),
+    "8a over the link": times(
+        "8a over the link",
+        ("fsdp_s", 2 / 3, "a second gather"),
+        ("fsdp_s", 1 / 8, "12.5 gigabytes"),
+        ("fsdp_s", 16 / 15, "its own part already"),
+        ("hsdp_s", 1 / 8, "eight pairs share it"),
+        ("hsdp_s", 2, "n is 2"),
+        ("hsdp_s", 0.9 / 0.32, "that is ZeRO-3's"),
+    ),
+    "8b steps lost": [
+        (whole_interval, "not right"),
+        (goes_on_from, "the step it goes on from"),
+        (to_the_next, "missing to the next"),
+        (one_too_many, "not right"),
+        (first_case_only("8b steps lost"), "not right"),
+    ],
+    "8c best interval": times(
+        "8c best interval",
+        ("mtbf_s", 64, "one node's"),
+        ("mtbf_s", 1 / 3600, "in seconds"),
+        ("interval_s", 8, "take the job's"),
+        ("interval_s", 0.5**0.5, "the 2 is missing"),
+        ("interval_s", 2204.54, "not the root yet"),
+        ("interval_s", 1 / 60, "in seconds"),
+    ),
 }

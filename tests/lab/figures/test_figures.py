@@ -1,7 +1,9 @@
 """Figures and tables as a reader meets them: picture, real table, sentence, and files on disk."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,9 @@ from helpers.lab.drawings.parallelism_map import draw_map_of_parallelism  # noqa
 from helpers.lab.drawings.tensor_block import draw_tensor_parallel  # noqa: E402
 from helpers.lab.figures import display as show  # noqa: E402
 from helpers.lab.figures import training_plots as figures  # noqa: E402
-from helpers.lab.figures.style import new_figure  # noqa: E402
+from helpers.lab.figures.alternative_text import alternative_text  # noqa: E402
+from helpers.lab.figures.style import new_figure, title  # noqa: E402
+from helpers.lab.notebook.results import Results  # noqa: E402
 from helpers.lab.runs.run import Run, load_run  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -233,6 +237,38 @@ def test_outside_a_notebook_the_words_are_printed(capsys):
     show.show_figure(fig, "what is seen", AWKWARD, "What it means.")
     printed = capsys.readouterr().out
     assert printed.index("what is seen") < printed.index("1,234,567") < printed.index("What it")
+
+
+def test_a_plot_says_its_panels_axes_rows_and_series():
+    fig, axes = new_figure()
+    axes.plot([1, 2], label="one process")
+    axes.plot([2, 3], label="tp=2")
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend()
+    title(axes, "Training loss")
+    words = "Lines: Training loss, loss against step. Series: one process, tp=2. It rises."
+    assert alternative_text(fig, "It rises.") == words
+    fig, axes = new_figure()
+    axes.barh(["slow\nrank", "fast rank"], [2, 1])
+    axes.set_xlabel("seconds")
+    assert alternative_text(fig) == "Bars: seconds. Rows: slow rank, fast rank."
+
+
+def test_results_are_shown_and_kept_in_one_call(tmp_path, capsys):
+    results = Results(1, tmp_path / "r")
+    fig, axes = new_figure()
+    axes.plot([1, 2])
+    assert results.figure("loss", fig, AWKWARD, "It falls.") is AWKWARD
+    assert results.drawing("idea", fig, AWKWARD, "a drawing") is AWKWARD
+    results.table("bill", AWKWARD, "What it cost")
+    kept = [f"{name}.{kind}" for name in ("idea", "loss") for kind in ("csv", "png", "txt")]
+    assert sorted(p.name for p in Path(results).iterdir()) == ["bill.csv", "bill.txt", *kept]
+    printed = capsys.readouterr().out
+    assert "Lines:" in printed and "a drawing" in printed and "What it cost" in printed
+    assert results.new("run") == f"{tmp_path}/r/run"
+    (tmp_path / "r" / "run").mkdir()
+    assert results.new("run") == f"{tmp_path}/r/run-2"
+    assert re.fullmatch(r"runs/notebook-3-\d{8}-\d{6}(-\d+)?", str(Results(3)))
 
 
 @pytest.mark.parametrize("name", ["loss", "loss.png"])

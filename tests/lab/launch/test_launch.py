@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from helpers.lab.launch.launch import launch
 from helpers.lab.launch.processes import Stopped
 from helpers.lab.paths import shown
 from helpers.lab.runs.failure_report import RunFailed, explain
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "tests" / "support" / "fault_scripts"
@@ -55,15 +57,6 @@ def marked(mark: dict[str, str]) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_for(condition: Callable[[], object], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def said(out: Path, words: str) -> bool:
@@ -161,6 +154,28 @@ def test_refused_arguments_are_one_line(tmp_path, mark):
     error = fail("refuses", tmp_path, mark)
     assert error.exit_code == 2
     assert error.message == "tp is 3, but the model has 4 heads: choose 1, 2 or 4"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"nproc": 0}, "nproc is 0: it must be a whole number of at least 1"),
+        ({"nproc": 2.0}, "nproc is 2.0"),
+        ({"nproc": True}, "nproc is True"),
+        ({"nodes": "2"}, "nodes is '2'"),
+        ({"max_restarts": -1}, "max_restarts is -1: it must be a whole number of at least 0"),
+        ({"threads": "x"}, "threads is 'x'"),
+        ({"threads": 0}, "threads is 0"),
+        ({"timeout_s": -1}, "timeout_s is -1: it must be a number of seconds above 0"),
+        ({"timeout_s": float("nan")}, "timeout_s is nan"),
+        ({"timeout_s": "5"}, "timeout_s is '5'"),
+        ({"out": ".."}, "which holds the project: name a folder in it"),
+        ({"out": "."}, "which holds the project"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused_before_anything_starts(arguments, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        launch(FAULT, **arguments)
 
 
 def test_hanging_ranks_that_ignore_sigterm_end_in_time(

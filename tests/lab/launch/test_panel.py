@@ -129,6 +129,18 @@ def test_metrics_wait_for_whole_lines(tmp_path):
     assert resumed.last == {}
 
 
+@pytest.mark.parametrize("line", ["5", "[1, 2]", "null", "nonsense", "[" * 100_000])
+def test_a_line_that_is_no_row_leaves_the_last_one(tmp_path, line):
+    file = tmp_path / "metrics.jsonl"
+    metrics = Metrics(file)
+    file.write_text('{"step": 1}\n')
+    metrics.read()
+    with file.open("a") as more:
+        more.write(f"{line}\n")
+    metrics.read()
+    assert metrics.last == {"step": 1}
+
+
 def test_paths_name_no_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert paths.shown(paths.ROOT / "runs" / "one") == "runs/one"

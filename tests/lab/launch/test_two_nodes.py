@@ -14,11 +14,13 @@ from helpers.lab.launch.launch import launch
 from helpers.lab.launch.nodes import local_nodes as nodes
 from helpers.lab.launch.nodes import network_namespaces as network
 from helpers.lab.launch.nodes import two_nodes
+from helpers.lab.launch.nodes.lost_agent import lost_agent
 from helpers.lab.launch.nodes.network_namespaces import DEVICE, Link, joined
 from helpers.lab.runs.failure_report import RunFailed, explain
 from tests.lab.launch import test_launch
-from tests.lab.launch.test_launch import FAULT, marked, wait_for
+from tests.lab.launch.test_launch import FAULT, marked
 from tests.support import scripts
+from tests.support.waiting import wait_for
 from tests.train.test_resume import losses
 
 mark = test_launch.mark
@@ -100,20 +102,10 @@ def test_a_killed_agent_is_started_again_and_the_losses_are_the_same(tmp_path, m
     """That of node 0, which has rank 0 and what the ranks meet at."""
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert scripts.process(ranks=2, out=whole, **RUN).returncode == 0
-    killed: list[str] = []
-
-    def kill() -> None:
-        wait_for(lambda: len(losses(out)) > 6, 60)
-        [agent] = [one for one in agents(mark) if "--local-addr=127.0.0.1" in one.cmdline()]
-        agent.kill()
-        killed.append(f"after step {len(losses(out))}")
-
-    killer = threading.Thread(target=kill)
-    killer.start()
     options = {"nodes": 2, "max_restarts": 1, "out": out, "env": mark, "show": False}
-    run = launch("scripts/train.py", **options, **RUN, checkpoint_every=5, resume="auto")
-    killer.join()
-    assert killed
+    with lost_agent(out, node=0, after_step=6) as lost:
+        run = launch("scripts/train.py", **options, **RUN, checkpoint_every=5, resume="auto")
+    assert lost.at_step >= 6
     assert "node 0 was killed by signal 9 and is started again; restarts left: 0" in run.log()
     assert losses(out) == losses(whole)
     assert len(run.metrics) == STEPS
@@ -228,7 +220,7 @@ except UserError as error:
     ("options", "words"),
     [
         ({"nodes": 0}, "nodes is 0"),
-        ({"max_restarts": -1}, "max_restarts -1"),
+        ({"max_restarts": -1}, "max_restarts is -1"),
         ({"nodes": 3, "link": LINK}, "a link joins two nodes, but nodes is 3"),
     ],
 )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from helpers.lab.launch import launch as launch_module
 from helpers.lab.launch.launch import launch
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.failure_report import RunFailed
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 FAULT = "tests/support/fault_scripts/fault.py"
@@ -43,15 +44,6 @@ def forked(ranks: Ranks) -> list[psutil.Process]:
         for process in server.children(recursive=True)
         if process.status() != psutil.STATUS_ZOMBIE
     ]
-
-
-def wait_for(condition: Callable[[], object], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def quiet(ranks: Ranks) -> bool:

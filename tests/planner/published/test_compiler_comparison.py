@@ -31,7 +31,7 @@ def test_53_percent_was_2_percent():
     assert found.steps_share == pytest.approx(1 / 3)
     assert P4D.compiled.train_loss > P4D.native.train_loss + 0.9
     assert str(found) == (
-        "GPT-2 on SST-2, two p4d.24xlarge: +53 % samples a second reported, +2.1 % counted, with "
+        "GPT-2 on SST-2, two p4d.24xlarge: +53 % samples per second reported, +2.1 % counted, with "
         "564,000 of 1,588,000 samples dropped by the compiled run and 52,000 by the native one; "
         "1,000 optimizer steps against 3,000; mean training loss 3.29 against 2.34."
     )

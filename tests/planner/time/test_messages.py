@@ -21,7 +21,7 @@ def job(shape=GPTJ_6B, batch=32, seq_len=1024, **plan):
 
 def test_tensor_traffic_in_closed_form():
     """2·reductions·layers messages of tokens x hidden elements, one each for embedding and head,
-    and three numbers of 4 bytes a token for the loss."""
+    and three numbers of 4 bytes per token for the loss."""
     for shape in (GPTJ_6B, SMALL):
         for precision, element in (("fp32", 4), ("bf16", 2)):
             message = 4 * 64 * shape.hidden * element
@@ -75,7 +75,7 @@ def test_groups_over_nodes_go_at_the_pace_of_their_way_out():
     cluster = make_cluster("p4d.24xlarge", nodes=4)
     made = job(tp=8, dp_shard=4)
     assert link_of(made, cluster, "tp") == cluster.intra
-    alone = link_of(made, cluster, "dp_shard")  # one rank a node: one eighth of the network
+    alone = link_of(made, cluster, "dp_shard")  # one rank per node: one eighth of the network
     assert alone.bytes_per_s == cluster.inter.bytes_per_s
     together = link_of(job(dp_shard=32), cluster, "dp_shard")
     assert together.bytes_per_s == 8 * cluster.inter.bytes_per_s

@@ -130,7 +130,7 @@ def test_tensor_ranks_share_the_work_and_pay_in_messages():
     one, eight = block_time(job(), P4D), block_time(job(tp=8), P4D)
     assert one.forward_s / 8 < eight.forward_s < one.forward_s / 4
     assert eight.tensor_forward_s > 0 == one.tensor_forward_s
-    sequential = block_time(job(gpt(4096, 28, 16), tp=8), P4D)  # two messages a block, not one
+    sequential = block_time(job(gpt(4096, 28, 16), tp=8), P4D)  # two messages per block, not one
     assert sequential.tensor_forward_s == pytest.approx(2 * eight.tensor_forward_s)
 
 

@@ -11,7 +11,7 @@ calls, run = itertools.count(1), Stage.run
 
 
 def dies(stage, *arguments, **options):
-    if stage.index == 1 and next(calls) == 7:  # four micro-batches a step
+    if stage.index == 1 and next(calls) == 7:  # four micro-batches per step
         raise RuntimeError("the second stage has had enough")
     return run(stage, *arguments, **options)
 

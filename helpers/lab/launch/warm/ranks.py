@@ -54,13 +54,12 @@ class Ranks:
     def __repr__(self) -> str:
         return f"Ranks({self.count})"
 
-    def command(self, job: Job, extra: Mapping[str, str] | None, grace_s: float) -> list[str]:
-        """What the guard of a run starts.
+    def command(self, job: Job, grace_s: float) -> list[str]:
+        """What the guard of a run that `check` admits starts.
 
         Raises:
-            UserError: the run cannot be that of warm ranks, or the server does not start.
+            UserError: the server does not start.
         """
-        self.check(job.nproc, job.nodes, job.max_restarts, extra)
         if self._server.poll() is not None or self._is_outdated():
             self.close()
             self._start()

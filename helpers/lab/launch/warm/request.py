@@ -17,7 +17,9 @@ def main() -> int:
     request["environment"] = dict(os.environ)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [1])
+        words = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(connection, [words], [1])  # a long environment takes several turns
+        connection.sendall(words[sent:])
         answer = connection.makefile().readline()
     return int(answer) if answer else 1
 

@@ -25,6 +25,7 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from helpers.engine.ranks import die_with_parent
 from helpers.lab.launch.process_guard import MARKER
 
 FAMILIES = ("gptj", "gpt2", "gpt_neox", "falcon", "llama")
@@ -73,34 +74,47 @@ def _answer(connection: socket.socket, place: int) -> None:
     try:
         data, (output,), *_ = socket.recv_fds(connection, LONGEST_REQUEST, 1)
         while not data.endswith(b"\n"):
-            data += connection.recv(LONGEST_REQUEST)
-        code = Agent(json.loads(data), output, place).run()
+            more = connection.recv(LONGEST_REQUEST)
+            if not more:
+                sys.exit("a request ended in its middle: its run was stopped")
+            data += more
+        request = json.loads(data)
+        _become_agent(request, output, place)
+        code = Agent(request).run()
         connection.sendall(f"{code}\n".encode())
     except BaseException:
         traceback.print_exc()
     os._exit(0)
 
 
+def _become_agent(request: dict[str, Any], output: int, place: int) -> None:
+    """Give this process the session, streams, environment and folder of the run.
+
+    Args:
+        output: file descriptor of the merged output.
+        place: see `marker_place`.
+    """
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    variables = request["environment"]
+    # the guard of the run finds its processes by the marker in /proc/<pid>/environ, which a fork
+    # has from the server
+    ctypes.memmove(place, variables[MARKER].encode(), len(variables[MARKER]))
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(request["folder"])
+    sys.path[:] = [*variables["PYTHONPATH"].split(os.pathsep), *sys.path]
+
+
 class Agent:
     """Starts the ranks of one run and waits for them: torchrun's part."""
 
-    def __init__(self, request: dict[str, Any], output: int, place: int) -> None:
+    def __init__(self, request: dict[str, Any]) -> None:
         """
         Args:
-            request: argv, nproc, environment, folder, logs, failures and grace_s.
-            output: file descriptor of the merged output.
+            request: argv, nproc, logs, failures and grace_s.
         """
-        os.setsid()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        variables = request["environment"]
-        # the guard of the run finds its processes by the marker in /proc/<pid>/environ, which a
-        # fork has from the server
-        ctypes.memmove(place, variables[MARKER].encode(), len(variables[MARKER]))
-        os.environ.clear()
-        os.environ.update(variables)
-        os.chdir(request["folder"])
-        sys.path[:] = [*variables["PYTHONPATH"].split(os.pathsep), *sys.path]
         self.argv, self.nproc = request["argv"], request["nproc"]
         self.attempt = Path(request["logs"], "warm", "attempt_0")
         self.failures, self.grace_s = Path(request["failures"]), request["grace_s"]
@@ -142,7 +156,7 @@ class Agent:
         pid = os.fork()
         if pid == 0:
             os.setsid()
-            _die_with_parent()
+            die_with_parent()  # no rank outlives its agent
             for stream, (_, write) in enumerate(pipes, start=1):
                 os.dup2(write, stream)
             _run(rank, self.nproc, port, logs, self.argv)
@@ -258,11 +272,6 @@ def _tell(pids: set[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
-
-
-def _die_with_parent() -> None:
-    """PR_SET_PDEATHSIG: no rank outlives its agent."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

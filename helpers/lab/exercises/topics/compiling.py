@@ -27,7 +27,7 @@ EPOCHS = [
     )
     for drop_last in (False, True)
 ]
-# compile seconds, seconds a step as it is, seconds a step compiled: where the quotient is whole,
+# seconds of compiling, of a step as it is, of a step compiled: where the quotient is whole,
 # binary fractions, for which floating point is exact
 RACES = (
     (10.0, 0.5, 0.375),
@@ -42,8 +42,8 @@ RACES = (
 
 
 def published_claims(answer: Any) -> Result:
-    """3a: {rate, time, counted} in percent, of the published p4d pair: more samples a second, fewer
-    seconds, and more of the samples that were trained on."""
+    """3a: {rate, time, counted} in percent, of the published p4d pair: more samples per second,
+    fewer seconds, and more of the samples that were trained on."""
     claims = audit_comparison(find_post("compiler-on-p4d"))
     percents = {
         "rate": claims.reported.percent,

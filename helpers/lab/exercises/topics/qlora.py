@@ -122,7 +122,7 @@ def gb_a_gpu() -> dict[str, float]:
 
 
 def which_fits(answer: Any) -> Result:
-    """4c: {full, lora, qlora} in GB a GPU."""
+    """4c: {full, lora, qlora} in GB per GPU."""
     expected = {name: Expected(gb, tolerance=0.02) for name, gb in gb_a_gpu().items()}
     praise = "Of 24 GB, one of the three leaves most for activations."
     return judge_numbers("4c which fits", answer, expected, praise)

@@ -1,0 +1,259 @@
+"""Files that want to run code: none of it runs, and one line says what was refused.
+
+Each payload would make a folder, whose absence is the proof.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+
+pytest.importorskip("transformers")
+from helpers.engine.errors import UserError
+from helpers.engine.files.checkpoints import Checkpoints
+from helpers.engine.files.manifest import MANIFEST, METADATA, sha256, write_manifest
+from helpers.engine.files.metadata_reader import CheckedReader, read_metadata
+from helpers.engine.files.weight_files import WeightFiles
+from helpers.engine.models.configurations import check_model, load_config
+from helpers.engine.plan import ParallelPlan
+from helpers.text.tokenizer import load_tokenizer
+from tests.engine.files.test_checkpoint import save_steps, trainer_of
+from tests.support.ranks import pool
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Payload:
+    """A pickle of it makes a folder where it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def mended(checkpoint: Path, **facts) -> None:
+    """The manifest again over what now lies in the folder, as whoever planted it would do."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    del manifest["sha256"]
+    found = [path for path in checkpoint.iterdir() if path.name != MANIFEST]
+    manifest["files"] = {path.name: sha256(path) for path in found}
+    write_manifest(checkpoint, manifest | facts)
+
+
+def refused(checkpoint: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        Checkpoints(checkpoint.parent).load(trainer_of("gptj", ParallelPlan()), checkpoint)
+    return str(caught.value)
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    pool(1).run(save_steps, tmp_path / "run", 1, 1)
+    (found,) = (tmp_path / "run").glob("step-*")
+    return found
+
+
+def test_metadata_of_every_kind_of_tensor_is_read(checkpoint):
+    files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+    ours, torchs = CheckedReader(checkpoint, files), dcp.FileSystemReader(checkpoint)
+    one, other = ours.read_metadata(), torchs.read_metadata()
+    assert one.state_dict_metadata == other.state_dict_metadata
+    assert one.storage_data == other.storage_data
+
+
+def test_a_payload_in_the_metadata_is_not_run(checkpoint, tmp_path):
+    made = tmp_path / "made"
+    (checkpoint / METADATA).write_bytes(pickle.dumps(Payload(made)))
+    mended(checkpoint)
+    (words,) = pool(1).run(refused, checkpoint)
+    assert f"{METADATA} is refused: it names posix.mkdir, no part of a checkpoint" in words
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (BytesStorageMetadata(), "is refused: it names"),  # torch would unpickle the value itself
+        (getattr, "is refused: it names builtins.getattr"),
+        (torch.nn.Linear, "is refused: it names torch.nn"),
+        (torch.load, "is refused: it names torch"),
+    ],
+)
+def test_what_is_no_place_of_a_tensor_is_refused(tmp_path, value, words):
+    path = tmp_path / METADATA
+    path.write_bytes(pickle.dumps(Metadata({"weight": value}, storage_data={})))
+    with pytest.raises(UserError, match=words):
+        read_metadata(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80", b"cos\nsystem", pickle.dumps([1]), b"x" * 99])
+def test_broken_metadata_is_one_line(tmp_path, content):
+    path = tmp_path / METADATA
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_metadata(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_lies_in_no_file_but_the_checkpoints(checkpoint):
+    files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+    metadata = dcp.FileSystemReader(checkpoint).read_metadata()
+    for index, info in metadata.storage_data.items():
+        metadata.storage_data[index] = type(info)("../secret", info.offset, info.length)
+    (checkpoint / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UserError, match=r"names \.\./secret, which is no file of the checkpoint"):
+        CheckedReader(checkpoint, files).read_metadata()
+
+
+def test_a_file_that_the_manifest_does_not_name_is_refused(checkpoint):
+    (checkpoint / "more.distcp").write_bytes(b"")
+    (words,) = pool(1).run(refused, checkpoint)
+    assert "holds more.distcp, which its manifest.json does not name" in words
+
+
+@pytest.mark.parametrize("files", [{}, None, [], {"rank-0.pt": ""}])
+def test_a_manifest_that_names_too_little_is_refused(checkpoint, files):
+    mended(checkpoint, files=files)
+    (words,) = pool(1).run(refused, checkpoint)
+    assert "names no .metadata" in words
+
+
+CODE = """
+import os
+from transformers import PreTrainedConfig
+os.mkdir({made!r})
+class Planted(PreTrainedConfig):
+    model_type = "planted"
+"""
+ASK = """
+import sys
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
+try:
+    load_config(sys.argv[1])
+except UserError as error:
+    print(error)
+"""
+
+
+def model_folder(tmp_path: Path, **fields) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def test_the_code_of_a_model_folder_is_not_run_whatever_standard_input_says(tmp_path):
+    made = tmp_path / "made"
+    auto_map = {"AutoConfig": "planted.Planted"}
+    folder = model_folder(tmp_path, model_type="planted", auto_map=auto_map)
+    (folder / "planted.py").write_text(CODE.format(made=str(made)))
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK, str(folder)],
+        input="yes\n" * 9,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert "has no configuration that transformers reads" in asked.stdout
+    assert len(asked.stdout.splitlines()) == 1 and not made.exists()
+
+
+def test_the_model_code_of_a_known_configuration_is_not_run(tmp_path):
+    made = tmp_path / "made"
+    auto_map = {"AutoModelForCausalLM": "planted.Model"}
+    folder = model_folder(tmp_path, model_type="gpt2", auto_map=auto_map, n_embd=64, n_head=4)
+    (folder / "planted.py").write_text(CODE.format(made=str(made)))
+    check_model(load_config(folder))  # transformers' own GPT-2
+    assert not made.exists()
+
+
+def test_the_code_of_a_tokenizer_is_not_run(tmp_path):
+    made = tmp_path / "made"
+    folder = model_folder(tmp_path, model_type="gpt2")
+    told = {"tokenizer_class": "Planted", "auto_map": {"AutoTokenizer": ["planted.Planted", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "planted.py").write_text(CODE.format(made=str(made)))
+    with pytest.raises(UserError):
+        load_tokenizer(folder)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
+def test_attention_from_a_hub_is_refused(tmp_path, field):
+    folder = model_folder(tmp_path, model_type="gpt2", **{field: "someone/attention"})
+    with pytest.raises(UserError, match=r"attention code from a hub \(someone/attention\)"):
+        load_config(folder)
+
+
+@pytest.mark.parametrize("layers", [0, -3, 10**9])
+def test_layers_that_no_model_has_are_refused(tmp_path, layers):
+    folder = model_folder(tmp_path, model_type="gpt2", n_layer=layers)
+    with pytest.raises(UserError, match=f"has {layers} layers: from 1 to 10000 can be trained"):
+        load_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ("", "is no index of weights"),
+        ("[]", "is no index of weights"),
+        ("5", "is no index of weights"),
+        ("{}", "is no index of weights"),
+        ("[" * 100_000, "is no index of weights"),
+        ('{"weight_map": null}', "is no index of weights"),
+        ('{"weight_map": ["a"]}', "is no index of weights"),
+        ('{"weight_map": {"a": 5}}', "is no index of weights"),
+        ('{"weight_map": {"a": null}}', "is no index of weights"),
+        ('{"weight_map": {"a": "../other.safetensors"}}', "no file of that folder"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "names '/etc/passwd', no file of that folder"),
+        ('{"weight_map": {"a": ""}}', "names '', no file of that folder"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "lacks gone.safetensors"),
+        ('{"weight_map": {"a": "%s"}}' % ("x" * 5000), "lacks xxx"),
+        ('{"weight_map": {"a": "a\\u0000b"}}', "lacks a"),
+    ],
+)
+def test_an_index_of_weights_is_checked(tmp_path, index, words):
+    folder = model_folder(tmp_path, model_type="gpt2")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match=words):
+        WeightFiles.find(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("", "is no JSON object"),
+        ("[]", "is no JSON object"),
+        ("5", "is no JSON object"),
+        ("null", "is no JSON object"),
+        ("[" * 100_000, "is no JSON object"),
+        ('{"eos_token": 5}', "eos_token is 5, and must be text"),
+        ('{"eos_token": ["</s>"]}', "and must be text"),
+        ('{"eos_token": {"content": 5}}', "eos_token is 5, and must be text"),
+    ],
+)
+def test_what_a_tokenizer_says_of_itself_is_checked(tmp_path, told, words):
+    shutil.copy(ROOT / "data" / "tokenizer" / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(told)
+    with pytest.raises(UserError, match=words):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("told", ["{}", '{"eos_token": null}', '{"eos_token": {}}'])
+def test_a_tokenizer_may_leave_its_end_unsaid(tmp_path, told):
+    shutil.copy(ROOT / "data" / "tokenizer" / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(told)
+    assert load_tokenizer(tmp_path).vocab_size > 0

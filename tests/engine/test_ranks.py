@@ -1,0 +1,106 @@
+"""How a rank's process begins and ends: it is told a rank that can be, or one line says what not;
+its words and its exit code are kept, and nothing is shut down."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.engine.ranks import check_environment, world_size
+
+ROOT = Path(__file__).resolve().parents[2]
+WHOLE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+JOIN = """
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.ranks import distributed
+try:
+    with distributed(ParallelPlan()):
+        print("joined")
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"RANK": "5"}, "RANK=5, WORLD_SIZE=1"),
+        ({"RANK": "-1"}, "RANK is '-1': it must be a whole number"),
+        ({"RANK": "one"}, "RANK is 'one'"),
+        ({"WORLD_SIZE": "0"}, "RANK=0, WORLD_SIZE=0"),
+        ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE is '2.0'"),
+        ({"WORLD_SIZE": "²"}, "WORLD_SIZE is '²'"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0"),
+        ({"RANK": None}, "WORLD_SIZE is set and RANK is not"),
+        ({"MASTER_ADDR": None}, "WORLD_SIZE is set and MASTER_ADDR is not"),
+    ],
+)
+def test_what_cannot_be_is_one_line(change, words):
+    variables = {name: value for name, value in (WHOLE | change).items() if value is not None}
+    with pytest.raises(UserError) as caught:
+        check_environment(variables)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_without_torchrun_there_is_one_process():
+    assert (world_size({}), world_size({"WORLD_SIZE": "4"})) == (1, 4)
+    with pytest.raises(UserError, match="WORLD_SIZE is 'x'"):
+        world_size({"WORLD_SIZE": "x"})
+
+
+def test_one_process_needs_none_of_them():
+    check_environment({})
+    check_environment({"RANK": "7"})
+    check_environment(WHOLE)
+
+
+def test_a_port_that_is_taken_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = subprocess.run(
+            [sys.executable, "-c", JOIN],
+            env=WHOLE | {"MASTER_PORT": str(port), "PATH": ""},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith(f"the ranks cannot meet at 127.0.0.1 port {port}: ")
+    assert len(said.stdout.splitlines()) == 1
+
+
+START = """
+import atexit, sys
+from helpers.engine.ranks import run_and_leave
+atexit.register(print, "shut down")
+def main():
+    print("said", end=" ")
+    {how}
+run_and_leave(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("return", 0), ("sys.exit()", 0), ("sys.exit(2)", 2)],
+    ids=["done", "left", "refused"],
+)
+def test_no_shutdown_that_a_thread_could_abort(how, code):
+    ended = subprocess.run([sys.executable, "-c", START.format(how=how)], stdout=subprocess.PIPE)
+    assert (ended.returncode, ended.stdout) == (code, b"said ")
+
+
+@pytest.mark.parametrize("how", ["sys.exit('too small')", "raise ValueError('too small')"])
+def test_a_failure_keeps_its_words(how):
+    ended = subprocess.run(
+        [sys.executable, "-c", START.format(how=how)], capture_output=True, text=True
+    )
+    assert ended.returncode == 1 and "too small" in ended.stderr
