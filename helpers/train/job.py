@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from helpers.engine.models.configurations import (
 from helpers.engine.models.document_mask import check_packing
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import check_compiler
+from helpers.engine.ranks import world_size
 from helpers.planner.cost import train_flops_per_token
 from helpers.planner.shape import model_shape
 from helpers.text import tokens

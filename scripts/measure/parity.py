@@ -18,7 +18,6 @@ import copy
 import itertools
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from helpers.engine.models.configurations import check_length, load_config
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import gradient_norm
-from helpers.engine.ranks import distributed, over_ranks, run_and_leave
+from helpers.engine.ranks import distributed, over_ranks, run_and_leave, world_size
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled

@@ -10,7 +10,6 @@ with --profile, and run.json: tokens per second, and seconds of each step that w
 import argparse
 import itertools
 import json
-import os
 import queue
 import threading
 import time
@@ -29,7 +28,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave
+from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
 from helpers.engine.trainer import Trainer
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled

@@ -12,7 +12,6 @@ import argparse
 import copy
 import itertools
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import check_length, load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave
+from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
 from helpers.engine.tensor.gloo_exchange import TAGS
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens as data
