@@ -7,16 +7,20 @@ run_and_leave(main)                 the last line of a script that torchrun star
 """
 
 import ctypes
+import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from .errors import UserError
@@ -26,6 +30,7 @@ from .plan import ParallelPlan
 T = TypeVar("T")
 MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
 UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"  # torchrun's agent tells its ranks
+AGENT_HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def pick_device() -> torch.device:
@@ -68,15 +73,8 @@ def distributed(
     else:
         keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if "WORLD_SIZE" in os.environ:
-        try:
-            dist.init_process_group(backend, timeout=timeout)
-        except dist.DistNetworkError as error:
-            raise UserError(
-                f"the ranks cannot meet at {os.environ['MASTER_ADDR']} port "
-                f"{os.environ['MASTER_PORT']}: {str(error).strip().splitlines()[0][:160]}"
-            ) from None
+        join(backend, None if timeout_s is None else timedelta(seconds=timeout_s))
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -84,6 +82,69 @@ def distributed(
         yield plan.mesh(device.type)
     finally:
         dist.destroy_process_group()
+
+
+def join(backend: str, timeout: timedelta | None = None) -> None:
+    """Make the process group of the ranks that the environment tells of, as torch's own env:// does
+    it. But where rank 0 hosts the store, and its address is a number, it listens there alone.
+
+    Raises:
+        UserError: the ranks cannot meet.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    own = os.environ.get(AGENT_HAS_STORE) != "True" and _is_address(host)
+    try:
+        if not own:
+            dist.init_process_group(backend, timeout=timeout)
+            return
+        rank, world = int(os.environ["RANK"]), world_size()
+        store = store_at(host, port) if rank == 0 else TCPStore(host, port)
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world)
+    except (dist.DistNetworkError, OSError) as error:
+        raise UserError(
+            f"the ranks cannot meet at {host} port {port}: "
+            f"{str(error).strip().splitlines()[0][:160]}"
+        ) from None
+
+
+def store_at(host: str, port: int = 0, **options: Any) -> TCPStore:
+    """A store that listens at this address alone, by default at a free port.
+
+    torch's own listens on every interface, and whoever reaches a store can leave a pickle in it
+    that torchrun's rendezvous opens. Where the address is not this machine's own, as behind a
+    translation of addresses, it is torch's.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        listening = socket.create_server(address, family=family, backlog=socket.SOMAXCONN)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, **options)
+    return store_on(listening, **options)
+
+
+def store_on(listening: socket.socket, **options: Any) -> TCPStore:
+    """A store behind a socket that listens already, which is its own from now on."""
+    host, port = listening.getsockname()[:2]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+        **options,
+    )
+
+
+def _is_address(host: str) -> bool:
+    """Not a name: that may stand for another address on another machine."""
+    with suppress(ValueError):
+        return bool(ip_address(host))
+    return False
 
 
 def check_environment(variables: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,7 @@ from helpers.lab.paths import PACKAGES, ROOT, shorten, shown
 from helpers.lab.runs.run import holds_run
 
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")
+LOOPBACK, LOOPBACK_DEVICE = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
 LOG = "launch.log"  # all that the processes of a run write, in its folder of logs
 TRAINING = "helpers.train"
 TRAINING_SCRIPT = "scripts/train.py"  # the same, where the project's scripts are
@@ -72,7 +74,8 @@ class Job:
         if self.nodes > 1:
             return [*self._ranks, "--tee", "3", *self.rank_words]
         files = ["--tee", "3", "--log-dir", str(self.logs)]
-        return ["--standalone", *self._ranks, *self._tries, *files, *self.rank_words]
+        here = ["--standalone", "--local-addr", LOOPBACK]
+        return [*here, *self._ranks, *self._tries, *files, *self.rank_words]
 
     @property
     def rank_words(self) -> list[str]:
@@ -127,6 +130,9 @@ def prepare(
 def environment(ranks: int, extra: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
     """What all `ranks` see: this process's variables, ours, and `extra`, which wins."""
     return {
+        # a launch starts all ranks on this machine, and nobody else is to reach where they listen
+        "GLOO_SOCKET_IFNAME": LOOPBACK_DEVICE,
+        "NCCL_SOCKET_IFNAME": LOOPBACK_DEVICE,
         **os.environ,
         "OMP_NUM_THREADS": str(threads or max(1, cores() // ranks)),
         # threads that wait go to sleep: spinning costs ten times the time on cores that others use

@@ -2,7 +2,8 @@
 
 torchrun reports a failure as text for a person. Here the same `torch.distributed.run` runs, and the
 failures are written as JSON, one entry per rank: rank, exit_code (negative: a signal), pid, and
-`closed`, which tells the ranks that torchrun itself ended because another one had failed.
+`closed`, which tells the ranks that torchrun itself ended because another one had failed. And the
+stores that the agent hosts listen at their own address, not on every interface (see `store_at`).
 
     python -m helpers.lab.launch.torchrun_agent FAILURES.json GRACE_S TORCHRUN_ARGUMENT...
 """
@@ -14,10 +15,17 @@ import os
 import signal
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+from torch.distributed import TCPStore
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as first_store
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+from helpers.engine.ranks import store_at
 
 
 class _Closing(logging.Handler):
@@ -50,7 +58,19 @@ def _kill_if_alive(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def _listen_at_own_address() -> None:
+    """In both places where torchrun makes a store: one for the agents, then one for the ranks."""
+
+    def first(host: str, port: int, *, is_master: bool, timeout: timedelta, **_: Any) -> TCPStore:
+        make = store_at if is_master else TCPStore
+        return make(host, port, timeout=timeout)
+
+    first_store.TCPStore = first
+    DynamicRendezvousHandler._create_tcp_store_server = lambda _, host, port: store_at(host, port)
+
+
 def main() -> int:
+    _listen_at_own_address()
     path, grace_s, arguments = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     closing = _Closing(grace_s)
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addHandler(closing)

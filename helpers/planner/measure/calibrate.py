@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -20,6 +21,10 @@ from helpers.planner.hardware.cluster import Cluster, Link
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 300
+HERE_ALONE = {  # ranks listen on this machine's loopback device, and rank 0 keeps their store
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
 ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception): ")
 
 
@@ -42,18 +47,32 @@ def calibrate(path: str | Path, ranks: int = 4, gpus: bool = True) -> Cluster:
         raise UserError(f"there are {there} GPUs, so at most {there} ranks, not {ranks}")
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    module = "helpers.planner.measure.rank_measurements"
-    command = [*torchrun, "--nproc-per-node", str(ranks), "-m", module, str(path)]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    env = HERE_ALONE | os.environ | {"OMP_NUM_THREADS": "1"}
     if not gpus:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    with tempfile.TemporaryDirectory(prefix="calibrate-") as meet:
+        done = subprocess.run(
+            _torchrun(ranks, Path(meet, "agents"), path),
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
     if done.returncode:
         raise UserError(f"measuring this machine failed: {_reason(done.stderr)}")
     return load_cluster(path)
+
+
+def _torchrun(ranks: int, meet: Path, path: Path) -> list[str]:
+    """The agent meets by a file, and the ranks at rank 0's store: none of both listens beyond this
+    machine, as torchrun's --standalone would."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+        *("--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"),
+        *("--rdzv-endpoint", str(meet), "--local-addr", "127.0.0.1"),
+        *("-m", "helpers.planner.measure.rank_measurements", str(path)),
+    ]
 
 
 def load_cluster(path: str | Path) -> Cluster:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from helpers.engine.ranks import pick_device, run_and_leave
+from helpers.engine.ranks import join, pick_device, run_and_leave
 from helpers.engine.tensor.gloo_exchange import gather_single, scatter_single
 from helpers.planner.hardware.cluster import Link
 from helpers.planner.time.messages import Message, message_s
@@ -206,7 +206,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    join("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     cluster = measure()
     if dist.get_rank() == 0:
         about = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "cluster": cluster}

@@ -92,6 +92,23 @@ def collective_of_all(out: Path) -> None:
             print(f"more: {value}")
 
 
+def meets(out: Path) -> None:
+    """Nobody fails; the ranks stay together until the test has looked at them."""
+    import torch
+    import torch.distributed as dist
+
+    from helpers.engine.ranks import join
+
+    join("gloo")
+    dist.all_reduce(torch.ones(1))
+    print("together", flush=True)
+    for _ in range(600):
+        if (out / "seen").exists():
+            break
+        time.sleep(0.1)
+    dist.destroy_process_group()
+
+
 def recorded(out: Path) -> None:
     """The same in a script that keeps its errors as torch's manual says."""
     from torch.distributed.elastic.multiprocessing.errors import record

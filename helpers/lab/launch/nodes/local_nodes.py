@@ -91,7 +91,7 @@ class _Node:
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={meet}",
             f"--rdzv-conf=is_host=0,keep_alive_interval=1,keep_alive_max_attempt={LOST_S}",
-            "--rdzv-id=nodes",
+            f"--rdzv-id={os.environ[guard.MARKER]}",
             f"--local-addr={self.address}",
             f"--max-restarts={restarts}",
             f"--log-dir={self.folder}",
@@ -142,7 +142,7 @@ def devices(number: int, nodes: Nodes) -> dict[str, str]:
 
 def run(nodes: Nodes, torchrun: Sequence[str]) -> int:
     """Start all nodes and stay until they have ended; 0 where all ended well."""
-    from torch.distributed import TCPStore
+    from helpers.engine.ranks import store_at  # not at the top: torch takes a second
 
     with ExitStack() as stack:
         networks = stack.enter_context(joined(nodes.link)) if nodes.link else [None] * nodes.count
@@ -150,7 +150,7 @@ def run(nodes: Nodes, torchrun: Sequence[str]) -> int:
             networks[0].enter()  # the store must be where the nodes can reach it
         all_nodes = [_Node(nodes, number, network) for number, network in enumerate(networks)]
         host = all_nodes[0].address
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        store = store_at(host)
         meet = f"{host}:{store.port}"
         for node in all_nodes:
             node.start(meet, nodes.restarts, torchrun)

@@ -25,7 +25,8 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from helpers.engine.ranks import die_with_parent
+from helpers.engine.ranks import AGENT_HAS_STORE, die_with_parent, store_on
+from helpers.lab.launch.command import LOOPBACK
 from helpers.lab.launch.process_guard import MARKER
 
 FAMILIES = ("gptj", "gpt2", "gpt_neox", "falcon", "llama")
@@ -123,9 +124,10 @@ class Agent:
 
     def run(self) -> int:
         self.attempt.mkdir(parents=True)
-        port = _free_port()
+        listening = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
         for rank in range(self.nproc):
-            self._start(rank, port)
+            self._start(rank, listening)
+        self.store = store_on(listening)  # after the forks: it has a thread
         codes: dict[int, int] = {}  # by process id
         closed: set[int] = set()
         kill_at = float("inf")
@@ -149,7 +151,7 @@ class Agent:
             self.failures.write_text(json.dumps(rows))
         return 1 if failed else 0
 
-    def _start(self, rank: int, port: int) -> None:
+    def _start(self, rank: int, listening: socket.socket) -> None:
         logs = self.attempt / str(rank)
         logs.mkdir()
         pipes = [os.pipe() for _ in range(2)]
@@ -159,6 +161,8 @@ class Agent:
             die_with_parent()  # no rank outlives its agent
             for stream, (_, write) in enumerate(pipes, start=1):
                 os.dup2(write, stream)
+            port = listening.getsockname()[1]
+            listening.close()
             _run(rank, self.nproc, port, logs, self.argv)
         self.ranks[pid] = rank
         for name, (read, write) in zip(("stdout.log", "stderr.log"), pipes):
@@ -217,8 +221,9 @@ def _run(rank: int, nproc: int, port: int, logs: Path, argv: list[str]) -> None:
         "WORLD_SIZE": str(nproc),
         "LOCAL_WORLD_SIZE": str(nproc),
         "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
+        AGENT_HAS_STORE: "True",
         "TORCHELASTIC_RUN_ID": "warm",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -260,12 +265,6 @@ def _print_as_python(error: BaseException) -> None:
     ):
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _tell(pids: set[int], number: int) -> None:
