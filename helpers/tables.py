@@ -50,7 +50,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is not valid JSON: {error}") from None
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise UserError(f"{path.name} must be a list of objects")

@@ -37,6 +37,7 @@ from benchmarks.studies import compiling, memory, naive_split, predicted, regret
 from helpers.engine.errors import UserError
 from helpers.lab.launch.nodes.network_namespaces import Link
 from helpers.planner.measure.calibrate import calibrate
+from helpers.train.arguments import from_zero, positive, whole
 
 SIZES = {"layers": 8, "hidden": 512, "heads": 8}
 OTHER_SIZES = {
@@ -55,23 +56,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--families", help="of gptj, neox, llama; separated by commas")
     parser.add_argument("--peers", help="names separated by commas; `one` is always there")
     parser.add_argument("--list", action="store_true", help="show the peers' names and stop")
-    parser.add_argument("--rounds", type=int, help="undisturbed rounds to time; default 8")
-    parser.add_argument("--steps", type=int, default=1, help="steps a peer takes in a round")
+    parser.add_argument("--rounds", type=whole, help="undisturbed rounds to time; default 8")
+    parser.add_argument("--steps", type=whole, default=1, help="steps a peer takes in a round")
     for size in ("layers", "hidden", "heads"):
-        parser.add_argument(f"--{size}", type=int, help="8 of 512 with 8 heads; else for two")
+        parser.add_argument(f"--{size}", type=whole, help="8 of 512 with 8 heads; else for two")
     parser.add_argument(
-        "--vocab", type=int, help="default: 2048 for GPT-J and Falcon, 8192 for others"
+        "--vocab", type=whole, help="default: 2048 for GPT-J and Falcon, 8192 for others"
     )
     parser.add_argument(
         "--batch",
-        type=int,
+        type=whole,
         help="rows of the batch; 16 for pipeline, 4 for two-nodes and plan, else 8",
     )
-    parser.add_argument("--seq", type=int, help="tokens of a row; 64 for two-nodes, else 256")
-    parser.add_argument("--mbit", type=float, default=400, help="of the link of two-nodes")
-    parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 2))
-    parser.add_argument("--patience", type=float, default=30, help="s to wait for quiet cores")
-    parser.add_argument("--minutes", type=float, default=10, help="after which no round is made up")
+    parser.add_argument("--seq", type=whole, help="tokens of a row; 64 for two-nodes, else 256")
+    parser.add_argument("--mbit", type=positive, default=400, help="of the link of two-nodes")
+    parser.add_argument("--cores", type=whole, default=min(2, os.cpu_count() or 2))
+    parser.add_argument("--patience", type=from_zero, default=30, help="s to wait for quiet cores")
+    parser.add_argument(
+        "--minutes", type=from_zero, default=10, help="after which no round is made up"
+    )
     parser.add_argument("--quick", action="store_true", help="half the layers, three rounds")
     parser.add_argument("--page", type=Path, help="write the layouts of `plan` here as Markdown")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
@@ -90,7 +93,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args.rounds = args.rounds or (3 if args.quick or args.benchmark == "plan" else 8)
     if args.quick:
         args.layers = max(1, args.layers // 2)
+    _check(parser, args)
     return args
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Sizes that make a model of every family; files in folders that are there."""
+    if args.hidden % args.heads or args.hidden // args.heads % 2:
+        parser.error(f"--heads {args.heads} must share --hidden {args.hidden} in even numbers")
+    if args.heads % 2 and args.benchmark in ("tp", "plan"):
+        parser.error(f"--heads {args.heads}: two ranks share the heads, so give an even number")
+    for path in (args.page, args.json):
+        if path is not None and not path.parent.is_dir():
+            parser.error(f"there is no folder {path.parent} to write {path.name} in")
 
 
 def _names(parser: argparse.ArgumentParser, what: str, given: str, known: Sequence[str]) -> set:

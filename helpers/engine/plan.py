@@ -42,8 +42,9 @@ AXES = ("dp_replicate", "dp_shard", "pp", "tp")
 LETTERS = {"D": ("dp_replicate", "dp_shard"), "P": ("pp",), "C": ("cp",), "T": ("tp",)}
 PLACEMENTS = {"cluster": "DPCT", "spread": "TCPD"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PARTITION = re.compile(r"auto|\d+(,\d+)*")
+PARTITION = re.compile(r"auto|\d{1,9}(,\d{1,9})*", re.ASCII)
 # far beyond any model or batch; a schedule lists what every stage does with every micro-batch
+MOST_RANKS = 10_000_000
 MOST_STAGES, MOST_MICROBATCHES = 10_000, 100_000
 _schedule = lru_cache(maxsize=1024)(make_schedule)  # asked for again and again, and immutable
 PER_RANK = 4  # micro-batches a pipeline rank: a bubble of at most a fifth
@@ -105,6 +106,9 @@ class ParallelPlan:
             degree = getattr(self, axis)
             if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
                 raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
+        for name in ("sequence_parallel", "offload", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name} must be True or False, not {getattr(self, name)!r}")
         _one_of("zero_stage", self.zero_stage, (1, 2, 3))
         _one_of("precision", self.precision, tuple(DTYPES))
         _one_of("reduce_dtype", self.reduce_dtype, tuple(DTYPES))
@@ -120,6 +124,8 @@ class ParallelPlan:
                 raise UserError(f"{name} must be a whole number, 0 to choose, not {number!r}")
         if self.pp * max(1, self.virtual_stages) > MOST_STAGES:
             raise UserError(f"{self.pp} x {self.virtual_stages or 1} stages: at most {MOST_STAGES}")
+        if self.world_size > MOST_RANKS:
+            raise UserError(f"the plan has more than {MOST_RANKS} ranks")
         if self.microbatches > MOST_MICROBATCHES:
             raise UserError(f"microbatches is {self.microbatches}: at most {MOST_MICROBATCHES}")
         if not PARTITION.fullmatch(self.partition):

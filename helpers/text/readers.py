@@ -85,13 +85,24 @@ def read_rows(
         raise UserError(f"{source} is a folder; give one file of it")
     else:
         raise UserError(f"no such data file: {source}")
-    made = [example(row, where) for where, row in rows]
+    made = [example(_encodable(row, where), where) for where, row in rows]
     if not made:
         raise UserError(f"{source} has a header and no rows")
     examples = [example for example in made if example is not None]
     if not examples:
         raise UserError(f"{source} has no usable row: every text in it is blank")
     return examples
+
+
+def _encodable(row: Row, where: str) -> Row:
+    """The row, where all of its text is Unicode: JSON can spell half a character."""
+    for column, text in row.items():
+        try:
+            (text if isinstance(text, str) else "").encode()
+        except UnicodeEncodeError:
+            words = f"{column!a:.40} holds half a character (a lone surrogate)"
+            raise UserError(f"{where}: {words}") from None
+    return row
 
 
 def _file_rows(path: Path, check: Check) -> Iterator[Placed]:
@@ -130,7 +141,7 @@ def _decode(path: Path) -> str:
 def _tsv_rows(path: Path, text: str, check: Check) -> Iterator[Placed]:
     lines = text.split("\n")  # not splitlines: a sentence may hold other line separators
     header = lines[0].rstrip("\r").split("\t")
-    check(header, f"{path} line 1")
+    _check_header(header, check, f"{path} line 1")
     for number, line in enumerate(lines[1:], start=2):
         values = line.rstrip("\r")
         if values:
@@ -142,7 +153,7 @@ def _csv_rows(path: Path, text: str, check: Check) -> Iterator[Placed]:
     limit = csv.field_size_limit(len(text) + 1)  # a document may be longer than the default field
     try:
         header = next(reader)
-        check(header, f"{path} line 1")
+        _check_header(header, check, f"{path} line 1")
         for values in reader:
             if values:
                 yield _row(f"{path} line {reader.line_num}", header, values)
@@ -150,6 +161,12 @@ def _csv_rows(path: Path, text: str, check: Check) -> Iterator[Placed]:
         raise UserError(f"{path} line {reader.line_num}: not valid CSV ({error})") from None
     finally:
         csv.field_size_limit(limit)
+
+
+def _check_header(header: list[str], check: Check, where: str) -> None:
+    if len(set(header)) < len(header):
+        raise UserError(f"{where}: a column is there twice; found: {shown_names(header)}")
+    check(header, where)
 
 
 def _row(where: str, header: list[str], values: list[str]) -> Placed:
@@ -180,12 +197,22 @@ def _json_rows(path: Path, text: str, check: Check) -> Iterator[Placed]:
 
 def _json(path: Path, line: int, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path} line {line + error.lineno - 1}: not valid JSON "
             f"({error.msg} at column {error.colno}); an object a line was expected"
         ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
+        reason = str(error).partition(":")[0].partition(";")[0]
+        raise UserError(f"{path} line {line}: cannot be read as JSON ({reason})") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("a key is there twice")
+    return row
 
 
 def _example(row: Row, task: str, where: str) -> Example | None:

@@ -9,12 +9,16 @@ from math import inf, nan
 from pathlib import Path
 from typing import NoReturn
 
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import expanded
 from helpers.engine.plan import DTYPES, ParallelPlan
 from helpers.engine.precision.optimizer import OPTIMIZERS, SCHEDULES
 from helpers.text.instructions import TEMPLATES
 
 # a sentence with one label is a small sample
 BATCH_SIZE = {"classify": 128, "lm": 32, "instruct": 32}
+DIGITS = 20  # Python refuses to read numbers of thousands of digits
+A_YEAR_S = 365 * 86400
 REVIEWS = "reviews/train.tsv"
 BUNDLED = {"classify": REVIEWS, "lm": REVIEWS, "instruct": "instructions/train.jsonl"}
 AUTO = Path("auto")  # --resume auto, for runs that are started again by machines
@@ -49,10 +53,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog="helpers.train", description="Train a language model under a parallel plan."
     )
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--model", default="gptj-tiny", help="preset, folder or hub id")
-    add("--tokenizer", help="file, folder or hub id; the model's own, else the bundled one")
-    add("--data", help="file or hub data set; the bundled one of the task")
-    add("--eval-data", help="file or hub data set to evaluate on at the end")
+    add("--model", type=name, default="gptj-tiny", help="preset, folder or hub id")
+    add(
+        "--tokenizer",
+        type=name,
+        help="file, folder or hub id; the model's own, else the bundled one",
+    )
+    add("--data", type=name, help="file or hub data set; the bundled one of the task")
+    add("--eval-data", type=name, help="file or hub data set to evaluate on at the end")
     add("--task", choices=tuple(BATCH_SIZE), default="lm")
     add("--template", choices=tuple(TEMPLATES), default="alpaca", help="of instructions")
     add("--pack", action=switch, default=True, help="let instructions share rows")
@@ -74,9 +82,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--lora-alpha", type=positive, help="their weight is this over the rank; 16")
     add("--lora-dropout", type=from_zero, default=0.0, help="of what goes into adapters")
     add("--quantize", choices=("nf4",), help="hold the frozen model's matrices in 4 bits")
-    add("--load-adapters", type=Path, help="go on with the adapters in this folder")
+    add("--load-adapters", type=path, help="go on with the adapters in this folder")
     add("--merge", action=switch, default=False, help="write the model with adapters in it, too")
-    add("--out", required=True, type=Path, help="folder of the run")
+    add("--out", required=True, type=path, help="folder of the run")
     add("--from-scratch", action=switch, default=False, help="random weights, whatever there are")
     add("--save", action=switch, default=False, help="write OUT/model, or OUT/adapters")
     add("--save-dtype", choices=tuple(DTYPES), help="of the files; the model's own")
@@ -85,12 +93,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--background", action=switch, default=False, help="write checkpoints while training")
     add("--timeline", action=switch, default=False, help="write when which stage ran")
     add("--profile", type=steps, metavar="FIRST:LAST", help="steps to trace; writes what is slow")
-    add("--timeout", type=positive, help="seconds that a rank waits for the others")
+    add("--timeout", type=seconds, help="seconds that a rank waits for the others")
     kinds = "from OUT, or from this run's folder; auto: from OUT once it holds a checkpoint"
-    add("--resume", nargs="?", const=Path(), type=Path, help=kinds)
+    add("--resume", nargs="?", const=Path(), type=path, help=kinds)
     for field in dataclasses.fields(ParallelPlan):
         add_plan_field(parser, field)
     args = parser.parse_args(argv)
+    for flag, value in vars(args).items():
+        if value == []:  # what argparse of Python 3.11 makes of --flag=--
+            parser.error(f"argument --{flag.replace('_', '-')}: expected one argument")
     check_adapters(args)
     args.batch_size = args.batch_size or BATCH_SIZE[args.task]
     return args
@@ -122,32 +133,62 @@ def add_plan_field(parser: argparse.ArgumentParser, field: dataclasses.Field) ->
         parser.add_argument(flag, default=field.default)
 
 
+def path(text: str) -> Path:
+    """A file or folder that can be, with ~ as the shell reads it."""
+    try:
+        return expanded(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def name(text: str) -> str:
+    """What may be a file, and may stand for something else: a preset, a data set."""
+    path(text)
+    return text
+
+
 def whole(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    """A whole number of at least 1, below 2^32."""
+    return _whole(text, 1, "of at least 1, below 2^32")
+
+
+def count(text: str) -> int:
+    """A whole number from 0 to 2^32 - 1."""
+    return _whole(text, 0, f"from 0 to {2**32 - 1}")
+
+
+def _whole(text: str, least: int, words: str) -> int:
+    if not (
+        text.isascii() and text.isdecimal() and len(text) <= DIGITS and least <= int(text) < 2**32
+    ):
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number {words}")
     return int(text)
 
 
 def steps(text: str) -> tuple[int, int]:
     """FIRST:LAST, both included and counted from 1."""
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST, two steps in their order")
+    short = all(
+        part.isascii() and part.isdecimal() and len(part) <= DIGITS for part in (first, last)
+    )
+    if not (short and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not FIRST:LAST, two steps in their order"
+        )
     return int(first), int(last)
-
-
-def count(text: str) -> int:
-    """A whole number from 0 to 2^32 - 1."""
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
-    return int(text)
 
 
 def positive(text: str) -> float:
     """A number above 0."""
     if not 0 < _number(text) < inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return float(text)
+
+
+def seconds(text: str) -> float:
+    """A number above 0 and at most a year's."""
+    if positive(text) > A_YEAR_S:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is more than a year")
     return float(text)
 
 
@@ -159,6 +200,8 @@ def from_zero(text: str) -> float:
 
 
 def _number(text: str) -> float:
+    if not text.isascii() or "_" in text:
+        return nan
     try:
         return float(text)
     except ValueError:

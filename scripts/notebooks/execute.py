@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAST_LINES = 30  # of a failing cell's traceback
 # the kernel warns that its sockets are not encrypted; they are this machine's own
 QUIET = ["--IPKernelApp.log_level=ERROR"]
+KINDS = {"str": str, "int": int, "float": int | float, "bool": bool}
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -34,7 +35,8 @@ def find_notebook(number: str) -> Path:
 
 
 def check_parameters(notebook: Path, given: dict) -> set[str]:
-    """The notebook's own parameters; SystemExit(2) if a name in `given` is not among them."""
+    """The notebook's own parameters; SystemExit(2) if one in `given` is not among them, or is of
+    another type than its default."""
     import papermill
 
     known = papermill.inspect_notebook(str(notebook))
@@ -42,6 +44,13 @@ def check_parameters(notebook: Path, given: dict) -> set[str]:
     if unknown:
         names = ", ".join(known) or "none"
         stop(2, f"{notebook.stem} has no parameter {unknown[0]}; its parameters are: {names}")
+    for name, value in given.items():
+        kind = known[name]["inferred_type_name"]
+        if value is not None and kind in KINDS and not isinstance(value, KINDS[kind]):
+            default = known[name]["default"]
+            stop(
+                2, f"{name} is {value!r}: give a value of type {kind}, as its default {default} is"
+            )
     return set(known)
 
 

@@ -87,6 +87,10 @@ def test_a_failing_cell_fails_the_command_and_shows_why(run):
             ["1", "-p", "step", "3"],
             "run: 1_good has no parameter step; its parameters are: out, steps",
         ),
+        (
+            ["1", "-p", "out", "5"],
+            'run: out is 5: give a value of type str, as its default "runs/demo" is',
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(run, tmp_path, arguments, line):

@@ -93,10 +93,22 @@ def test_regret_is_what_the_pick_takes_over_the_fastest():
     assert "| 2 | 1 | dp_shard=2, ZeRO-3 | 2000 | 2000 | 1500 to 2000 |" in words
 
 
-def test_an_unknown_peer_is_named():
-    done = benchmark("tp", "--peers", "nobody")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("tp --peers nobody", "no peer 'nobody'"),
+        ("tp --heads 7", "--heads 7 must share --hidden 512 in even numbers"),
+        ("tp --hidden 504 --heads 9", "two ranks share the heads"),
+        ("pipeline --rounds -1", "--rounds: '-1' is not a whole number"),
+        ("memory --seq 0", "--seq: '0' is not a whole number"),
+        ("tp --minutes nan", "--minutes: 'nan' is not a number of at least 0"),
+        ("plan --page no/folder/page.md", "there is no folder no/folder to write page.md in"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments, words):
+    done = benchmark(*arguments.split())
     assert done.returncode == 2
-    assert "no peer 'nobody'" in done.stderr
+    assert words in done.stderr.splitlines()[-1]
 
 
 def row(name: str, step_s: list[float], loss: list[float], others: list[float]) -> compare.Row:

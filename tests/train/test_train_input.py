@@ -74,7 +74,7 @@ def test_a_plan_that_cannot_be(refusal, arguments: str, ranks: int, words: str) 
         ("--seq-len 513", "seq_len 513 is longer than the model's 512 positions"),
         ("--seq-len 1", "leaves nothing to predict"),
         ("--model ~nobody-of-that-name/x", "there is no such home folder"),
-        ("--layers 1000000000", "has 1000000000 layers: from 1 to 10000 can be trained"),
+        ("--layers 1000000000", "has num_hidden_layers 1000000000: from 1 to 10000 can be trained"),
         ("--pp 1000000000", "1000000000 x 1 stages: at most 10000"),
         ("--microbatches 1000000", "microbatches is 1000000: at most 100000"),
         ("--hidden 33", "heads=4 does not divide hidden=33"),

@@ -206,7 +206,7 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
     try:
         config = json.loads((folder / CONFIG).read_text())
         return config["r"], config["lora_alpha"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{folder} holds no adapters: it has no readable {CONFIG}") from None
 
 

@@ -36,7 +36,7 @@ def read_manifest(path: Path, fixed: dict[str, Any]) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         whole = manifest.pop("sha256") == _digest(manifest)
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{path} has no readable {MANIFEST}{_before(path)}") from None
     if not whole:
         raise UserError(f"{path / MANIFEST} is damaged: its checksum differs{_before(path)}")

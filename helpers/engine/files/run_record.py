@@ -165,13 +165,11 @@ class LossRange:
 def _lines_up_to(path: Path, step: int) -> list[dict[str, Any]]:
     """The lines of a metrics file up to a step; a line that a crash cut short is not one."""
     lines = []
-    for text in path.read_text().splitlines():
-        try:
+    for text in path.read_text(errors="replace").splitlines():
+        with suppress(ValueError, RecursionError, TypeError, KeyError):
             line = json.loads(text)
-        except ValueError:
-            continue
-        if line["step"] <= step:
-            lines.append(line)
+            if line["step"] <= step:
+                lines.append(line)
     return lines
 
 

@@ -131,7 +131,8 @@ def _read_index(index: Path) -> dict[str, str]:
     where: Any = None
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         where = json.loads(index.read_text())["weight_map"]
-    if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
+    files_named = isinstance(where, dict) and all(isinstance(file, str) for file in where.values())
+    if not where or not files_named:
         raise UserError(f"{index.name} in {index.parent.name} is no index of weights")
     files = sorted(set(where.values()))
     if outside := [file for file in files if not file or Path(file).name != file]:

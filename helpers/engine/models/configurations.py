@@ -6,6 +6,8 @@ check_model(config)
 
 import copy
 import json
+import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,14 @@ from .architecture import text_config
 from .hub import check_hub
 from .overrides import override
 
-MOST_LAYERS = 10_000
+# what a configuration's numbers can be at most; the larger ones are only typing errors
+MOST = {"num_hidden_layers": 10_000} | dict.fromkeys(
+    ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "n_inner"),
+    10_000_000,
+)
+MOST |= {"vocab_size": 100_000_000, "max_position_embeddings": 10**10}
+NO_NAME = re.compile("[\0-\x1f\x7f\ud800-\udfff]")  # control characters, half characters
+LONGEST_PATH, LONGEST_NAME = 4096, 255  # bytes, of Linux's PATH_MAX and NAME_MAX
 
 
 @cache
@@ -53,15 +62,28 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
             f"{source!r} has no configuration that transformers reads: {reason}"
         ) from None
     override(config, **overrides)
-    _check_layers(config, source)
+    _check_numbers(text_config(config), source)
     return config
 
 
-def _check_layers(config: Any, source: str | Path) -> None:
-    """A number of layers that no model has: of none nothing is left, of a billion nothing ends."""
-    layers = getattr(text_config(config), "num_hidden_layers", 1)
-    if isinstance(layers, int) and not 1 <= layers <= MOST_LAYERS:
-        raise UserError(f"{source!r} has {layers} layers: from 1 to {MOST_LAYERS} can be trained")
+def _check_numbers(config: Any, source: str | Path) -> None:
+    """Sizes that no model has: of none nothing is left, and a billion layers never end; and numbers
+    that transformers takes and that only a step would show."""
+    for name, most in MOST.items():
+        size = getattr(config, name, None)
+        if isinstance(size, int | float) and not 1 <= size <= most:
+            raise UserError(f"{source!r} has {name} {size}: from 1 to {most} can be trained")
+    for name, value in vars(config).items():
+        if not isinstance(value, float):
+            continue
+        drops = "dropout" in name or "pdrop" in name
+        if not math.isfinite(value) or (drops and not 0 <= value < 1):
+            limits = "from 0 and below 1" if drops else "finite"
+            raise UserError(f"{source!r} has {name} {value}: it must be {limits}")
+    heads, turned = getattr(config, "num_attention_heads", 1), getattr(config, "rotary_dim", None)
+    width, rest = divmod(getattr(config, "hidden_size", 0), heads)
+    if isinstance(turned, int) and not rest and not 0 < turned <= width:
+        raise UserError(f"{source!r} has rotary_dim {turned}, and heads of {width}")
 
 
 def _refuse_foreign_attention(config: Any, source: str | Path) -> None:
@@ -100,8 +122,14 @@ def expanded(path: str | Path) -> Path:
     """The path, with the home folder that ~ or ~name stands for.
 
     Raises:
-        UserError: there is no user of that name.
+        UserError: there is no user of that name, or no file can have such a name.
     """
+    text = str(path)
+    if not text or NO_NAME.search(text):
+        raise UserError(f"{text!a:.80} is no name that a file can have")
+    encoded = text.encode()
+    if len(encoded) >= LONGEST_PATH or max(map(len, encoded.split(b"/"))) > LONGEST_NAME:
+        raise UserError(f"{text[:60]}... is longer than a file's name can be")
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -93,10 +93,15 @@ def png(fig: "Figure", alt: str) -> bytes:
 
     Drawings have few colours: a palette of 32 makes a quarter of the bytes, and notebooks small.
     """
+    import matplotlib
+    from matplotlib.text import Text
     from PIL import Image, PngImagePlugin
 
     drawn, buffer = io.BytesIO(), io.BytesIO()
-    fig.savefig(drawn, format="png", dpi=DPI, facecolor="white")
+    with matplotlib.rc_context({"text.parse_math": False}):  # of texts that drawing makes
+        for text in fig.findobj(Text):
+            text.set_parse_math(False)  # a run may be called $x, and a price be in $
+        fig.savefig(drawn, format="png", dpi=DPI, facecolor="white")
     described = PngImagePlugin.PngInfo()
     described.add_text("Description", alt)
     picture = Image.open(drawn).convert("RGB").quantize(32, dither=Image.Dither.NONE)

@@ -19,6 +19,7 @@ from helpers.lab.runs.run import holds_run
 
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")
 LOOPBACK, LOOPBACK_DEVICE = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
+LONGEST_NAME = 255  # bytes
 LOG = "launch.log"  # all that the processes of a run write, in its folder of logs
 TRAINING = "helpers.train"
 TRAINING_SCRIPT = "scripts/train.py"  # the same, where the project's scripts are
@@ -120,6 +121,8 @@ def prepare(
         out = _fresh_folder(str(flags.get("model") or program.label))
     else:
         out = Path(os.path.abspath(ROOT / out))
+        if max(len(os.fsencode(part)) for part in out.parts) > LONGEST_NAME:
+            raise UserError(f"out is {str(out)!r:.80}...: longer than a folder's name can be")
         if ROOT.is_relative_to(out):
             raise UserError(f"out is {str(out)!r}, which holds the project: name a folder in it")
         if holds_run(out) and flags.get("resume") is None:
@@ -161,7 +164,7 @@ def find_program(script: str | Path) -> Program:
         UserError: there is none.
     """
     for folder in (ROOT, Path.cwd()):
-        if (folder / script).is_file():
+        if os.path.isfile(folder / script):  # which is no file, too, where no file can be so called
             path = (folder / script).resolve()
             return Program(path.name, path.stem, (from_root(path),))
     name = TRAINING if Path(script) == Path(TRAINING_SCRIPT) else str(script)

@@ -24,6 +24,7 @@ from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.run import Run, load_run
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
+MOST_RANKS = 1024
 
 
 def launch(
@@ -120,6 +121,8 @@ def _check(counts: Mapping[str, tuple[Any, int]], timeout_s: Any, link: Link | N
     for name, (value, least) in counts.items():
         if type(value) is not int or value < least:
             raise UserError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+    if counts["nproc"][0] > MOST_RANKS:
+        raise UserError(f"nproc is {counts['nproc'][0]}: at most {MOST_RANKS} on one machine")
     number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if timeout_s is not None and not (number and timeout_s > 0):
         raise UserError(f"timeout_s is {timeout_s!r}: it must be a number of seconds above 0")

@@ -228,7 +228,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"there is no {shown(path)}: the run did not get that far") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{shown(path)} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise UserError(f"{shown(path)} is not a JSON object")

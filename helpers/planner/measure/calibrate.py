@@ -88,7 +88,7 @@ def load_cluster(path: str | Path) -> Cluster:
         return Cluster(**fields, intra=intra, inter=inter, measured=links)
     except FileNotFoundError:
         raise UserError(f"no {path}: calibrate() writes it") from None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(f"{path} is not what calibrate() writes: run it again") from None
 
 

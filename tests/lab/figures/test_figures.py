@@ -189,6 +189,15 @@ def test_the_picture_is_the_same_each_time_and_carries_its_words():
     assert b"Description\x00words" in first
 
 
+def test_a_dollar_sign_in_a_name_is_no_formula():
+    fig, axes = new_figure()
+    axes.plot([0, 1], [0, 1], label="$_{$")
+    axes.set_xticks([0, 1], ["$\\nope$", "$$^"])
+    axes.legend()
+    title(axes, "2 $ and $_ an hour")
+    assert show.png(fig, "words").startswith(b"\x89PNG")
+
+
 AWKWARD = pd.DataFrame(
     {
         "bytes <b>": [1234567, 0],

@@ -164,6 +164,9 @@ def test_refused_arguments_are_one_line(tmp_path, mark):
         ({"nproc": True}, "nproc is True"),
         ({"nodes": "2"}, "nodes is '2'"),
         ({"max_restarts": -1}, "max_restarts is -1: it must be a whole number of at least 0"),
+        ({"nproc": 10**6}, "nproc is 1000000: at most 1024 on one machine"),
+        ({"out": "x" * 300}, "longer than a folder's name can be"),
+        ({"script": "x" * 5000}, "there is no script xxx"),
         ({"threads": "x"}, "threads is 'x'"),
         ({"threads": 0}, "threads is 0"),
         ({"timeout_s": -1}, "timeout_s is -1: it must be a number of seconds above 0"),
@@ -175,7 +178,7 @@ def test_refused_arguments_are_one_line(tmp_path, mark):
 )
 def test_arguments_that_cannot_be_are_refused_before_anything_starts(arguments, words):
     with pytest.raises(UserError, match=re.escape(words)):
-        launch(FAULT, **arguments)
+        launch(**{"script": FAULT, **arguments})
 
 
 def test_hanging_ranks_that_ignore_sigterm_end_in_time(
