@@ -20,6 +20,10 @@ class Diverged(RuntimeError):
     """Losses or gradients are not finite any more. The message says since when and where first."""
 
 
+class NotRepeatable(RuntimeError):
+    """Two passes over the same batch differ. The message says in what and on which rank."""
+
+
 def need(module: str, extra: str) -> ModuleType:
     """Import `module`, or say in one line which extra brings it.
 

@@ -23,6 +23,7 @@ from .plan import ParallelPlan
 from .precision.bf16_products import products
 from .precision.loss_scaling import LossScaler
 from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
+from .precision.replay import twice
 from .ranks import over_ranks
 from .tensor.shards import is_finite
 from .tensor.split import sum_partial_gradients
@@ -102,17 +103,30 @@ class Trainer:
         torch.manual_seed(seed + 1_000_003 * self.group.rank() + 1_009 * self.pipeline.rank)
 
     def step(
-        self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        documents: Tensor | None = None,
+        *,
+        replay: bool = False,
     ) -> StepResult:
         """Forward, backward, clip and update on a global batch.
 
         Args:
             input_ids, labels: [batch, seq], aligned; -100 labels are ignored.
             documents: [batch, seq] of packed rows, see packing.py.
+            replay: forward and backward twice, and compare: see precision/replay.py.
+
+        Raises:
+            Diverged: loss or gradient were not finite in several steps in a row.
+            NotRepeatable: two passes differ; weights and optimizer are as before the step.
         """
         started = time.perf_counter()
-        loss = self.backward(input_ids, labels, documents).item()
-        gradients = self.gradients()
+
+        def take() -> tuple[float, dict[str, Tensor]]:
+            return self.backward(input_ids, labels, documents).item(), self.gradients()
+
+        loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
             scale = self.scaler.scale
             norm = gradient_norm(self.parts, gradients).item() / scale

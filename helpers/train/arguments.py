@@ -93,6 +93,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--background", action=switch, default=False, help="write checkpoints while training")
     add("--timeline", action=switch, default=False, help="write when which stage ran")
     add("--profile", type=steps, metavar="FIRST:LAST", help="steps to trace; writes what is slow")
+    add("--replay-check", type=whole, metavar="N", help="take every N-th step twice and compare")
     add("--timeout", type=seconds, help="seconds that a rank waits for the others")
     kinds = "from OUT, or from this run's folder; auto: from OUT once it holds a checkpoint"
     add("--resume", nargs="?", const=Path(), type=path, help=kinds)

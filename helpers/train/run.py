@@ -6,6 +6,7 @@ Exit codes: 0 done; 2 the arguments, the plan or the files that they name are wr
 nothing written); 1 it failed (the traceback, or one line where the disk is full).
 """
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from helpers.engine.adapters.lora import save_adapters, save_merged
 from helpers.engine.adapters.qlora import load_adapted
-from helpers.engine.errors import Diverged, UserError
+from helpers.engine.errors import Diverged, NotRepeatable, UserError
 from helpers.engine.files.checkpoints import CheckpointFailed, Checkpoints
 from helpers.engine.files.manifest import changed_settings, read_manifest
 from helpers.engine.files.run_record import (
@@ -44,6 +45,9 @@ from helpers.train.record import finish, measured, utilization
 
 def run(job: Job, clock: Clock) -> None:
     args, device = job.args, pick_device()
+    if args.replay_check and device.type == "cuda":  # whose fastest operations differ in their bits
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     began = time.perf_counter()
     with distributed(job.plan, device, timeout_s=args.timeout, facts=job.facts()) as mesh:
         clock.phases_s["start"] += time.perf_counter() - began
@@ -64,6 +68,9 @@ def run(job: Job, clock: Clock) -> None:
             train(job, trainer, batches, metrics, checkpoints, clock, warnings)
         except Diverged:
             finish(job, trainer, metrics, clock, warnings, status="diverged")
+            raise
+        except NotRepeatable:
+            finish(job, trainer, metrics, clock, warnings, status="not repeatable")
             raise
         finally:
             metrics.close()
@@ -165,13 +172,17 @@ def train(
 
     Raises:
         Diverged: loss or gradient are not finite any more.
+        NotRepeatable: a step that was taken twice differs.
     """
     used = utilization(job, trainer.device)
     lately = LossRange()
     for batch in batches:
         before_s = compile_s() if job.plan.compile else 0.0
         with clock.phase("train"):
-            result = trainer.step(batch.input_ids, batch.labels, batch.documents)
+            replay = job.args.replay_check and (trainer.steps_done + 1) % job.args.replay_check == 0
+            result = trainer.step(
+                batch.input_ids, batch.labels, batch.documents, replay=bool(replay)
+            )
             compiling_s = compile_s() - before_s if job.plan.compile else 0.0
             clock.move(compiling_s, "train", "compile")
             line = measured(batch, result, result.step_s - compiling_s, used)
@@ -221,7 +232,7 @@ def main(started: float) -> None:
         run(job, clock)
     except UserError as error:  # as of broken files: a mistake in the input, found only now
         refuse(str(error))
-    except (CheckpointFailed, Diverged) as error:
+    except (CheckpointFailed, Diverged, NotRepeatable) as error:
         refuse(str(error), code=1)
     except OSError as error:
         if not is_disk_full(error):

@@ -24,6 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from ..errors import Diverged, UserError
+from ..precision.replay import random_streams, set_random_streams
 from ..ranks import on_all_ranks, over_ranks
 from ..tensor.shards import is_finite, local
 from .manifest import (
@@ -269,19 +270,6 @@ def _alone(tensor: Tensor) -> Tensor:
     if part.untyped_storage().nbytes() == part.numel() * part.element_size():
         return tensor
     return tensor.clone()
-
-
-def random_streams() -> dict[str, Tensor]:
-    streams = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        streams["cuda"] = torch.cuda.get_rng_state()
-    return streams
-
-
-def set_random_streams(streams: dict[str, Tensor]) -> None:
-    torch.set_rng_state(streams["cpu"])
-    if "cuda" in streams and torch.cuda.is_available():
-        torch.cuda.set_rng_state(streams["cuda"])
 
 
 def pick(source: Path) -> Path:
