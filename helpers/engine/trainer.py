@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from .data_parallel.layouts import data_group, data_parallel
+from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .models.causal_loss import IGNORED, check_tokens
@@ -29,6 +30,16 @@ from .tensor.shards import is_finite
 from .tensor.split import sum_partial_gradients
 
 MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
+
+
+class Observer(Protocol):
+    """What may look at a step."""
+
+    def before_update(
+        self, parts: Iterable[OwnedShard], gradients: dict[str, Tensor], scale: float
+    ) -> None: ...
+
+    def after_update(self, parts: Iterable[OwnedShard]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,7 @@ class Trainer:
         documents: Tensor | None = None,
         *,
         replay: bool = False,
+        observer: Observer | None = None,
     ) -> StepResult:
         """Forward, backward, clip and update on a global batch.
 
@@ -116,6 +128,7 @@ class Trainer:
             input_ids, labels: [batch, seq], aligned; -100 labels are ignored.
             documents: [batch, seq] of packed rows, see packing.py.
             replay: forward and backward twice, and compare: see precision/replay.py.
+            observer: looks at the parts before and after the update, and changes nothing.
 
         Raises:
             Diverged: loss or gradient were not finite in several steps in a row.
@@ -132,8 +145,12 @@ class Trainer:
             norm = gradient_norm(self.parts, gradients).item() / scale
             skip = self.scaler.overflowed(math.isfinite(loss) and math.isfinite(norm))
             if not skip:
+                if observer:
+                    observer.before_update(self.parts, gradients, scale)
                 scale_(gradients, norm, self.clip, scale)
                 self.update(gradients)
+                if observer:
+                    observer.after_update(self.parts)
         lr = self.lr * self._lr_factor()
         self.steps_done += 1
         if self.scaler.bad_steps == MOST_BAD_STEPS:

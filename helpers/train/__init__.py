@@ -2,5 +2,6 @@
 
 arguments.py reads the command line, job.py checks everything that it names before a process group
 or a model is made, and run.py trains: steps, checkpoints, an evaluation. record.py writes what a
-run leaves behind: a line of metrics a step, and summary.json at the end.
+run leaves behind: a line of metrics a step, and summary.json at the end; watching.py looks at steps
+for what goes wrong, by the rules of helpers/watch.
 """

@@ -14,6 +14,7 @@ from helpers.engine.models.configurations import expanded
 from helpers.engine.plan import DTYPES, ParallelPlan
 from helpers.engine.precision.optimizer import OPTIMIZERS, SCHEDULES
 from helpers.text.instructions import TEMPLATES
+from helpers.watch.watch import EVERY as WATCH_EVERY
 
 # a sentence with one label is a small sample
 BATCH_SIZE = {"classify": 128, "lm": 32, "instruct": 32}
@@ -93,6 +94,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--background", action=switch, default=False, help="write checkpoints while training")
     add("--timeline", action=switch, default=False, help="write when which stage ran")
     add("--profile", type=steps, metavar="FIRST:LAST", help="steps to trace; writes what is slow")
+    looks = f"look at every N-th step for what goes wrong, at every {WATCH_EVERY}th by default"
+    add("--watch", nargs="?", const=WATCH_EVERY, type=whole, metavar="N", help=looks)
     add("--replay-check", type=whole, metavar="N", help="take every N-th step twice and compare")
     add("--timeout", type=seconds, help="seconds that a rank waits for the others")
     kinds = "from OUT, or from this run's folder; auto: from OUT once it holds a checkpoint"

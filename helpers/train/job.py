@@ -83,8 +83,13 @@ class Job:
         """Where the first weights come from, in words."""
         if self.files is not None:
             return f"{self.args.model}, digest {self.files.digest}"
-        random = self.args.from_scratch or self.args.model in presets()
-        return f"random, of seed {self.args.seed}" if random else self.args.model
+        return f"random, of seed {self.args.seed}" if self.starts_random else self.args.model
+
+    @property
+    def starts_random(self) -> bool:
+        """Are the first weights random?"""
+        no_files = self.args.from_scratch or self.args.model in presets()
+        return self.files is None and no_files
 
     def facts(self) -> dict[str, Any]:
         """What must be the same on every rank."""

@@ -38,9 +38,11 @@ from helpers.text import tokens
 from helpers.trace import timelines
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
+from helpers.train import watching
 from helpers.train.arguments import is_first, parse, refuse
 from helpers.train.job import Job, prepare
 from helpers.train.record import finish, measured, utilization
+from helpers.watch.watch import Watch
 
 
 def run(job: Job, clock: Clock) -> None:
@@ -64,8 +66,9 @@ def run(job: Job, clock: Clock) -> None:
             (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
         metrics = Metrics(args.out / "metrics.jsonl" if is_first() else None, trainer.steps_done)
         warnings: list[str] = []
+        watch = watching.make_watch(job, trainer)
         try:
-            train(job, trainer, batches, metrics, checkpoints, clock, warnings)
+            train(job, trainer, batches, metrics, checkpoints, clock, warnings, watch)
         except Diverged:
             finish(job, trainer, metrics, clock, warnings, status="diverged")
             raise
@@ -79,6 +82,8 @@ def run(job: Job, clock: Clock) -> None:
                 over_ranks(None)  # until all traces are there
                 if is_first():
                     print(*write_findings(args.out), sep="\n")
+        if watch and is_first():
+            watching.write(watch, args.out)
         if args.timeline:
             steps = timelines.gather(trainer)
             if is_first():
@@ -167,6 +172,7 @@ def train(
     checkpoints: Checkpoints,
     clock: Clock,
     warnings: list[str],
+    watch: Watch | None = None,
 ) -> None:
     """Take the run's steps, a line of metrics each, and a checkpoint every so often.
 
@@ -179,10 +185,17 @@ def train(
     for batch in batches:
         before_s = compile_s() if job.plan.compile else 0.0
         with clock.phase("train"):
-            replay = job.args.replay_check and (trainer.steps_done + 1) % job.args.replay_check == 0
-            result = trainer.step(
-                batch.input_ids, batch.labels, batch.documents, replay=bool(replay)
-            )
+            with watching.looking(watch, trainer) as observer:
+                result = trainer.step(
+                    batch.input_ids,
+                    batch.labels,
+                    batch.documents,
+                    replay=replay_due(job, trainer),
+                    observer=observer,
+                )
+            if watch:
+                new = watching.judge(watch, job, result, batch, observer)
+                warnings += map(watching.said, new)
             compiling_s = compile_s() - before_s if job.plan.compile else 0.0
             clock.move(compiling_s, "train", "compile")
             line = measured(batch, result, result.step_s - compiling_s, used)
@@ -193,6 +206,9 @@ def train(
             warnings.append(warning)
             if is_first():
                 print(f"warning: {warning}", flush=True)
+        if job.evaluation is not None and watching.held_out_due(watch, result.step):
+            with clock.phase("evaluate"):
+                watch.history.held_out.append((result.step, evaluate(job, trainer)["loss"]))
         with clock.phase("save"):
             due = job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0
             if due and not result.skipped:
@@ -205,6 +221,12 @@ def train(
             f"all {len(metrics.lines)} steps were skipped, for no loss scale kept their gradients "
             "finite: take precision bf16 or fp32, or more steps"
         )
+
+
+def replay_due(job: Job, trainer: Trainer) -> bool:
+    """Is the next step to be taken twice?"""
+    every = job.args.replay_check
+    return every is not None and (trainer.steps_done + 1) % every == 0
 
 
 def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:

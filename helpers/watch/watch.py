@@ -1,0 +1,87 @@
+"""When to look at a step, and what is new: each rule is told once, when it first holds."""
+
+import math
+from dataclasses import asdict, dataclass
+
+from torch import Tensor
+
+from helpers.engine.models.causal_loss import IGNORED
+from helpers.engine.trainer import StepResult
+from helpers.watch.observe import Observer
+from helpers.watch.rules import RULES, History, Watched
+
+EVERY = 10  # steps, by default
+
+
+@dataclass(frozen=True)
+class WatchFinding:
+    """What a rule says, and when. `amount` is the step, `ranks` all: they see the same."""
+
+    kind: str
+    step: int
+    words: str
+    source: str
+
+    def row(self) -> dict[str, object]:
+        """As findings.json holds it, beside those of a profile."""
+        return {**asdict(self), "amount": self.step, "ranks": []}
+
+
+class Watch:
+    """The rules over a run.
+
+    Args:
+        every: steps from one look to the next; the first is always looked at.
+        vocabulary: its size where the weights were random at the start, else None.
+    """
+
+    def __init__(self, every: int = EVERY, vocabulary: int | None = None) -> None:
+        self.every = every
+        self.history = History(first_loss=math.log(vocabulary) if vocabulary else None)
+        self.findings: list[WatchFinding] = []
+        self._told: set[str] = set()  # kinds, and those that they explain
+
+    def due(self, step: int) -> bool:
+        """Is this step, counted from 1, to be looked at?"""
+        return step == 1 or step % self.every == 0
+
+    def judge(
+        self,
+        result: StepResult,
+        observer: Observer | None = None,
+        padding: float = 0.0,
+        label: float | None = None,
+    ) -> list[WatchFinding]:
+        """What is new after a step. Every rank must call it; all get the same.
+
+        Args:
+            observer: that looked at the step; None for a step that was not due.
+            padding, label: of the batch, see `Watched`.
+        """
+        self.history.losses.append(result.loss)
+        if observer is None:
+            return []
+        seen = observer.gather()
+        self.history.watched.append(
+            Watched(result.step, result.loss, result.grad_norm, result.lr, seen, padding, label)
+        )
+        said = {rule: words for rule in RULES if (words := rule.check(self.history))}
+        self._told.update(kind for rule in said for kind in rule.explains)
+        new = [
+            WatchFinding(rule.kind, result.step, words, rule.source)
+            for rule, words in said.items()
+            if rule.kind not in self._told
+        ]
+        self._told.update(rule.kind for rule in said)
+        self.findings += new
+        return new
+
+
+def commonest_share(labels: Tensor) -> float | None:
+    """The share of samples that have the commonest label, of [batch, seq] with one label a row;
+    None where rows have several."""
+    counts = (labels != IGNORED).sum(1)
+    if not bool((counts == 1).all()):
+        return None
+    chosen = labels[labels != IGNORED]
+    return chosen.unique(return_counts=True)[1].max().item() / len(chosen)

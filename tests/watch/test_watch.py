@@ -1,0 +1,262 @@
+"""The watch: a planted trouble is found by its own rule and no other, a healthy run by none."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from helpers.watch.observe import Observation, Observer
+from helpers.watch.rules import RULES, table
+from helpers.watch.watch import Watch, commonest_share
+from tests.support import scripts, tiny
+from tests.support.ranks import mesh_of, pool
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = ("gptj", "gpt2", "neox", "falcon-new", "llama")
+STEPS = 70
+SEEDS = 4
+
+
+def words(step: int) -> Tensor:
+    """Rows that can be learned: each counts up from a random start by a random pace."""
+    dice = torch.Generator().manual_seed(step)
+    starts = torch.randint(0, tiny.VOCAB, (8, 1), generator=dice)
+    paces = torch.randint(1, 4, (8, 1), generator=dice)
+    return (starts + paces * torch.arange(17)) % tiny.VOCAB
+
+
+def noise(step: int) -> Tensor:
+    dice = torch.Generator().manual_seed(5000 + step)
+    return torch.randint(0, tiny.VOCAB, (8, 17), generator=dice)
+
+
+def two_batches(step: int) -> Tensor:
+    return noise(step % 2)
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+@dataclass
+class Trouble:
+    """A planted trouble: what is other than in a healthy run."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    model: Callable[..., None] = nothing
+    trainer: Callable[..., None] = nothing
+    before: Callable[..., None] = nothing
+    options: dict[str, Any] = field(default_factory=dict)
+    ids: Callable[[int], Tensor] = words
+    held_out: Tensor | None = None
+    batch: dict[str, float] = field(default_factory=dict)
+    family: str = "gpt2"
+    steps: int = STEPS
+
+
+def found(kind: str, family: str = "gpt2", seed: int = 0) -> list[str]:
+    """The kinds that the watch names in a run with this trouble."""
+    trouble = TROUBLES[kind]
+    torch.manual_seed(seed)
+    config = tiny.config(family, layers=4)
+    for name, value in trouble.config.items():
+        setattr(config, name, value)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    trouble.model(model)
+    plan = ParallelPlan()
+    model = parallelize(model, plan, mesh_of(plan), check=False)
+    trainer = Trainer(model, plan, mesh_of(plan), **({"lr": 1e-3, "seed": seed} | trouble.options))
+    trouble.trainer(trainer)
+    watch = Watch(every=5, vocabulary=tiny.VOCAB)
+    for step in range(1, trouble.steps + 1):
+        trouble.before(trainer, step)
+        ids = trouble.ids(seed * 1000 + step)
+        observer = Observer() if watch.due(step) else None
+        with observer.activations_of(model) if observer else contextlib.nullcontext():
+            result = trainer.step(ids, ids.clone(), observer=observer)
+        watch.judge(result, observer, **trouble.batch)
+        if trouble.held_out is not None and step % 10 == 0:
+            scored = trainer.evaluate([(trouble.held_out, trouble.held_out.clone())])
+            watch.history.held_out.append((step, scored["loss"]))
+    return [finding.kind for finding in watch.findings]
+
+
+def blocks(model: nn.Module) -> Any:
+    return model.transformer.h
+
+
+@torch.no_grad()
+def scale_(module: nn.Module, factor: float) -> None:
+    for parameter in module.parameters():
+        parameter.mul_(factor)
+
+
+def bad_weight(trainer: Trainer, step: int) -> None:
+    if step == 5:
+        blocks(trainer.model)[0].mlp.c_fc.weight.data[0, 0] = math.inf
+
+
+def negative_bias(model: nn.Module) -> None:
+    blocks(model)[1].mlp.c_fc.bias.data.fill_(-100)
+
+
+def steep(model: nn.Module) -> None:
+    scale_(blocks(model)[1].mlp.c_fc, 300)
+
+
+def zeroed(model: nn.Module) -> None:
+    scale_(blocks(model)[2], 0)
+
+
+def large(model: nn.Module) -> None:
+    scale_(model.transformer.wte, 30)
+
+
+def detached(model: nn.Module) -> None:
+    blocks(model)[1].mlp.register_forward_hook(lambda module, args, out: out.detach())
+
+
+def faded(model: nn.Module) -> None:
+    blocks(model)[2].register_full_backward_hook(lambda module, ins, outs: times(ins, 1e-7))
+
+
+def grown(trainer: Trainer, step: int) -> None:
+    def grow(module: nn.Module, args: Any, out: Tensor) -> None:
+        out.register_hook(lambda gradient: gradient * 1e5)
+
+    if step == 40:
+        trainer.model.transformer.ln_f.register_forward_hook(grow)
+
+
+def times(gradients: tuple[Tensor | None, ...], factor: float) -> tuple[Tensor | None, ...]:
+    return tuple(None if one is None else one * factor for one in gradients)
+
+
+def left_out(trainer: Trainer) -> None:
+    """Layer 1 is not in the optimizer."""
+    own = {id(part.tensor) for part in trainer.parts if ".h.1." in part.name}
+    for group in trainer.optimizer.param_groups:
+        group["params"] = [one for one in group["params"] if id(one) not in own]
+
+
+TROUBLES = {
+    "none": Trouble(held_out=words(77)),
+    "not_finite": Trouble(before=bad_weight, steps=6),
+    "learning_rate_zero": Trouble(options={"lr": 0.0}),
+    "dead_activation": Trouble(config={"activation_function": "relu"}, model=negative_bias),
+    "saturated_activation": Trouble(config={"activation_function": "tanh"}, model=steep),
+    "zero_weights": Trouble(model=zeroed),
+    "no_gradient": Trouble(model=detached),
+    "vanishing_gradient": Trouble(model=faded),
+    "exploding_gradient": Trouble(before=grown),
+    "weights_unchanged": Trouble(trainer=left_out),
+    "update_too_small": Trouble(options={"lr": 1e-9, "weight_decay": 0.0}),
+    "update_too_large": Trouble(options={"lr": 0.3}),
+    "poor_initialisation": Trouble(model=large),
+    "overfitting": Trouble(ids=two_batches, held_out=noise(9), options={"lr": 5e-3}, steps=90),
+    "loss_not_falling": Trouble(ids=noise, options={"lr": 1e-6}),
+    "padding": Trouble(batch={"padding": 0.8}),
+    "class_imbalance": Trouble(batch={"label": 0.95}),
+}
+
+
+def test_every_rule_has_a_planted_trouble() -> None:
+    kinds = {rule.kind for rule in RULES}
+    assert kinds == set(TROUBLES) - {"none"}
+    assert all(set(rule.explains) <= kinds and rule.source for rule in RULES)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TROUBLES if kind != "none"])
+def test_a_planted_trouble_is_found_by_its_rule_alone(kind: str) -> None:
+    assert pool(1).run(found, kind)[0] == [kind]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_healthy_run_is_left_in_peace(family: str, request) -> None:
+    """Four runs of each family with `--exhaustive`, one by default."""
+    for seed in range(SEEDS if request.config.getoption("--exhaustive") else 1):
+        assert pool(1).run(found, "none", family, seed)[0] == []
+
+
+LAYOUTS = {
+    "tp2": {"tp": 2},
+    "tp2-sp": {"tp": 2, "sequence_parallel": True},
+    "pp2": {"pp": 2},
+    "ddp2": {"dp_replicate": 2},
+    "zero1": {"dp_shard": 2, "zero_stage": 1},
+    "zero3": {"dp_shard": 2},
+    "full": {"activation": "full"},
+}
+
+
+def losses_and_first_look(
+    plan: ParallelPlan, family: str, watched: bool = True
+) -> tuple[list[float], Observation]:
+    model = parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan), check=False)
+    trainer, observer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR), Observer()
+    with observer.activations_of(model) if watched else contextlib.nullcontext():
+        first = trainer.step(*tiny.batch(0, length=16), observer=observer if watched else None)
+    rest = [trainer.step(*tiny.batch(step)).loss for step in range(1, 4)]
+    return [first.loss, *rest], observer.gather()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_sees_the_same(layout: str, family: str) -> None:
+    plan = ParallelPlan(**LAYOUTS[layout], microbatches=2)
+    [(_, expected)] = pool(1).run(losses_and_first_look, ParallelPlan(microbatches=2), family)
+    for _, seen in pool(plan.world_size).run(losses_and_first_look, plan, family):
+        assert seen.units.keys() == expected.units.keys() and seen.silent == expected.silent
+        for name, one in expected.units.items():
+            for quantity, value in vars(one).items():
+                assert getattr(seen.units[name], quantity) == pytest.approx(value, rel=1e-7)
+        assert seen.activations.keys() == expected.activations.keys() == {0, 1}
+        for layer, one in expected.activations.items():
+            again = seen.activations[layer]
+            assert again.zero / again.count == pytest.approx(one.zero / one.count, abs=1e-12)
+
+
+def test_a_watched_run_is_the_same_to_the_last_bit() -> None:
+    plan = ParallelPlan(dp_shard=2)
+    watched, plain = (
+        [losses for losses, _ in pool(2).run(losses_and_first_look, plan, "gpt2", watched)]
+        for watched in (True, False)
+    )
+    assert watched == plain
+
+
+def test_the_commonest_label() -> None:
+    labels = torch.full((4, 5), -100)
+    labels[:, 4] = torch.tensor([7, 7, 7, 3])
+    assert commonest_share(labels) == 0.75
+    assert commonest_share(torch.zeros(2, 3, dtype=torch.long)) is None
+
+
+def test_a_run_leaves_what_its_watch_found(tmp_path) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [{"text": "a " * (2 if row % 8 else 100), "label": row % 2} for row in range(64)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = {"model": "gpt2-tiny", "layers": 2, "steps": 4, "batch_size": 64}
+    done = scripts.process(
+        1, out=tmp_path / "run", data=data, task="classify", watch=2, lr=1e-9, **flags
+    )
+    assert done.returncode == 0
+    report = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert {row["kind"] for row in report["findings"]} == {"update_too_small", "padding"}
+    warnings = json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
+    assert any(one.startswith("step 1: padding: ") for one in warnings)
+
+
+def test_the_documentation_has_the_table_of_the_rules() -> None:
+    assert table() in (ROOT / "docs" / "profiling.md").read_text()
