@@ -1,15 +1,17 @@
 """Is this machine ready, and for what? A line a fact, each with a verdict and a next step.
 
-python -m helpers.lab.doctor        exit code 0: ready; 1: a line says fail
-doctor()                            the same as a table in a notebook
+python -m helpers.lab.doctor             exit code 0: ready; 1: a line says fail
+python -m helpers.lab.doctor --ranks 4   is one of so many ranks slower than its peers?
+doctor(), doctor(ranks=4)                the same as a table in a notebook
 """
 
+import argparse
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from helpers.lab.machine.installed_versions import (
     wanted_python,
     within,
 )
+from helpers.lab.machine.ranks_health import ranks_report
 from helpers.lab.notebook.preflight import PROFILES, runnable
 from helpers.lab.paths import ROOT, shown
 from helpers.lab.runs.failure_report import RunFailed
@@ -47,8 +50,19 @@ TWO_RANKS = "helpers.lab.machine.two_rank_check"
 SUMS = "SHA256SUMS"
 
 
-def doctor() -> Report:
-    """Look at everything that the notebooks need. Takes some seconds: two ranks really start."""
+def doctor(ranks: int | None = None, record: str | Path | None = None) -> Report:
+    """Look at everything that the notebooks need. Takes some seconds: two ranks really start.
+
+    Args:
+        ranks: look at so many ranks instead, before they are given a job: what each computes, its
+            memory and disk, and the link of each pair.
+        record: of `calibrate`, to hold these against as well.
+
+    Raises:
+        UserError: fewer than two ranks, more than GPUs where there are some, or no such record.
+    """
+    if ranks is not None:
+        return ranks_report(ranks, record)
     machine = find_machine()
     lines = [
         *package_lines(),
@@ -213,11 +227,19 @@ def _enough(name: str, available: float, least: float, good: float) -> Line:
     return Line(name, OK, words)
 
 
-def main() -> int:
-    report = doctor()
+def main(words: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="helpers.lab.doctor", description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, help="measure so many ranks: is one of them slow?")
+    parser.add_argument("--record", type=Path, help="of calibrate(), to hold the ranks against")
+    args = parser.parse_args(words)
+    try:
+        report = doctor() if args.ranks is None else doctor(args.ranks, args.record)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(report)
     return 0 if report.ok else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -98,6 +98,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--watch", nargs="?", const=WATCH_EVERY, type=whole, metavar="N", help=looks)
     add("--replay-check", type=whole, metavar="N", help="take every N-th step twice and compare")
     add("--timeout", type=seconds, help="seconds that a rank waits for the others")
+    modes, says = ("warn", "refuse"), "measure the ranks first; refuse: those of which one is slow"
+    add("--preflight", nargs="?", const="refuse", choices=modes, help=says)
+    add("--preflight-record", type=path, help="of calibrate(), to hold the ranks against, too")
     kinds = "from OUT, or from this run's folder; auto: from OUT once it holds a checkpoint"
     add("--resume", nargs="?", const=Path(), type=path, help=kinds)
     for field in dataclasses.fields(ParallelPlan):

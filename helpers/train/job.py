@@ -28,6 +28,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import check_compiler
 from helpers.engine.ranks import world_size
 from helpers.planner.cost import train_flops_per_token
+from helpers.planner.measure.calibrate import load_cluster
 from helpers.planner.shape import model_shape
 from helpers.text import tokens
 from helpers.text.bundled import bundled
@@ -139,6 +140,8 @@ def prepare(args: argparse.Namespace) -> Job:
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )
     plan.validate(config, world_size=world_size())
+    if args.preflight_record is not None:
+        load_cluster(args.preflight_record)  # what is no such record is said before anything starts
     if plan.compile:
         check_compiler()
     check_model(config)

@@ -41,6 +41,7 @@ from helpers.trace.recorder import profiled
 from helpers.train import watching
 from helpers.train.arguments import is_first, parse, refuse
 from helpers.train.job import Job, prepare
+from helpers.train.preflight import preflight
 from helpers.train.record import finish, measured, utilization
 from helpers.watch.watch import Watch
 
@@ -56,6 +57,8 @@ def run(job: Job, clock: Clock) -> None:
         checkpoints = Checkpoints(
             args.out / "checkpoints", args.keep, args.background, job.fixed(), job.settings()
         )
+        with clock.phase("check"):
+            warnings = preflight(args, device)
         with clock.phase("load"):
             trainer = load(job, mesh, device, checkpoints)
             trainer.pipeline.timed = args.timeline
@@ -65,7 +68,6 @@ def run(job: Job, clock: Clock) -> None:
         if is_first():
             (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
         metrics = Metrics(args.out / "metrics.jsonl" if is_first() else None, trainer.steps_done)
-        warnings: list[str] = []
         watch = watching.make_watch(job, trainer)
         try:
             train(job, trainer, batches, metrics, checkpoints, clock, warnings, watch)

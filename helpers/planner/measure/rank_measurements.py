@@ -29,6 +29,7 @@ from helpers.planner.time.messages import Message, message_s
 SPAN_S, SPANS = 0.25, 3  # a measurement repeats for so long, so many times
 SIZES = (2**10, 2**14, 2**18, 2**22, 2**24)  # bytes of a message
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "send")
+Pick = Callable[[list[float]], float]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -36,15 +37,15 @@ def measure() -> dict[str, Any]:
     """On every rank of a process group: the fields of a Cluster, the same on all of them."""
     device = pick_device()
     world = dist.get_world_size()
-    rates = {name: _matmul_flops(device, dtype) for name, dtype in _dtypes(device).items()}
-    alone = _alone(lambda: _matmul_flops(device, torch.float32, together=False))
+    rates = {name: matmul_flops(device, dtype) for name, dtype in _dtypes(device).items()}
+    alone = _alone(lambda: matmul_flops(device, torch.float32, together=False))
     paces = [0.0] * world  # of all ranks, so that all come to the same conclusion
     dist.all_gather_object(paces, rates["fp32"])
     together = min(float(world), sum(paces) / alone)
     shared = device.type == "cpu" and together < 0.9 * world
     if shared:  # while one waits, another has its core: rates of a rank that has one
         rates = {name: rate * world / together for name, rate in rates.items()}
-    memory = _memory_bytes_per_s(device) * (world / together if shared else 1)
+    memory = memory_bytes_per_s(device) * (world / together if shared else 1)
     links = {kind: _link(kind, device) for kind in KINDS}
     fields = {
         "name": torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name(),
@@ -63,20 +64,23 @@ def measure() -> dict[str, Any]:
     return _agreed(fields)
 
 
-def _matmul_flops(device: torch.device, dtype: torch.dtype, together: bool = True) -> float:
-    """FLOP/s of a square matrix product that is large for the device."""
+def matmul_flops(
+    device: torch.device, dtype: torch.dtype, together: bool = True, **how: Any
+) -> float:
+    """FLOP/s of a square matrix product that is large for the device; `how`: as for pace_s."""
     n = 8192 if device.type == "cuda" else 384
     a = torch.randn(n, n, device=device).to(dtype)
     b, out = a.clone(), a.clone()
-    return 2 * n**3 / _pace_s(lambda: torch.mm(a, b, out=out), device, together)
+    return 2 * n**3 / pace_s(lambda: torch.mm(a, b, out=out), device, together, **how)
 
 
-def _memory_bytes_per_s(device: torch.device) -> float:
-    """Bytes/s of an addition that streams through memory, out of all caches."""
+def memory_bytes_per_s(device: torch.device, **how: Any) -> float:
+    """Bytes/s of an addition that streams through memory, out of all caches;
+    `how`: as for pace_s."""
     elements = 2**28 if device.type == "cuda" else 2**23
     a = torch.ones(elements, device=device)
     out = torch.empty_like(a)
-    return 2 * a.nbytes / _pace_s(lambda: torch.add(a, 1.0, out=out), device)
+    return 2 * a.nbytes / pace_s(lambda: torch.add(a, 1.0, out=out), device, **how)
 
 
 def _operation_s(device: torch.device) -> float:
@@ -89,14 +93,14 @@ def _operation_s(device: torch.device) -> float:
     def both_ways() -> None:
         chain(x).sum().backward()
 
-    return _pace_s(both_ways, device) / (2 * count)
+    return pace_s(both_ways, device) / (2 * count)
 
 
 def _link(kind: str, device: torch.device) -> Link:
     """Latency and bandwidth with which messages.message_s fits the measured seconds best: the least
     sum of squared relative errors over all sizes."""
     ranks = 2 if kind == "send" else dist.get_world_size()
-    measured = [_pace_s(_sender(kind, size, device), device) for size in SIZES]
+    measured = [pace_s(_sender(kind, size, device), device) for size in SIZES]
     messages = [Message("tp", kind, size, 1, ranks, "", "") for size in SIZES]
     # seconds / measured = latency * starts + sent / bytes_per_s should all be 1
     starts = [message_s(sent, Link(math.inf, 1.0)) / s for sent, s in zip(messages, measured)]
@@ -134,12 +138,21 @@ def _sender(kind: str, size: int, device: torch.device) -> Callable[[], None]:
     return ways[kind]
 
 
-def _pace_s(run: Callable[[], Any], device: torch.device, together: bool = True) -> float:
+def pace_s(
+    run: Callable[[], Any],
+    device: torch.device,
+    together: bool = True,
+    pick: Pick = median,
+    spans: tuple[int, float] = (SPANS, SPAN_S),
+) -> float:
     """Seconds of `run` after a warm-up: a span's length over the repetitions in it, the median of
-    several. Ranks that share a core take turns within a span, so none of its time is left out.
+    several, or which one is picked. Ranks that share a core take turns within a span, so none of
+    its time is left out.
 
     Args:
         together: all ranks begin at once, and repeat it equally often, as collectives need.
+        pick: of the spans' paces; `min` is the pace that the device reaches.
+        spans: their number, and the seconds of each.
     """
 
     def span_s(count: int) -> float:
@@ -153,10 +166,10 @@ def _pace_s(run: Callable[[], Any], device: torch.device, together: bool = True)
         return (time.perf_counter() - started) / count
 
     span_s(2)
-    count = torch.tensor(max(3.0, SPAN_S / span_s(3)), device=device)
+    count = torch.tensor(max(3.0, spans[1] / span_s(3)), device=device)
     if together:
         dist.all_reduce(count, dist.ReduceOp.MIN)
-    return median(span_s(int(count)) for _ in range(SPANS))
+    return pick([span_s(int(count)) for _ in range(spans[0])])
 
 
 def _alone(measured: Callable[[], float]) -> float:
