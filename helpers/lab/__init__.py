@@ -2,9 +2,9 @@
 
 From the ground up: paths.py; machine (what is here), runs (what a run left behind), figures (drawn
 so that everyone can read them), launch (start ranks, follow them, stop them, say why they failed),
-then doctor.py, calls (a function or a cell on every rank), comparison (is one way faster?),
-drawings (ideas as pictures), notebook (preflight, record), exercises (graded), cluster (the same
-run as a job elsewhere).
+then doctor.py with ranks_health.py, calls (a function or a cell on every rank), comparison (is one
+way faster?), drawings (ideas as pictures), notebook (preflight, record), exercises (graded),
+cluster (the same run as a job elsewhere).
 
 The names below are the laboratory's face; those of every day are in `helpers` itself.
 """

@@ -36,9 +36,9 @@ from helpers.lab.machine.installed_versions import (
     wanted_python,
     within,
 )
-from helpers.lab.machine.ranks_health import ranks_report
 from helpers.lab.notebook.preflight import PROFILES, runnable
 from helpers.lab.paths import ROOT, shown
+from helpers.lab.ranks_health import ranks_report
 from helpers.lab.runs.failure_report import RunFailed
 from helpers.text.bundled import bundled
 

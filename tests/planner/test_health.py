@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
+from helpers.lab import ranks_health
 from helpers.lab.cluster.described_run import describe
 from helpers.lab.cluster.sagemaker import estimator_arguments
 from helpers.lab.cluster.slurm import slurm_script
 from helpers.lab.launch.launch import launch
-from helpers.lab.machine import ranks_health
 from helpers.lab.runs.failure_report import RunFailed
 from helpers.planner.hardware.cluster import Link, make_cluster
 from helpers.planner.hardware.lookup import find_gpu
