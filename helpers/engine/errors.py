@@ -1,6 +1,7 @@
 """Errors that speak to a person, each in one line, and a package that is missing."""
 
 import importlib
+import logging
 from types import ModuleType
 
 
@@ -30,6 +31,8 @@ def need(module: str, extra: str) -> ModuleType:
     Raises:
         UserError: the package is not installed.
     """
+    # On processors with bf16, its import asks on stderr for kernels of a hub, which nothing here needs.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -48,6 +48,7 @@ LEAST_DISK_BYTES, GOOD_DISK_BYTES = 0.2 * GB, 2 * GB
 ALL_REDUCE_TIMEOUT_S = 90
 TWO_RANKS = "helpers.lab.machine.two_rank_check"
 SUMS = "SHA256SUMS"
+OPTIONAL = {"qlora": "QLoRA", "track": "--track"}  # extras, and what needs them
 
 
 def doctor(ranks: int | None = None, record: str | Path | None = None) -> Report:
@@ -104,8 +105,8 @@ def _package_line(need: Requirement) -> Line:
     requirement = need.name + need.wanted
     if need.satisfied:
         return Line(need.name, OK, words)
-    if need.extra == "qlora":
-        step = f"only for QLoRA: {install(requirement, 'qlora')}"
+    if need.extra in OPTIONAL:
+        step = f"only for {OPTIONAL[need.extra]}: {install(requirement, need.extra)}"
         return Line(need.name, WARN, words, step)
     return Line(need.name, FAIL, words, install(requirement))
 

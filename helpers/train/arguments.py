@@ -98,6 +98,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--watch", nargs="?", const=WATCH_EVERY, type=whole, metavar="N", help=looks)
     add("--replay-check", type=whole, metavar="N", help="take every N-th step twice and compare")
     add("--timeout", type=seconds, help="seconds that a rank waits for the others")
+    add("--track", type=names, default=(), help="tensorboard, mlflow, trackio, with commas")
     modes, says = ("warn", "refuse"), "measure the ranks first; refuse: those of which one is slow"
     add("--preflight", nargs="?", const="refuse", choices=modes, help=says)
     add("--preflight-record", type=path, help="of calibrate(), to hold the ranks against, too")
@@ -170,6 +171,11 @@ def _whole(text: str, least: int, words: str) -> int:
     ):
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number {words}")
     return int(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def steps(text: str) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from helpers.text import tokens
 from helpers.text.bundled import bundled
 from helpers.text.tokenizer import load_tokenizer
 from helpers.train.arguments import AUTO, BUNDLED, is_first
+from helpers.train.tracking import check_trackers
 
 
 @dataclasses.dataclass
@@ -142,6 +143,8 @@ def prepare(args: argparse.Namespace) -> Job:
     plan.validate(config, world_size=world_size())
     if args.preflight_record is not None:
         load_cluster(args.preflight_record)  # what is no such record is said before anything starts
+    if is_first():
+        check_trackers(args.track)
     if plan.compile:
         check_compiler()
     check_model(config)

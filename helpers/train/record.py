@@ -18,6 +18,15 @@ from helpers.planner.hardware.lookup import peak_flops
 from helpers.text import tokens
 from helpers.train.arguments import is_first
 from helpers.train.job import Job
+from helpers.train.tracking import Tracking
+
+
+def tracking_of(job: Job, warnings: list[str], done: int) -> Tracking:
+    """The run's trackers, with its facts; on the first rank alone."""
+    given = {name: value for name, value in vars(job.args).items() if value is not None}
+    facts = given | {"world_size": job.plan.world_size, "weights": job.weights}
+    names = job.args.track if is_first() else ()
+    return Tracking(names, job.args.out, facts | {"versions": versions()}, warnings, done)
 
 
 def utilization(job: Job, device: torch.device) -> Callable[[float, int], float | None]:
@@ -74,6 +83,7 @@ def finish(
     metrics: Metrics,
     clock: Clock,
     warnings: list[str],
+    tracking: Tracking,
     scores: dict[str, Any] | None = None,
     status: str = "done",
 ) -> None:
@@ -104,8 +114,13 @@ def finish(
         "versions": versions(),
         "status": status,
     }
+    if job.args.track:
+        tracking.finish(summary, job.args.out / "findings.json")
+        summary["tracked"] = tracking.look
     write_summary(job.args.out / "summary.json", summary)
     if status != "done":
         return
+    for command in tracking.look.values():
+        print(f"tracked: {command}")
     scored = "".join(f", {name} {value:.4g}" for name, value in (scores or {}).items())
     print(f"done: {trainer.steps_done} steps, final loss {summary['final_loss']}{scored}")

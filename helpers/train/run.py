@@ -42,7 +42,8 @@ from helpers.train import watching
 from helpers.train.arguments import is_first, parse, refuse
 from helpers.train.job import Job, prepare
 from helpers.train.preflight import preflight
-from helpers.train.record import finish, measured, utilization
+from helpers.train.record import finish, measured, tracking_of, utilization
+from helpers.train.tracking import Tracking
 from helpers.watch.watch import Watch
 
 
@@ -69,13 +70,14 @@ def run(job: Job, clock: Clock) -> None:
             (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
         metrics = Metrics(args.out / "metrics.jsonl" if is_first() else None, trainer.steps_done)
         watch = watching.make_watch(job, trainer)
+        tracking = tracking_of(job, warnings, trainer.steps_done)
         try:
-            train(job, trainer, batches, metrics, checkpoints, clock, warnings, watch)
+            train(job, trainer, batches, metrics, checkpoints, clock, warnings, tracking, watch)
         except Diverged:
-            finish(job, trainer, metrics, clock, warnings, status="diverged")
+            finish(job, trainer, metrics, clock, warnings, tracking, status="diverged")
             raise
         except NotRepeatable:
-            finish(job, trainer, metrics, clock, warnings, status="not repeatable")
+            finish(job, trainer, metrics, clock, warnings, tracking, status="not repeatable")
             raise
         finally:
             metrics.close()
@@ -97,7 +99,7 @@ def run(job: Job, clock: Clock) -> None:
         if args.save or args.merge:
             with clock.phase("save"):
                 save(job, trainer.model)
-        finish(job, trainer, metrics, clock, warnings, scores)
+        finish(job, trainer, metrics, clock, warnings, tracking, scores)
 
 
 def save(job: Job, model: nn.Module) -> None:
@@ -174,6 +176,7 @@ def train(
     checkpoints: Checkpoints,
     clock: Clock,
     warnings: list[str],
+    tracking: Tracking,
     watch: Watch | None = None,
 ) -> None:
     """Take the run's steps, a line of metrics each, and a checkpoint every so often.
@@ -212,6 +215,7 @@ def train(
             with clock.phase("evaluate"):
                 watch.history.held_out.append((result.step, evaluate(job, trainer)["loss"]))
         with clock.phase("save"):
+            tracking.log(metrics.lines[-1])
             due = job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0
             if due and not result.skipped:
                 checkpoints.save(trainer)

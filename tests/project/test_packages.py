@@ -19,8 +19,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def pyproject_requirements() -> list[Requirement]:
-    extras = PROJECT["optional-dependencies"].values()
-    texts = [*PROJECT["dependencies"], *(text for extra in extras for text in extra)]
+    """Of the set-up, which leaves out the extra `track`."""
+    extras = PROJECT["optional-dependencies"].items()
+    brought = (text for name, texts in extras if name != "track" for text in texts)
+    texts = [*PROJECT["dependencies"], *brought]
     return [Requirement(text) for text in texts]
 
 
@@ -38,6 +40,11 @@ def test_conda_installs_the_list_of_pyproject():
     assert pinned.operator == "=="
     assert project.pop("torch").contains(pinned.version)
     assert conda == project
+
+
+def test_what_of_an_extra_is_in_the_set_up_too_has_the_same_range():
+    track = set(PROJECT["optional-dependencies"]["track"])
+    assert track & set(PROJECT["optional-dependencies"]["dev"]) == {"tensorboard>=2.20,<3"}
 
 
 def test_every_package_of_the_conda_list_says_what_uses_it():

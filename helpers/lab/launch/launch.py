@@ -108,7 +108,7 @@ def launch(
         step = progress.last_step()
         failure = verdict.overtime(job, timeout_s, step, rank_lines, processes.stopped)
     if failure is None:
-        progress.finish("done", verdict.warned(job))
+        progress.finish("done", verdict.noted(job))
         return load_run(job.out)
     progress.finish(state, failure.message.splitlines()[0])
     raise failure

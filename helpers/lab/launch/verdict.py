@@ -20,13 +20,18 @@ def failure(job: Job, exit_code: int, last_lines: list[str]) -> RunFailed | None
     return _unfinished(job) if job.program.trains else None
 
 
-def warned(job: Job) -> str:
-    """The first warning in the summary of a run that ended well, and how many there are."""
+def noted(job: Job) -> str:
+    """Of a run that ended well: its first warning, how many there are, and where it is tracked."""
     if not job.program.trains:
         return ""
-    warnings = load_run(job.out).summary.get("warnings") or []
+    run = load_run(job.out)
+    tracked = [f"tracked: {command}" for command in run.tracked.values()]
+    return "; ".join([*_first_warning(run.summary.get("warnings") or []), *tracked])
+
+
+def _first_warning(warnings: list[str]) -> list[str]:
     more = f" (the first of {len(warnings)} warnings)" if len(warnings) > 1 else ""
-    return f"warning: {warnings[0]}{more}" if warnings else ""
+    return [f"warning: {warnings[0]}{more}"] if warnings else []
 
 
 def overtime(

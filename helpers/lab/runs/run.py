@@ -62,6 +62,11 @@ class Run:
         return _read_object(self.path / "summary.json")
 
     @property
+    def tracked(self) -> dict[str, str]:
+        """By the name of each tracker, the command that shows the run; empty without --track."""
+        return self.summary.get("tracked") or {}
+
+    @property
     def logs(self) -> Path:
         """The folder with launch.log and, a folder a rank, all that the ranks wrote."""
         folders = [folder for folder in self.path.glob("logs*") if folder.is_dir()]
