@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -46,21 +46,23 @@ def _address(text: str) -> str:
     return str(ip_address(b"".join(bytes.fromhex(word)[::-1] for word in words)))
 
 
-def below() -> set[str]:
-    """Where the processes that this one started listen."""
-    return set().union(*map(addresses, psutil.Process().children(recursive=True)))
+def below(but: Collection[psutil.Process] = ()) -> set[str]:
+    """Where the processes that this one started listen, but for some."""
+    children = set(psutil.Process().children(recursive=True))
+    return set().union(*map(addresses, children.difference(but)))
 
 
 @contextmanager
 def looked_at(out: Path, ranks: int = 2) -> Iterator[set[str]]:
-    """The addresses at which anything listens while the ranks in the block are together."""
+    """Where what the block starts listens while its ranks are together."""
     found: set[str] = set()
+    others = psutil.Process().children(recursive=True)  # of other tests
 
     def look() -> None:
         logs = lambda: [path.read_text() for path in out.glob("logs/**/stdout.log")]  # noqa: E731
         try:
             wait_for(lambda: sum("together" in log for log in logs()) == ranks, 90)
-            found.update(below())
+            found.update(below(others))
         finally:
             (out / "seen").touch()
 
@@ -77,7 +79,7 @@ def test_ranks_of_one_node(tmp_path):
 
 
 def test_warm_ranks(tmp_path):
-    with closing(Ranks(2)) as ranks, looked_at(tmp_path) as found:
+    with looked_at(tmp_path) as found, closing(Ranks(2)) as ranks:
         launch(FAULT, nproc=2, out=tmp_path, show=False, ranks=ranks, fault="meets")
     assert found == {"127.0.0.1"}
 
@@ -100,10 +102,11 @@ def test_two_nodes_over_a_link(tmp_path):
 @pytest.mark.slow
 def test_ranks_that_calibrate(tmp_path):
     found: set[str] = set()
+    others = psutil.Process().children(recursive=True)
     measuring = threading.Thread(target=calibrate, args=[tmp_path / "machine.json", 2, False])
     measuring.start()
     while measuring.is_alive():
-        found |= below()
+        found |= below(others)
         measuring.join(0.2)
     assert found == {"127.0.0.1"}
 
