@@ -3,7 +3,7 @@
 Read plan.py first (degrees and switches as one frozen value), then parallelize.py, the one page
 that shows the order in which a model is laid out, then trainer.py, one step over a global batch.
 A room for each idea, from the ground up: models, pipeline, tensor, memory, data_parallel,
-precision, files, adapters; ranks.py is how processes join and leave.
+precision, files, adapters; ranks is how processes meet, agree, wait and leave.
 
     from . import ParallelPlan, Trainer, distributed, load_model
 

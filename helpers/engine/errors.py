@@ -25,13 +25,17 @@ class NotRepeatable(RuntimeError):
     """Two passes over the same batch differ. The message says in what and on which rank."""
 
 
+class RankHung(RuntimeError):
+    """Ranks waited for another in vain. The message says for which, and what that one is doing."""
+
+
 def need(module: str, extra: str) -> ModuleType:
     """Import `module`, or say in one line which extra brings it.
 
     Raises:
         UserError: the package is not installed.
     """
-    # On processors with bf16, its import asks on stderr for kernels of a hub, which nothing here needs.
+    # where a processor has bf16, its import asks on stderr for a hub's kernels, not needed here
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         return importlib.import_module(module)

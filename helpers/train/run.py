@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from helpers.engine.adapters.lora import save_adapters, save_merged
 from helpers.engine.adapters.qlora import load_adapted
-from helpers.engine.errors import Diverged, NotRepeatable, UserError
+from helpers.engine.errors import Diverged, NotRepeatable, RankHung, UserError
 from helpers.engine.files.checkpoints import CheckpointFailed, Checkpoints
 from helpers.engine.files.manifest import changed_settings, read_manifest
 from helpers.engine.files.run_record import (
@@ -260,7 +260,7 @@ def main(started: float) -> None:
         run(job, clock)
     except UserError as error:  # as of broken files: a mistake in the input, found only now
         refuse(str(error))
-    except (CheckpointFailed, Diverged, NotRepeatable) as error:
+    except (CheckpointFailed, Diverged, NotRepeatable, RankHung) as error:
         refuse(str(error), code=1)
     except OSError as error:
         if not is_disk_full(error):

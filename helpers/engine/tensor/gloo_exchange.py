@@ -45,7 +45,7 @@ class Exchange(dist.Work):
         terms: Sequence[Tensor] = (),
     ) -> None:
         super().__init__()
-        self.kind, self.total, self.terms = kind, total, terms
+        self.kind, self.group, self.total, self.terms = kind, group, total, terms
         self.works = []
         n, rank, tag = group.size(), group.rank(), TAGS[kind]
         for distance in range(1, n):  # each to another at a time

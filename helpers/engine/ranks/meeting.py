@@ -1,35 +1,29 @@
-"""The processes of a run: how they join, agree, and leave.
+"""How the processes of a run meet: what tells them of each other, the store, the process group."""
 
-with distributed(plan) as mesh:     join the process group; the plan's mesh
-    on_all_ranks(work)              what fails on one rank fails on all
-    over_ranks(value)               one value from each rank, on every rank
-run_and_leave(main)                 the last line of a script that torchrun starts
-"""
-
-import ctypes
 import errno
 import os
-import signal
 import socket
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from ipaddress import ip_address
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
-from .errors import UserError
-from .memory.cpu_allocator import keep_freed_memory
-from .plan import ParallelPlan
+from ..errors import UserError
+from ..memory.cpu_allocator import keep_freed_memory
+from ..plan import ParallelPlan
+from .agreeing import same_on_all_ranks
+from .leaving import UNDER_TORCHRUN, die_with_parent
+from .waiting import named
 
-T = TypeVar("T")
 MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
-UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"  # torchrun's agent tells its ranks
+# NCCL's watchdog then leaves for `torchfrtrace` what each rank has called (after a wait in vain)
+FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 AGENT_HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -62,6 +56,7 @@ def distributed(
 
     Raises:
         UserError: the number of started processes is not the plan's, or a rank differs.
+        RankHung: a rank waited so long in vain; the message names the one that it waited for.
     """
     if UNDER_TORCHRUN in os.environ:
         die_with_parent()
@@ -70,6 +65,8 @@ def distributed(
     plan.validate(world_size=world_size())
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        for name, value in FLIGHT_RECORDER.items():
+            os.environ.setdefault(name, value)
     else:
         keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -79,7 +76,9 @@ def distributed(
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         same_on_all_ranks({"plan": plan.to_dict(), **(facts or {})})  # before groups are made
-        yield plan.mesh(device.type)
+        mesh = plan.mesh(device.type)
+        with named(mesh):
+            yield mesh
     finally:
         dist.destroy_process_group()
 
@@ -183,73 +182,3 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise UserError(f"{name} is {text!r}: it must be a whole number")
     return int(text)
-
-
-def over_ranks(value: Any) -> list[Any]:
-    """One value from each rank, by rank, on every rank."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def on_all_ranks(work: Callable[[], T]) -> list[T]:
-    """Run `work` on every rank and return each one's result, by rank. Every rank must call it.
-
-    What fails on one rank fails on all, so that no rank waits for one that has given up. `work`
-    must not talk to other ranks itself: one that fails would leave them waiting.
-
-    Raises:
-        UserError, OSError: some rank's work raised it; every rank raises the first such rank's.
-    """
-    result, error = None, None
-    try:
-        result = work()
-    except (UserError, OSError) as raised:
-        error = raised
-    outcomes = over_ranks((result, error))
-    for _, other in outcomes:
-        if other is not None:
-            raise other
-    return [result for result, _ in outcomes]
-
-
-def same_on_all_ranks(facts: Mapping[str, Any]) -> None:
-    """Raise a UserError on every rank if a fact differs between ranks. Every rank must call it."""
-    by_rank = over_ranks(dict(facts))
-    for rank, others in enumerate(by_rank):
-        for name in by_rank[0].keys() | others.keys():
-            first, other = by_rank[0].get(name), others.get(name)
-            if first != other:
-                raise UserError(
-                    f"rank {rank} has {name} {other!s:.80} and rank 0 {first!s:.80}: start "
-                    "every rank with the same arguments, files and packages"
-                )
-
-
-def die_with_parent() -> None:
-    """This process is killed when its parent ends, however that ends (Linux; prctl(2),
-    PR_SET_PDEATHSIG). A rank so outlives no agent that was killed by SIGKILL, which ends nobody."""
-    if sys.platform.startswith("linux"):
-        with suppress(OSError, AttributeError):  # a kernel or a library without it
-            ctypes.CDLL(None, use_errno=True).prctl(1, int(signal.SIGKILL), 0, 0, 0)
-
-
-def run_and_leave(main: Callable[[], None]) -> NoReturn:
-    """Run a script's `main`, then end the process without Python's shutdown.
-
-    Gloo's threads outlive their groups, and one of them that wants Python while it shuts down
-    aborts the process: a run that is done, or refused, would count as crashed. A failure keeps its
-    traceback: what `main` raises goes on as it is, save SystemExit with a number.
-    """
-    code = 0
-    if UNDER_TORCHRUN in os.environ:
-        die_with_parent()  # here too, for imports and reading take a while
-    try:
-        main()
-    except SystemExit as leaving:
-        if isinstance(leaving.code, str):
-            raise
-        code = leaving.code or 0
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

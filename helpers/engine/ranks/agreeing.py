@@ -1,0 +1,51 @@
+"""What all ranks know: a value from each, and what fails on one fails on all."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ..errors import UserError
+
+T = TypeVar("T")
+
+
+def over_ranks(value: Any) -> list[Any]:
+    """One value from each rank, by rank, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_all_ranks(work: Callable[[], T]) -> list[T]:
+    """Run `work` on every rank and return each one's result, by rank. Every rank must call it.
+
+    What fails on one rank fails on all, so that no rank waits for one that has given up. `work`
+    must not talk to other ranks itself: one that fails would leave them waiting.
+
+    Raises:
+        UserError, OSError: some rank's work raised it; every rank raises the first such rank's.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except (UserError, OSError) as raised:
+        error = raised
+    outcomes = over_ranks((result, error))
+    for _, other in outcomes:
+        if other is not None:
+            raise other
+    return [result for result, _ in outcomes]
+
+
+def same_on_all_ranks(facts: Mapping[str, Any]) -> None:
+    """Raise a UserError on every rank if a fact differs between ranks. Every rank must call it."""
+    by_rank = over_ranks(dict(facts))
+    for rank, others in enumerate(by_rank):
+        for name in by_rank[0].keys() | others.keys():
+            first, other = by_rank[0].get(name), others.get(name)
+            if first != other:
+                raise UserError(
+                    f"rank {rank} has {name} {other!s:.80} and rank 0 {first!s:.80}: start "
+                    "every rank with the same arguments, files and packages"
+                )
