@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from helpers.planner.measure.health import RankHealth
 
 # The share by which a rank may lag. Ranks on a CPU share cores and memory with whatever else runs
-# there; docs/clusters.md has the spread that these leave room for. What is not named is not judged.
+# there. What is not named is not judged.
 MAY_LAG = {
     "cuda": {"product": 0.2, "memory": 0.25, "disk": 0.5, "link": 0.5, "clock": 0.2},
     "cpu": {"product": 0.5, "memory": 0.6, "disk": 0.75, "link": 0.7},
