@@ -8,13 +8,19 @@ arrive in the order in which they were sent, so that is the order in which they 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+Groups = dict[tuple[str, bool], dist.ProcessGroup]  # by kind, and from a lower rank to a higher?
 KINDS = ("F", "I")  # hidden states to the next stage, their gradients to the one before
+
+
+# of each mesh's pipeline: groups are dear, and the models of a process can share them
+_made: WeakKeyDictionary[dist.ProcessGroup, Groups] = WeakKeyDictionary()
 
 
 class MessageKey(NamedTuple):
@@ -31,6 +37,7 @@ class Expected:
 
     tensor: Tensor
     work: dist.Work
+    group: dist.ProcessGroup
 
     def wait(self) -> Tensor:
         self.work.wait()
@@ -43,7 +50,7 @@ class PipelineMessages:
     def __init__(self, mesh: DeviceMesh) -> None:
         self.group = mesh.get_group("pp")
         self.rank = mesh.get_local_rank("pp")
-        self.groups = _groups(mesh)
+        self.groups = message_groups(mesh)
         self.inbox: dict[MessageKey, Tensor | Expected] = {}
         self.sent: list[tuple[dist.Work, Tensor]] = []
 
@@ -61,7 +68,8 @@ class PipelineMessages:
         if sender == self.rank or key in self.inbox:
             return
         tensor = make()
-        self.inbox[key] = Expected(tensor, self._post(dist.irecv, key, tensor, sender))
+        work = self._post(dist.irecv, key, tensor, sender)
+        self.inbox[key] = Expected(tensor, work, self.groups[key.kind, sender < self.rank])
 
     def take(self, key: MessageKey) -> Tensor:
         """The message, once it is here."""
@@ -92,15 +100,43 @@ class PipelineMessages:
         return operation(tensor, group=group, tag=KINDS.index(key.kind), **other)
 
 
-def _groups(mesh: DeviceMesh) -> dict[tuple[str, bool], dist.ProcessGroup]:
-    """A group for each kind and direction. gloo tells kinds apart by tags and directions by itself;
-    NCCL runs what two ranks exchange in one group strictly in turn, and would wait for ever where
-    both send first."""
+def message_groups(mesh: DeviceMesh) -> Groups:
+    """A group for each kind and direction: NCCL runs what two ranks exchange in one group strictly
+    in turn, and would wait for ever where both send first. gloo, which needs none of this, gets the
+    same, so that what is tested is what runs on GPUs. None for a pipeline of one rank."""
     own = mesh.get_group("pp")
+    if own.size() == 1:
+        return {}
+    if own not in _made:
+        _made[own] = _make_groups(mesh, own)
+        for (_, upwards), group in _made[own].items():
+            _connect(group, upwards, mesh.device_type)
+    return _made[own]
+
+
+def _make_groups(mesh: DeviceMesh, own: dist.ProcessGroup) -> Groups:
+    backend = own._get_backend(torch.device(mesh.device_type))
+    timeout = getattr(backend.options, "_timeout", None)  # as `own`, not torch's 30 minutes
     keys = [(kind, upwards) for kind in KINDS for upwards in (False, True)]
-    if mesh.device_type == "cpu" or own.size() == 1:
-        return dict.fromkeys(keys, own)
-    axis = mesh.mesh_dim_names.index("pp")
-    lines = mesh.mesh.movedim(axis, -1).reshape(-1, own.size()).tolist()
-    own_line = next(i for i, ranks in enumerate(lines) if dist.get_rank() in ranks)
-    return {key: [dist.new_group(ranks) for ranks in lines][own_line] for key in keys}
+    # other pipelines make theirs by themselves
+    options = {"timeout": timeout, "group_desc": "pp", "use_local_synchronization": True}
+    return {key: dist.new_group(dist.get_process_group_ranks(own), **options) for key in keys}
+
+
+def _connect(group: dist.ProcessGroup, upwards: bool, device_type: str) -> None:
+    """A first message between any two neighbours, first and last rank included, in one order.
+
+    NCCL connects two ranks of a group in their first call there, which returns once the other has
+    made its own: a receive that is posted early would wait for a rank that waits for this one
+    (pytorch issues 108378 and 136248).
+    """
+    rank, size = group.rank(), group.size()
+    pairs = sorted({tuple(sorted((one, (one + 1) % size))) for one in range(size)})
+    for low, high in pairs:
+        if rank not in (low, high):
+            continue
+        hello = torch.zeros(1, device=device_type)
+        if (rank == low) == upwards:
+            dist.send(hello, group=group, group_dst=high if rank == low else low)
+        else:
+            dist.recv(hello, group=group, group_src=high if rank == low else low)

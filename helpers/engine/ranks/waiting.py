@@ -150,7 +150,8 @@ def doing(frames: list[FrameType], axes: dict[str, str]) -> Doing:
     if not _waits(frames):
         return Doing(at, False, within=tuple(_within(frames)))
     group = next(filter(None, map(_group, frames)), None) or dist.group.WORLD
-    axis = axes.get(group.group_name, "all ranks")
+    axis = "all ranks" if group.group_desc == "default_pg" else group.group_desc
+    axis = axes.get(group.group_name, axis.removeprefix("mesh_"))
     ranks = tuple(dist.get_process_group_ranks(group))
     number = group._get_sequence_number_for_group()
     return Doing(at, True, _call(frames), number, ranks, (axis, *_within(frames)))

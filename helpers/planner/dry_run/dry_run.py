@@ -29,7 +29,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import draw, tie, tied
 from helpers.engine.models.configurations import check_length
 from helpers.engine.parallelize import parallelize
-from helpers.engine.pipeline.messages import PipelineMessages
+from helpers.engine.pipeline.messages import PipelineMessages, message_groups
 from helpers.engine.plan import AXES, ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
@@ -235,6 +235,7 @@ def pretended(world: int, rank: int = 0) -> Iterator[None]:
 def _by_axis(watch: Watch, plan: ParallelPlan, mesh: DeviceMesh) -> Counter[MessageKind]:
     axes = {mesh.get_group(axis).group_name: axis for axis in AXES}
     axes.setdefault(data_group(mesh, plan).group_name, "dp")
+    axes |= {group.group_name: "pp" for group in message_groups(mesh).values()}
     messages: Counter[MessageKind] = Counter()
     for sent, count in watch.sent.items():
         axis = axes.get(sent.group, "world")
