@@ -110,6 +110,19 @@ def test_a_rank_that_is_killed_is_named(tmp_path, ranks):
     assert quiet(ranks)
 
 
+@pytest.mark.parametrize("fault", ["leaves_a_child", "leaves_a_child_that_writes"])
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_child_that_a_rank_leaves_holds_nobody(tmp_path, ranks, fault, is_warm):
+    """It has the rank's own streams, and would have been waited for until it ends."""
+    warm = ranks if is_warm else None
+    out = tmp_path / "run"
+    launch(FAULT, nproc=2, out=out, ranks=warm, fault=fault, timeout_s=60, show=False)
+    for rank in range(2):
+        (log,) = out.glob(f"logs/*/*/{rank}/stdout.log")
+        assert f"the last words of rank {rank}" in log.read_text()
+    assert quiet(ranks)
+
+
 def test_ranks_do_not_outlive_their_agent(tmp_path, ranks):
     def kill() -> None:
         assert wait_for(lambda: len(forked(ranks)) >= 3, 30)

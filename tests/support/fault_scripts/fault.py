@@ -50,6 +50,17 @@ def deaf(out: Path) -> None:
     time.sleep(600)
 
 
+def leaves_a_child(out: Path) -> None:
+    """Every rank ends well, and a child with its streams goes on."""
+    subprocess.Popen(["sleep", "600"])
+    print(f"the last words of rank {RANK}")
+
+
+def leaves_a_child_that_writes(out: Path) -> None:
+    subprocess.Popen(["sh", "-c", "while :; do echo still here; sleep 0.01; done"])
+    print(f"the last words of rank {RANK}")
+
+
 def deaf_peer(out: Path) -> None:
     """Rank 1 fails while rank 0 ignores torchrun's SIGTERM."""
     if RANK == 0:

@@ -131,7 +131,7 @@ class Agent:
         codes: dict[int, int] = {}  # by process id
         closed: set[int] = set()
         kill_at = float("inf")
-        while len(codes) < self.nproc or self.streams.get_map():
+        while len(codes) < self.nproc:
             self._copy_output(0.05)
             ended = self._ended()
             codes |= ended
@@ -142,6 +142,7 @@ class Agent:
                 _tell(closed, signal.SIGTERM)
             if time.monotonic() > kill_at:
                 _tell(running, signal.SIGKILL)
+        self._copy_what_is_left()
         failed = {pid: code for pid, code in codes.items() if code}
         if failed:
             rows = [
@@ -179,14 +180,26 @@ class Agent:
                     codes[pid] = os.waitstatus_to_exitcode(status)
         return codes
 
-    def _copy_output(self, wait_s: float) -> None:
+    def _copy_output(self, wait_s: float) -> bool:
+        """Was there any within `wait_s`?"""
         if not self.streams.get_map():
             time.sleep(wait_s)
-            return
-        for key, _ in self.streams.select(wait_s):
+            return False
+        ready = self.streams.select(wait_s)
+        for key, _ in ready:
             if not key.data.copy(os.read(key.fd, 2**16)):
                 self.streams.unregister(key.fd)
                 os.close(key.fd)
+        return bool(ready)
+
+    def _copy_what_is_left(self) -> None:
+        """Not to the streams' end: a child that a rank has left may hold them open, or write on,
+        until the guard of the run ends it."""
+        until = time.monotonic() + self.grace_s
+        while self._copy_output(0) and time.monotonic() < until:
+            pass
+        for key in self.streams.get_map().values():
+            key.data.copy(b"")
 
 
 class Stream:
