@@ -13,6 +13,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="run all combinations of the matrices too"
     )
+    parser.addoption(
+        "--gpus", action="store_true", help="let the tests see this machine's GPUs; else hidden"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--gpus"):  # most tests start more ranks than a machine has GPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

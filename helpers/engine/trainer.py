@@ -155,6 +155,8 @@ class Trainer:
         self.steps_done += 1
         if self.scaler.bad_steps == MOST_BAD_STEPS:
             raise Diverged(self._where_not_finite(gradients))
+        if self.device.type == "cuda":  # the update and its gathers are still under way
+            torch.cuda.synchronize(self.device)
         elapsed = time.perf_counter() - started
         return StepResult(self.steps_done, loss, norm, lr, elapsed, skip)
 

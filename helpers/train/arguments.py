@@ -13,6 +13,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
 from helpers.engine.plan import DTYPES, ParallelPlan
 from helpers.engine.precision.optimizer import OPTIMIZERS, SCHEDULES
+from helpers.engine.ranks import DEVICES
 from helpers.text.instructions import TEMPLATES
 from helpers.watch.watch import EVERY as WATCH_EVERY
 
@@ -97,6 +98,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     looks = f"look at every N-th step for what goes wrong, at every {WATCH_EVERY}th by default"
     add("--watch", nargs="?", const=WATCH_EVERY, type=whole, metavar="N", help=looks)
     add("--replay-check", type=whole, metavar="N", help="take every N-th step twice and compare")
+    add("--device", choices=DEVICES, default="auto", help="auto: GPUs where there are any")
     add("--timeout", type=seconds, help="seconds that a rank waits for the others")
     add("--track", type=names, default=(), help="tensorboard, mlflow, trackio, with commas")
     modes, says = ("warn", "refuse"), "measure the ranks first; refuse: those of which one is slow"

@@ -28,11 +28,17 @@ from helpers.engine.files.run_record import (
     is_disk_full,
 )
 from helpers.engine.files.weights import find_weights, save_model
-from helpers.engine.memory.states import peak_memory_bytes
+from helpers.engine.memory.states import forget_peak, peak_memory_bytes
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import DTYPES
 from helpers.engine.precision.compiling import compile_s
-from helpers.engine.ranks import distributed, on_all_ranks, over_ranks, pick_device
+from helpers.engine.ranks import (
+    distributed,
+    largest_over_ranks,
+    on_all_ranks,
+    over_ranks,
+    pick_device,
+)
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens
 from helpers.trace import timelines
@@ -48,7 +54,7 @@ from helpers.watch.watch import Watch
 
 
 def run(job: Job, clock: Clock) -> None:
-    args, device = job.args, pick_device()
+    args, device = job.args, pick_device(job.args.device)
     if args.replay_check and device.type == "cuda":  # whose fastest operations differ in their bits
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -65,6 +71,7 @@ def run(job: Job, clock: Clock) -> None:
             trainer.pipeline.timed = args.timeline
             batches = traced_batches(job, trainer)
         clock.move(trainer.model.check_s, "load", "check")
+        forget_peak(device)  # loading's is not the training's
         on_all_ranks(job.claim_folder)
         if is_first():
             (args.out / "summary.json").unlink(missing_ok=True)  # of the run that this one goes on
@@ -204,7 +211,7 @@ def train(
             compiling_s = compile_s() - before_s if job.plan.compile else 0.0
             clock.move(compiling_s, "train", "compile")
             line = measured(batch, result, result.step_s - compiling_s, used)
-            peak = max(over_ranks(peak_memory_bytes(trainer.device)))
+            peak = largest_over_ranks(peak_memory_bytes(trainer.device))
             metrics.add(line | {"peak_memory_bytes": peak})
         warning = lately.spike(result.step, result.loss)
         if warning is not None:

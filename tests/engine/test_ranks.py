@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.engine.errors import UserError
-from helpers.engine.ranks import check_environment, world_size
+from helpers.engine.ranks import check_environment, pick_device, world_size
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
@@ -51,6 +52,45 @@ def test_without_torchrun_there_is_one_process():
     assert (world_size({}), world_size({"WORLD_SIZE": "4"})) == (1, 4)
     with pytest.raises(UserError, match="WORLD_SIZE is 'x'"):
         world_size({"WORLD_SIZE": "x"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "local", "found"),
+    [
+        ("auto", 0, "1", "cpu"),
+        ("auto", 2, None, "cuda:0"),
+        ("auto", 2, "1", "cuda:1"),
+        ("cpu", 2, "7", "cpu"),
+        ("cuda", 8, "3", "cuda:3"),
+    ],
+)
+def test_a_rank_has_a_gpu_of_its_own_or_the_processor(monkeypatch, kind, gpus, local, found):
+    pretend(monkeypatch, gpus, local)
+    assert str(pick_device(kind)) == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "local", "words"),
+    [
+        ("auto", 1, "1", "GPUs of this machine: 1, ranks on it: 4"),
+        ("cuda", 0, None, "GPUs of this machine: 0, ranks on it: 4"),
+        ("auto", 1, "one", "LOCAL_RANK is 'one'"),
+    ],
+)
+def test_more_ranks_than_gpus_are_one_line(monkeypatch, kind, gpus, local, words):
+    pretend(monkeypatch, gpus, local)
+    with pytest.raises(UserError) as caught:
+        pick_device(kind)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, gpus: int, local: str | None) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    if local is None:
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+    else:
+        monkeypatch.setenv("LOCAL_RANK", local)
 
 
 def test_one_process_needs_none_of_them():

@@ -8,6 +8,7 @@ import torch
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.measure import calibrate as calibrate_module
 from helpers.planner.measure.calibrate import _reason, calibrate, load_cluster
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.step_time import step_time
@@ -35,6 +36,21 @@ def test_it_takes_less_than_a_minute_and_is_read_again_as_it_was_saved(measured)
         "reduce_scatter",
         "send",
     }
+
+
+@pytest.mark.slow
+def test_one_gpu_is_measured_by_one_rank(tmp_path, monkeypatch):
+    """Its rank measures the processor here: a machine of one GPU is pretended to the caller."""
+    monkeypatch.setattr(calibrate_module.torch.cuda, "device_count", lambda: 1)
+    cluster = calibrate(tmp_path / "one.json")
+    assert cluster.devices == 1 and cluster.measured == {}
+    assert cluster.intra.bytes_per_s == pytest.approx(cluster.memory_bytes_per_s, rel=1e-3)
+    one = step_time(
+        make_job(gpt(64, 4, 4, vocab=500, positions=64), ParallelPlan(), 8, 64), cluster
+    )
+    assert 0 < one.total_s < 60
+    with pytest.raises(UserError, match="there are 1 GPUs, so at most 1 ranks, not 2"):
+        calibrate(tmp_path / "two.json", ranks=2)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ FLAGS = {
     "count": "warmup seed",
     "positive": "lr clip lora-alpha timeout",
     "from_zero": "weight-decay lora-dropout",
-    "choice": "task template optimizer lr-schedule quantize save-dtype",
+    "choice": "device task template optimizer lr-schedule quantize save-dtype",
 }
 VALUES = {
     "whole": (*NO_WHOLE, "0"),

@@ -28,11 +28,15 @@ class Saved:
     host: Tensor
     device: torch.device
     arrived: Tensor | None = None
+    is_here: torch.cuda.Event | None = None  # of a GPU's copy, which goes on while others compute
 
     def fetch(self) -> None:
         """Start to bring it back, once."""
-        if self.arrived is None:
-            self.arrived = self.host.to(self.device, non_blocking=True, copy=True)
+        if self.arrived is not None:
+            return
+        self.arrived = self.host.to(self.device, non_blocking=True, copy=True)
+        if self.arrived.is_cuda:
+            self.is_here = torch.cuda.current_stream().record_event()
 
 
 @dataclass(eq=False)
@@ -54,7 +58,7 @@ class Offloader:
     def __init__(self, horizon: int = 2) -> None:
         self.horizon = horizon
         self.newest: Callable[[], Tape | None] = lambda: None
-        self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+        self.stream: torch.cuda.Stream | None = None  # made for the first tensor of a GPU
 
     def wrap(self, block: nn.Module, forward: Callable) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -86,8 +90,9 @@ class Offloader:
         return tape, tape.seen[key]
 
     def _send(self, tensor: Tensor) -> Saved:
-        if self.stream is None:
+        if not tensor.is_cuda:
             return Saved(tensor, tensor.detach().clone(), tensor.device)
+        self.stream = self.stream or torch.cuda.Stream(tensor.device)
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
@@ -105,12 +110,13 @@ class Offloader:
         if isinstance(packed, Tensor):
             return packed
         tape, saved = packed
-        if self.stream is None:
+        if saved.device.type != "cuda":
             saved.fetch()
             return saved.arrived
         with torch.cuda.stream(self.stream):
             self._fetch_ahead(tape)
-        torch.cuda.current_stream().wait_stream(self.stream)
+        # for this one alone, and not for the blocks that are fetched ahead
+        torch.cuda.current_stream().wait_event(saved.is_here)
         saved.arrived.record_stream(torch.cuda.current_stream())
         return saved.arrived
 

@@ -51,6 +51,12 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def forget_peak(device: torch.device) -> None:
+    """Count a GPU's peak from now on. A process keeps its own on the CPU, to its end."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """The most memory so far: allocated on a GPU, resident for a process on the CPU."""
     if device.type == "cuda":

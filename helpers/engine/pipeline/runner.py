@@ -141,11 +141,12 @@ class Pipeline:
     def _timing(self, run: Run) -> Run:
         spans: list[Span] = []
         self.history.append(spans)
+        on_gpu = next(self.model.parameters()).is_cuda
 
         def timed(action: Action, message: Tensor | None) -> None:
             started = time.time()
             run(action, message)
-            if torch.cuda.is_available():
+            if on_gpu:
                 torch.cuda.synchronize()
             spans.append(Span(action, started, time.time()))
 

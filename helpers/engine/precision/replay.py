@@ -64,12 +64,12 @@ def _sum_of_words(numbers: Tensor) -> Tensor:
 def random_streams() -> dict[str, Tensor]:
     """Where this rank's random numbers stand."""
     streams = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # not by asking: a rank on the CPU holds no GPU memory
         streams["cuda"] = torch.cuda.get_rng_state()
     return streams
 
 
 def set_random_streams(streams: dict[str, Tensor]) -> None:
     torch.set_rng_state(streams["cpu"])
-    if "cuda" in streams and torch.cuda.is_available():
+    if "cuda" in streams and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(streams["cuda"])

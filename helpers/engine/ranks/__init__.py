@@ -9,10 +9,11 @@ meeting.py joins them, by a store that listens at one address; agreeing.py is wh
 waiting.py names the rank that the others wait for; leaving.py ends them.
 """
 
-from .agreeing import on_all_ranks, over_ranks
+from .agreeing import largest_over_ranks, on_all_ranks, over_ranks
 from .leaving import die_with_parent, run_and_leave
 from .meeting import (
     AGENT_HAS_STORE,
+    DEVICES,
     check_environment,
     distributed,
     join,
@@ -24,10 +25,12 @@ from .meeting import (
 
 __all__ = [
     "AGENT_HAS_STORE",
+    "DEVICES",
     "check_environment",
     "die_with_parent",
     "distributed",
     "join",
+    "largest_over_ranks",
     "on_all_ranks",
     "over_ranks",
     "pick_device",

@@ -24,14 +24,30 @@ from .waiting import named
 MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
 # NCCL's watchdog then leaves for `torchfrtrace` what each rank has called (after a wait in vain)
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+DEVICES = ("auto", "cpu", "cuda")
 AGENT_HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-def pick_device() -> torch.device:
-    """This process's device: its own GPU where there is one, else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device("cpu")
+def pick_device(kind: str = "auto") -> torch.device:
+    """This process's device.
+
+    Args:
+        kind: one of DEVICES; auto is a GPU where the machine has any, else its processor.
+
+    Raises:
+        UserError: the machine has fewer GPUs than ranks.
+    """
+    count = torch.cuda.device_count()
+    if kind == "cpu" or (kind == "auto" and not count):
+        return torch.device("cpu")
+    local = _whole(os.environ, "LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
+    if local >= count:
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", local + 1)
+        raise UserError(
+            f"GPUs of this machine: {count}, ranks on it: {ranks}, and each needs one of its own: "
+            "start fewer, or train on the processor with --device cpu"
+        )
+    return torch.device("cuda", local)
 
 
 @contextmanager

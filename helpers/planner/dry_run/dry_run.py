@@ -13,9 +13,10 @@ kernels and communication library take beside the tensors is not seen.
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -88,7 +89,15 @@ class DryRun:
         return asdict(self) | {"peak_bytes": self.peak_bytes, "messages": sent}
 
 
-def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_len: int) -> DryRun:
+def dry_run(
+    config: Any,
+    plan: ParallelPlan,
+    rank: int = 0,
+    *,
+    batch: int,
+    seq_len: int,
+    device: str = "cpu",
+) -> DryRun:
     """One training step of a transformers configuration as `rank` of the plan's world. Every token
     is taken to have a label.
 
@@ -110,7 +119,8 @@ def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_l
         if getattr(plan, switch):
             raise UserError(f"a dry run cannot {switch}: leave {switch} out of the plan")
     config = copy.deepcopy(config)  # laying a model out changes its configuration
-    with pretended(plan.world_size, rank):
+    own_device = device_of_its_own() if device == "meta" else nullcontext()
+    with pretended(plan.world_size, rank), own_device:
         mesh = plan.mesh("cpu")
         data_group(mesh, plan)  # makes a mesh of ranks, which are real numbers
         with torch.device("meta"):
@@ -120,7 +130,7 @@ def dry_run(config: Any, plan: ParallelPlan, rank: int = 0, *, batch: int, seq_l
         parallelize(model, plan, mesh, check=False)  # on tensors without values nothing is equal
         ties = tied(model)
         with SizesOnly(allow_non_fake_inputs=True), unmasked():
-            model.to_empty(device="cpu")
+            model.to_empty(device=device)
             tie(ties)
             draw(model, 0, weights=False)
             settle(model)
@@ -149,9 +159,16 @@ def watched(trainer: Trainer, ids: Tensor, labels: Tensor) -> DryRun:
 
 class SizesOnly(FakeTensorMode):
     """Fake tensors, and what they cannot know: a number read from one is 1, and a mask keeps
-    everything."""
+    everything.
+
+    Attributes:
+        host_reads: how often the host has waited for a value that a device of its own computed.
+    """
+
+    host_reads = 0
 
     def dispatch(self, func, types, args=(), kwargs=None):
+        self.host_reads += _reads_device(func, args, kwargs or {})
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.index.Tensor and _is_mask(args[1]):
@@ -164,8 +181,50 @@ class SizesOnly(FakeTensorMode):
         return super().dispatch(func, types, args, kwargs)
 
 
+MASKABLE = (
+    aten.index,
+    aten.index_put,
+    aten.index_put_,
+    aten._unsafe_index_put,
+    aten._index_put_impl_,
+)
+
+
+def _reads_device(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Does the host wait for values of `meta` in this operation? How many numbers a mask keeps is
+    one, for it is the size of what comes out."""
+    if not (args and isinstance(args[0], FakeTensor) and args[0].device.type == "meta"):
+        return False
+    if func is aten._to_copy.default:
+        device = kwargs.get("device")
+        return device is not None and torch.device(device).type == "cpu"
+    if func._overloadpacket in MASKABLE:
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    return func._overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.masked_select)
+
+
 def _is_mask(indices: list[Tensor | None]) -> bool:
     return len(indices) == 1 and indices[0].dtype == torch.bool
+
+
+@contextmanager
+def device_of_its_own() -> Iterator[None]:
+    """Let torch train on `meta` as on an accelerator, whose tensors meet none of the CPU's: it
+    takes a parameter there for one that somebody forgot to make."""
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.optim import optimizer
+
+    fused = optimizer._get_fused_kernels_supported_devices()
+    with ExitStack() as stack:
+        for place, name, value in (
+            (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
+            (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device("meta")),
+            (optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused, "meta"]),
+            (torch, "meta", torch.cpu),  # whose streams it has
+        ):
+            stack.enter_context(mock.patch.object(place, name, value, create=True))
+        yield
 
 
 @contextmanager

@@ -28,21 +28,25 @@ HERE_ALONE = {  # ranks listen on this machine's loopback device, and rank 0 kee
 ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception): ")
 
 
-def calibrate(path: str | Path, ranks: int = 4, gpus: bool = True) -> Cluster:
+def calibrate(path: str | Path, ranks: int | None = None, gpus: bool = True) -> Cluster:
     """Measure this machine with `ranks` processes, save what was found as JSON, and return it.
 
     On GPUs a rank has one each. Takes well under a minute.
 
     Args:
+        ranks: 4 by default, or as many as there are GPUs if those are fewer. On a machine of one
+            GPU it is 1, and the links are those of that GPU to itself.
         gpus: measure these where there are any; else the CPU's cores.
 
     Raises:
         UserError: ranks that are no whole number of at least 2, more of them than GPUs, or a
             measurement that failed, with its last line.
     """
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 2:
-        raise UserError(f"links need two ranks at least: ranks is a whole number, not {ranks!r}")
     there = torch.cuda.device_count() if gpus else 0
+    if ranks is None:
+        ranks = min(4, there or 4)
+    if type(ranks) is not int or ranks < (1 if there == 1 else 2):
+        raise UserError(f"links need two ranks at least: ranks is a whole number, not {ranks!r}")
     if there and ranks > there:
         raise UserError(f"there are {there} GPUs, so at most {there} ranks, not {ranks}")
     path = Path(path).resolve()

@@ -78,7 +78,8 @@ def examine(folder: Path, device: torch.device | None = None) -> list[RankHealth
         if not any(finding.slower for finding in judge(found)):
             break
         found = [_better(*two) for two in zip(found, measure(folder, device))]
-    if torch.cuda.is_available():  # the run that follows has the memory, and its own peak
+    # the run that follows has the memory, and its own peak
+    if (device or pick_device()).type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return found

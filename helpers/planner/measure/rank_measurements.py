@@ -46,7 +46,9 @@ def measure() -> dict[str, Any]:
     if shared:  # while one waits, another has its core: rates of a rank that has one
         rates = {name: rate * world / together for name, rate in rates.items()}
     memory = memory_bytes_per_s(device) * (world / together if shared else 1)
-    links = {kind: _link(kind, device) for kind in KINDS}
+    operation_s = _operation_s(device) * (together / world if shared else 1)
+    links = {kind: _link(kind, device) for kind in KINDS} if world > 1 else {}
+    link = links.get("all_reduce") or Link(memory, operation_s)  # one rank's is to itself: a copy
     fields = {
         "name": torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name(),
         "nodes": 1,
@@ -54,10 +56,10 @@ def measure() -> dict[str, Any]:
         "memory_bytes": _device_bytes(device, world),
         "matmul_flops": rates,
         "memory_bytes_per_s": memory,
-        "intra": asdict(links["all_reduce"]),
-        "inter": asdict(links["all_reduce"]),
+        "intra": asdict(link),
+        "inter": asdict(link),
         "measured": {kind: asdict(link) for kind, link in links.items()},
-        "operation_s": _operation_s(device) * (together / world if shared else 1),
+        "operation_s": operation_s,
         "together": together if shared else None,
         "overlaps": device.type == "cuda",
     }
