@@ -12,6 +12,7 @@ ranks when pipeline and tensor ranks are taken out (`rdp`).
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -81,16 +82,21 @@ def read_smp_config(
     if wants:
         raise UserError(f"world_size must be {wants}, not {world_size!r}")
     if version is None:
-        version = 1 if any(key in keys(1) and key not in keys(2) for key in given) else 2
+        version = version_of(given)
     if version not in (1, 2):
         raise UserError(f"the library had version 1 and 2, not {version!r}")
     table = keys(version)
     for key, value in given.items():
-        _check(key, value, table, version)
+        check_key(key, value, table, version)
     left_out = {key: table[key].note for key in given if table[key].note}
     values = {key: record.default for key, record in table.items()} | given
     read = _version_1 if version == 1 else _version_2
     return read(values, world_size, left_out)
+
+
+def version_of(given: Iterable[str]) -> int:
+    """Of the library: 1 where a key is version 1's own, else 2."""
+    return 1 if any(key in keys(1) and key not in keys(2) for key in given) else 2
 
 
 def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
@@ -155,7 +161,8 @@ def _parameters(config: Any) -> dict[str, Any]:
     return _parameters(inside.get("parameters", {}))
 
 
-def _check(key: str, value: Any, table: dict[str, Key], version: int) -> None:
+def check_key(key: str, value: Any, table: dict[str, Key], version: int) -> None:
+    """Raise a UserError if a configuration cannot have this key with this value."""
     if key not in table:
         raise UserError(_unknown(key, table, version))
     record = table[key]

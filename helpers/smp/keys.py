@@ -28,7 +28,8 @@ class Key:
     kind: `whole` (a whole number from `least`), `number` (from 0 to `most`), `flag`, `word`, or
         `choice`, one of the words in `choices`.
     default: the library's own.
-    note: why it does nothing here; such a key is left out.
+    became: what it is here, where it is kept. note: why it does nothing here; such a key is left
+        out.
     only: the one value that can be kept, where there is one; `why` not the others, and the nearest.
     """
 
@@ -40,6 +41,7 @@ class Key:
     default: Any = None
     least: int = 1
     most: float = inf
+    became: str = ""
     note: str = ""
     only: Any = None
     why: str = ""
@@ -51,6 +53,8 @@ class Key:
             raise UserError("choices are those of the kind 'choice', and of no other")
         if self.only is not None and not self.why:
             raise UserError("a key with one value that can be kept says why not the others")
+        if bool(self.became) == bool(self.note or self.only is not None):
+            raise UserError("a key became something, or has a note or one value that is kept")
         if self.default is not None and self.wants(self.default):
             raise UserError(f"default must be {self.wants(self.default)}, not {self.default!r}")
 

@@ -1,0 +1,87 @@
+"""What a job would take on its machines, by the planner: memory, time and money, before it is paid."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.search.estimate import estimate
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the planner says. Bytes are of the fullest rank."""
+
+    memory_bytes: float
+    device_bytes: int
+    step_s: float
+    tokens_per_s: float
+    usd_per_hour: float | None
+    usd_per_million_tokens: float | None
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= self.device_bytes
+
+    def __str__(self) -> str:
+        fits = "fits" if self.fits else "does not fit"
+        words = (
+            f"{fits}: {self.memory_bytes / GIB:.1f} of {self.device_bytes / GIB:.0f} GiB; "
+            f"a step {self.step_s:.3g} s, {self.tokens_per_s:,.0f} tokens/s"
+        )
+        if self.usd_per_million_tokens is None:
+            return f"{words}; no price is recorded"
+        return f"{words}; ${self.usd_per_million_tokens:.3g} a million tokens"
+
+
+def price(
+    config: Any, plan: ParallelPlan, instance: str, nodes: int, batch: int, seq_len: int
+) -> Price:
+    """What a step takes.
+
+    Args:
+        config: a preset's name, or a transformers configuration.
+        instance: of EC2, with or without the service's `ml.`.
+        batch: samples of a step, over all ranks.
+
+    Raises:
+        UserError: the plan does not fit the model or the machines, or nothing is known of these.
+    """
+    config = load_config(config) if isinstance(config, str) else config
+    cluster = make_cluster(instance, nodes=nodes)
+    choice = estimate(config, plan, cluster, batch, seq_len)
+    dollars = choice.usd_per_token
+    return Price(
+        choice.memory.total,
+        cluster.memory_bytes,
+        choice.time.total_s,
+        choice.tokens_per_s,
+        cluster.usd_per_hour,
+        None if dollars is None else dollars * 1e6,
+    )
+
+
+def words_of(preset: str | None, plan: ParallelPlan | None, where: Any, flags: Any) -> str:
+    """The price of a job in a line, or why there is none."""
+    missing = [
+        name
+        for name, there in (
+            ("a model whose configuration comes with the engine", preset),
+            ("an instance with GPUs", where.instance),
+            ("batch_size", flags.get("batch_size")),
+            ("seq_len", flags.get("seq_len")),
+        )
+        if not there
+    ]
+    if plan is None or missing:
+        return f"no price without {', '.join(missing) or 'a plan'}"
+    try:
+        return str(
+            price(preset, plan, where.instance, where.nodes, flags["batch_size"], flags["seq_len"])
+        )
+    except UserError as error:
+        return f"no price: {error}"
