@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from helpers.engine.errors import UserError
 from helpers.leave.forms import forms
 from helpers.leave.report import report, to_json
+from helpers.leave.writing import in_words, written
 from helpers.smp.leaving import Leaving, leave
 
 
@@ -40,9 +41,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         found = leave(args.files, dict(map(_answer, args.answers)))
         _check_answers(found, args.answers)
-        text = to_json(found) if args.json else report(found)
+        scripts = written(found) if args.write else {}
+        text = to_json(found) if args.json else report(found) + in_words(scripts)
         if args.out is not None:
-            _write(found, args.out)
+            _write(found, scripts, args.out)
     except UserError as error:
         parser.error(str(error))
     print(text, end="")
@@ -60,10 +62,15 @@ def _answer(text: str) -> tuple[str, Any]:
 
 
 def _check_answers(found: Leaving, answers: list[str]) -> None:
-    pass
+    """Raise a UserError if a value is for a name that nothing asks for."""
+    for text in answers:
+        name = text.partition("=")[0].strip()
+        if name not in found.wanted:
+            asks = ", ".join(found.asked) or "nothing"
+            raise UserError(f"--set {name}: the files do not ask for it; they ask for {asks}")
 
 
-def _write(found: Leaving, out: Path) -> None:
+def _write(found: Leaving, scripts: dict[str, str], out: Path) -> None:
     """The report, and a folder for each run.
 
     Raises:
@@ -71,7 +78,8 @@ def _write(found: Leaving, out: Path) -> None:
     """
     if (out / "report.md").exists():
         raise UserError(f"{out} already has a report: give another --out, or remove it")
-    files = {"report.md": report(found), "report.json": to_json(found)}
+    files = {"report.md": report(found) + in_words(scripts), "report.json": to_json(found)}
+    files |= {f"written/{name}": text for name, text in scripts.items()}
     for number, job in enumerate(found.jobs, 1):
         if job.plan is not None and not job.refused:
             files |= {f"run-{number}/{name}": text for name, text in forms(job).items()}

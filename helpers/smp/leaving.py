@@ -51,6 +51,7 @@ class Leaving:
     mistakes: list[Mistake] = field(default_factory=list)
     unread: list[tuple[Place, str]] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
+    wanted: set[str] = field(default_factory=set)
     reads: list[Read] = field(default_factory=list)
 
     @property
@@ -88,6 +89,10 @@ def _read(sources: list[Source], answers: dict[str, Any], found: Leaving) -> Non
             read.estimators = estimators(program, followed)
             others[read.module] = followed
             found.reads.append(read)
+            found.wanted |= followed.wanted
+            if not followed.finished:
+                place = program.place(1)
+                found.unread.append((place, "too long to be followed to its end: values may lack"))
     found.beside = _beside(found.reads)
     used: set[Path] = set()
     for read in found.reads:
@@ -107,6 +112,7 @@ def _read(sources: list[Source], answers: dict[str, Any], found: Leaving) -> Non
                 found.jobs.append(job_of_script(read.followed, place, made, answers))
     found.lines.sort()
     found.mistakes.sort()
+    found.wanted |= {"processes", "processes_per_host", "instance_type", "instance_count"}
 
 
 def _entry_of(job: Estimator, reads: list[Read]) -> Read | None:

@@ -56,6 +56,7 @@ class Interpreter:
     Attributes:
         calls: of each call of something imported, what it was given, once for each time.
         parsed: what the program's parsers of arguments give.
+        wanted: names whose values the program does not give.
         finished: was it gone through to its end?
     """
 
@@ -71,6 +72,7 @@ class Interpreter:
         self.others = dict(others or {})
         self.calls: dict[ast.Call, list[Made]] = {}
         self.parsed: list[Namespace] = []
+        self.wanted: set[str] = set()
         self.finished = True
         self.names: Names = {"__name__": "__main__"}
         self._expressions = Expressions(self)
@@ -102,6 +104,7 @@ class Interpreter:
 
     def unknown(self, name: str, value: Unknown | None = None) -> Any:
         """What was answered for a name that the file does not give a value; else Unknown."""
+        self.wanted.add(name)
         return self.answers.get(name, value or Unknown(name))
 
     def given(self, *names: str) -> Any:

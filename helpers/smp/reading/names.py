@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from helpers.smp.reading.catalogue import catalogue
 
+MODEL = "smp.DistributedModel()"
 ROUNDS = 3  # of assignments from names that are assigned further down
 
 
@@ -22,8 +23,7 @@ class Names:
     def __init__(self, tree: ast.Module) -> None:
         self.imported: dict[str, str] = {}  # a name's text -> what it is imported as
         self.objects: dict[str, str] = {}  # a name's text -> the object that it holds
-        self.steps: set[str] = set()  # functions that a decorator of a library wraps
-        self.step_gives: dict[str, str] = {}
+        self.step_gives: dict[str, str] = {}  # functions that a decorator wraps -> what they give
         nodes = list(ast.walk(tree))
         for node in nodes:
             self._import(node)
@@ -108,6 +108,16 @@ class Names:
             gives = catalogue().gives(name) if name else None
             if gives:
                 self.step_gives[node.name] = gives
+                self._takes_gradients(node)
+
+    def _takes_gradients(self, function: ast.FunctionDef) -> None:
+        """In a step the object whose backward gets a loss is the model."""
+        given = {argument.arg for argument in function.args.args}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                owner = text_of(node.func.value)
+                if node.func.attr == "backward" and owner in given:
+                    self.objects.setdefault(owner, MODEL)
 
     def _bind(self, target: ast.AST, value: ast.AST) -> None:
         text = text_of(target)

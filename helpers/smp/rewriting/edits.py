@@ -1,0 +1,55 @@
+"""Changes of a text by spans of its syntax tree, applied at once."""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """Bytes from `start` up to `end` become `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Text:
+    """A program's text, by the places that its syntax tree gives: lines from 1, columns in bytes."""
+
+    def __init__(self, text: str) -> None:
+        self.data = text.encode()
+        self.starts = [0]
+        for line in self.data.split(b"\n"):
+            self.starts.append(self.starts[-1] + len(line) + 1)
+
+    def start(self, node: ast.AST) -> int:
+        return self.starts[node.lineno - 1] + node.col_offset
+
+    def end(self, node: ast.AST) -> int:
+        return self.starts[node.end_lineno - 1] + node.end_col_offset
+
+    def of(self, node: ast.AST) -> str:
+        return self.data[self.start(node) : self.end(node)].decode()
+
+    def line_start(self, line: int) -> int:
+        return self.starts[line - 1]
+
+    def replace(self, node: ast.AST, text: str) -> Edit:
+        return Edit(self.start(node), self.end(node), text)
+
+    def applied(self, edits: Iterable[Edit]) -> str:
+        """The text after all edits. One that lies inside another is a part of what that one takes
+        away; two that only overlap cannot be."""
+        kept: list[Edit] = []
+        for edit in sorted(set(edits), key=lambda one: (one.start, -one.end)):
+            if kept and edit.start < kept[-1].end:
+                if edit.end > kept[-1].end:
+                    raise ValueError(f"edits overlap: {kept[-1]} and {edit}")
+                continue
+            kept.append(edit)
+        parts, at = [], 0
+        for edit in kept:
+            parts += [self.data[at : edit.start], edit.text.encode()]
+            at = edit.end
+        return b"".join([*parts, self.data[at:]]).decode()
