@@ -99,6 +99,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--watch", nargs="?", const=WATCH_EVERY, type=whole, metavar="N", help=looks)
     add("--replay-check", type=whole, metavar="N", help="take every N-th step twice and compare")
     add("--device", choices=DEVICES, default="auto", help="auto: GPUs where there are any")
+    prints = "print every N-th step's line of metrics.jsonl, and the evaluation's"
+    add("--log-every", type=whole, metavar="N", help=prints)
     add("--timeout", type=seconds, help="seconds that a rank waits for the others")
     add("--track", type=names, default=(), help="tensorboard, mlflow, trackio, with commas")
     modes, says = ("warn", "refuse"), "measure the ranks first; refuse: those of which one is slow"

@@ -6,6 +6,7 @@ Exit codes: 0 done; 2 the arguments, the plan or the files that they name are wr
 nothing written); 1 it failed (the traceback, or one line where the disk is full).
 """
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -103,6 +104,7 @@ def run(job: Job, clock: Clock) -> None:
         if job.evaluation is not None:
             with clock.phase("evaluate"):
                 scores = evaluate(job, trainer)
+            log(job, {f"eval_{name}": value for name, value in scores.items()})
         if args.save or args.merge:
             with clock.phase("save"):
                 save(job, trainer.model)
@@ -213,6 +215,7 @@ def train(
             line = measured(batch, result, result.step_s - compiling_s, used)
             peak = largest_over_ranks(peak_memory_bytes(trainer.device))
             metrics.add(line | {"peak_memory_bytes": peak})
+            log(job, metrics.lines[-1] | {"samples_per_s": line["samples"] / line["step_s"]})
         warning = lately.spike(result.step, result.loss)
         if warning is not None:
             warnings.append(warning)
@@ -234,6 +237,14 @@ def train(
             f"all {len(metrics.lines)} steps were skipped, for no loss scale kept their gradients "
             "finite: take precision bf16 or fp32, or more steps"
         )
+
+
+def log(job: Job, line: dict[str, Any]) -> None:
+    """Print a line of metrics, as metrics.jsonl has it, where --log-every asks for its step: for what
+    scrapes the log by expressions."""
+    every = job.args.log_every
+    if every and is_first() and line.get("step", 0) % every == 0:
+        print(json.dumps(line), flush=True)
 
 
 def replay_due(job: Job, trainer: Trainer) -> bool:
