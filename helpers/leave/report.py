@@ -80,8 +80,9 @@ def _job(number: int, job: Job) -> str:
         words.append(f"Not in the files, so there is no plan yet: {asks}")
     if job.plan is not None and not job.refused:
         where = job.machines
-        machines = f"{where.nodes} x {where.instance or 'a machine without GPUs'}, {where.nproc} ranks each"
-        words.append(f"Plan: {job.plan.describe()} on {machines}. {words_of_price(job)}.")
+        kind = where.instance or "a machine without GPUs"
+        on = f"{where.nodes} x {kind}, {where.nproc} ranks each"
+        words.append(f"Plan: {job.plan.describe()} on {on}. {words_of_price(job)}.")
         words.append(f"```bash\n{torchrun_line(job)}\n```")
     if job.settings:
         rows = ((f"`{one.name}`", repr(one.value), one.words) for one in job.settings)
@@ -103,7 +104,7 @@ def _job(number: int, job: Job) -> str:
 
 
 def words_of_price(job: Job) -> str:
-    return words_of(job.preset, job.plan, job.machines, job.flags)
+    return words_of(job.config or job.preset, job.plan, job.machines, job.flags)
 
 
 def _sweep(number: int, sweep: Sweep) -> str:

@@ -1,4 +1,4 @@
-"""`--write`: the scripts with their calls replaced, and their diffs, by the names of their files."""
+"""`--write`: scripts with their calls replaced, and the diffs, by the names of files."""
 
 from typing import Any
 

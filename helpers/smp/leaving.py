@@ -23,6 +23,9 @@ from helpers.smp.jobs.tuners import Sweep, sweeps
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.names import Names
 from helpers.smp.reading.sources import Place, Program, Source, read_source
+from helpers.smp.recipes.recipe import read_recipe
+
+YAML = (".yaml", ".yml")
 
 
 @dataclass
@@ -71,7 +74,12 @@ def leave(paths: Sequence[Path], answers: Mapping[str, Any] | None = None) -> Le
     """
     answers = dict(answers or {})
     found = Leaving()
-    sources = [read_source(path) for path in dict.fromkeys(paths)]
+    paths = list(dict.fromkeys(paths))
+    recipes = [read_recipe(path, answers) for path in paths if path.suffix in YAML]
+    sources = [read_source(path) for path in paths if path.suffix not in YAML]
+    for recipe in recipes:
+        found.jobs.append(recipe.job)
+        found.lines += recipe.lines
     try:
         _read(sources, answers, found)
     except RecursionError:
@@ -112,7 +120,13 @@ def _read(sources: list[Source], answers: dict[str, Any], found: Leaving) -> Non
                 found.jobs.append(job_of_script(read.followed, place, made, answers))
     found.lines.sort()
     found.mistakes.sort()
-    found.wanted |= {"processes", "processes_per_host", "instance_type", "instance_count"}
+    found.wanted |= {
+        "processes",
+        "processes_per_host",
+        "instance_type",
+        "instance_count",
+        "num_nodes",
+    }
 
 
 def _entry_of(job: Estimator, reads: list[Read]) -> Read | None:

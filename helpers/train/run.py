@@ -240,8 +240,8 @@ def train(
 
 
 def log(job: Job, line: dict[str, Any]) -> None:
-    """Print a line of metrics, as metrics.jsonl has it, where --log-every asks for its step: for what
-    scrapes the log by expressions."""
+    """Print a line of metrics, as metrics.jsonl has it, where --log-every asks for its step: for
+    what scrapes the log by expressions."""
     every = job.args.log_every
     if every and is_first() and line.get("step", 0) % every == 0:
         print(json.dumps(line), flush=True)

@@ -42,7 +42,8 @@ HUB_PRESETS = {  # hub ids whose configurations come with the engine, for prices
 
 @dataclass
 class Job:
-    """One run. `refused` says why there is none; `asked` are names that the files do not give."""
+    """One run. `refused` says why there is none; `asked` are names that the files do not give;
+    `config` is the model's configuration, where a recipe has it."""
 
     name: str
     place: Place
@@ -56,6 +57,7 @@ class Job:
     rules: list[MappedRule] = field(default_factory=list)
     mpi: list[tuple[str, str, str, str]] = field(default_factory=list)
     family: Family | None = None
+    config: Any = field(default=None, repr=False)
     restarts: int = 0
     minutes: int | None = None
     estimator: Estimator | None = field(default=None, repr=False)
@@ -197,11 +199,8 @@ def _loaded(script: Interpreter) -> Iterator[tuple[str, str]]:
     """Classes of models that a script loads, and from where."""
     for times in script.calls.values():
         dotted = times[-1].dotted
-        if (
-            dotted.endswith((".from_pretrained", ".from_config"))
-            and "Model" in dotted
-            or ("For" in dotted and dotted.endswith((".from_pretrained", ".from_config")))
-        ):
+        made = dotted.endswith((".from_pretrained", ".from_config"))
+        if made and ("Model" in dotted or "For" in dotted):
             first = times[-1].args[0] if times[-1].args else None
             yield dotted, first if isinstance(first, str) else ""
 
@@ -220,9 +219,9 @@ def _variables(environment: Any, mpi: list[tuple[str, str, str, str]]) -> dict[s
 def _extras(found: Job, job: Estimator) -> None:
     """Compiling, watching, profiling, checkpoints, spot machines and the time limit."""
     compiler = job.get("compiler_config")
-    if isinstance(compiler, Made) and compiler.kwargs.get("enabled", True) is not False:
-        if found.plan is not None:
-            found.plan = replace(found.plan, compile=True)
+    compiles = isinstance(compiler, Made) and compiler.kwargs.get("enabled", True) is not False
+    if compiles and found.plan is not None:
+        found.plan = replace(found.plan, compile=True)
     if any(rule.kinds for rule in found.rules) or isinstance(job.get("debugger_hook_config"), Made):
         every = save_interval(job.get("debugger_hook_config"), job.get("rules"))
         found.flags["watch"] = every or EVERY

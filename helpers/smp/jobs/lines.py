@@ -1,4 +1,6 @@
-"""The table of every use: what it became, what is lost, what to do by hand, and when the old one ends."""
+"""The table of every use: what it became, what is lost, what to do by hand, and when the old one
+ends.
+"""
 
 import re
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Metric definitions of a job: what each is called, and the expression that reads it in our log.
 
-A job of the service scrapes its log by regular expressions. With --log-every N a run prints every N-th
-step's line of metrics.jsonl as it stands there, and its evaluation at the end; so an expression gives
-the same numbers as the file.
+A job of the service scrapes its log by regular expressions. With --log-every N a run prints every
+N-th step's line of metrics.jsonl as it stands there, and its evaluation at the end; so an
+expression gives the same numbers as the file.
 """
 
 import re
@@ -29,8 +29,8 @@ PLACEHOLDER = re.compile(r"[<>]+$")
 
 @dataclass(frozen=True)
 class Metric:
-    """A definition: its name and expression, and the expression for our log, empty where `words` say
-    why there is none."""
+    """A definition: its name and expression, and the expression for our log, empty where `words`
+    say why there is none."""
 
     name: str
     old: str

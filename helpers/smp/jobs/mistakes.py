@@ -1,4 +1,5 @@
-"""Mistakes that a script's syntax shows: what was published has them, and a run of it does not say so.
+"""Mistakes that a script's syntax shows: what was published has them, and a run of it does not say
+so.
 
 Each is told with its place, what it does, and what to do. Nothing else of a script is judged.
 """
@@ -159,8 +160,9 @@ def _never_loaded(program: Program, names: Names) -> Iterator[Mistake]:
                 yield Mistake(
                     program.place(inner.lineno),
                     "weights never loaded",
-                    "the library draws new weights for the layers that it splits, and nothing loads "
-                    "these afterwards: training starts from random ones. load_model keeps them",
+                    "the library draws new weights for the layers that it splits, and nothing "
+                    "loads these afterwards: training starts from random ones. load_model keeps "
+                    "them",
                 )
 
 

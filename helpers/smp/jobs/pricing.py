@@ -1,4 +1,4 @@
-"""What a job would take on its machines, by the planner: memory, time and money, before it is paid."""
+"""What a job would take on its machines, by the planner: memory, time and money."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -65,23 +65,29 @@ def price(
     )
 
 
-def words_of(preset: str | None, plan: ParallelPlan | None, where: Any, flags: Any) -> str:
-    """The price of a job in a line, or why there is none."""
+def words_of(model: Any, plan: ParallelPlan | None, where: Any, flags: Any) -> str:
+    """The price of a job in a line, or why there is none.
+
+    Args:
+        model: a preset's name or a configuration, where one is known.
+    """
     missing = [
         name
         for name, there in (
-            ("a model whose configuration comes with the engine", preset),
+            ("a model whose configuration is here", model),
             ("an instance with GPUs", where.instance),
             ("batch_size", flags.get("batch_size")),
             ("seq_len", flags.get("seq_len")),
         )
         if not there
     ]
+    if flags.get("lora_rank"):
+        return "no price with adapters: the planner's formulas are of full training"
     if plan is None or missing:
         return f"no price without {', '.join(missing) or 'a plan'}"
     try:
         return str(
-            price(preset, plan, where.instance, where.nodes, flags["batch_size"], flags["seq_len"])
+            price(model, plan, where.instance, where.nodes, flags["batch_size"], flags["seq_len"])
         )
     except UserError as error:
         return f"no price: {error}"

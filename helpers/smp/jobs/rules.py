@@ -11,7 +11,7 @@ WATCH = "--watch: "
 
 @dataclass(frozen=True)
 class MappedRule:
-    """A rule of the service by its name, what takes its place, and the kinds of --watch among it."""
+    """A rule of the service by its name, what takes its place, and kinds of --watch in it."""
 
     name: str
     words: str

@@ -116,10 +116,10 @@ class Settings:
             return Setting(
                 key, value, f"give --{_dashed(row.flag)}: {unknown_in(value)} is not in the file"
             )
-        given, words = self._value(row, value)
+        given, words = self.value(row, value)
         return Setting(key, value, words or f"--{_dashed(row.flag)} {given}", row.flag, given)
 
-    def _value(self, row: Flag, value: Any) -> tuple[Any, str]:
+    def value(self, row: Flag, value: Any) -> tuple[Any, str]:
         """The flag's value; or None, and why there is none."""
         if row.how in ("count", "per device", "per rank", "accumulation"):
             number = _number(value)

@@ -5,6 +5,7 @@ Nothing here touches a file, the network or the environment. What is not listed 
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helpers.smp.reading.values import (
@@ -51,8 +52,10 @@ PURE: dict[str, Callable[..., Any]] = {
 }
 BUILTINS = {name.rpartition(".")[2] for name in PURE} | {"dict", "vars", "print", "getattr"}
 METHODS = {
-    str: ("split", "rsplit", "replace", "lower", "upper", "strip", "lstrip", "rstrip", "title")
-    + ("startswith", "endswith", "join", "partition", "rpartition", "removeprefix", "find"),
+    str: (
+        *("split", "rsplit", "replace", "lower", "upper", "strip", "lstrip", "rstrip", "title"),
+        *("startswith", "endswith", "join", "partition", "rpartition", "removeprefix", "find"),
+    ),
     dict: ("get", "items", "keys", "values", "copy", "pop", "setdefault"),
     list: ("append", "extend", "insert", "copy", "index", "count", "pop", "remove"),
     tuple: ("index", "count"),
@@ -149,7 +152,7 @@ def _namespace(parser: Made, program: "Interpreter") -> Namespace:
         default = kwargs.get("default", default)
         convert = TYPES.get(getattr(kwargs.get("type"), "dotted", ""))
         if isinstance(default, str) and convert:
-            default = limited(lambda: convert(default))
+            default = limited(partial(convert, default))
         given = program.given(dest, long.lstrip("-"))
         if given is not None:
             default = _read(given, action, convert)

@@ -3,9 +3,9 @@
     for program in read_source(Path("train.ipynb")).programs:
         program.place(7)                                  # train.ipynb, cell 3, line 2
 
-Nothing of what is read is run. A notebook's code cells are one program, as its reader runs them from
-the top; a cell that begins with %%writefile NAME.py is a program of its own. Magics and shell lines
-become `pass`, so that lines keep their numbers. What cannot be read is refused in one line.
+Nothing of what is read is run. A notebook's code cells are one program, as its reader runs them
+from the top; a cell that begins with %%writefile NAME.py is a program of its own. Magics and shell
+lines become `pass`, so that lines keep their numbers. What cannot be read is refused in one line.
 """
 
 import ast
@@ -79,7 +79,7 @@ def read_source(path: Path) -> Source:
         UserError: there is no such file, or it is neither; one line that says why.
     """
     if path.suffix not in (".py", ".ipynb"):
-        raise UserError(f"{path} is neither a script (.py) nor a notebook (.ipynb)")
+        raise UserError(f"{path} is no script (.py), notebook (.ipynb) or recipe (.yaml)")
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MOST_FILE_BYTES else b""

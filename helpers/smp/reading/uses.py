@@ -1,8 +1,8 @@
 """Every use of the service's libraries in a program, each once, with its place.
 
 A use is an import, a look-up of something imported or of an object that a library made, an argument
-that only the service has, or a word that names one of its parts (backend "smddp"). What the tables do
-not know of the closed libraries is a use, too: it is reported, and refused.
+that only the service has, or a word that names one of its parts (backend "smddp"). What the tables
+do not know of the closed libraries is a use, too: it is reported, and refused.
 """
 
 import ast
@@ -16,6 +16,7 @@ from helpers.smp.reading.sources import Place, Program
 
 OPEN = ("estimator", "transformers")  # libraries with parts that are no part of the service's
 LONGEST = 80
+BY_WORD = ("import_module", "__import__", "getattr")  # what they look up is a word of their call
 INSTALLED = re.compile(r"\b(smdebug\w*|smdistributed\w*|smppy|torch_xla|smprof)\b")
 
 
@@ -88,9 +89,9 @@ class _Finder(ast.NodeVisitor):
             self.add(node.lineno, short, node.id, node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if text_of(node.func).rpartition(".")[2] in ("import_module", "__import__", "getattr"):
-            if short := self.names.short(node):
-                self.add(node.lineno, short, ast.unparse(node), node)
+        by_word = text_of(node.func).rpartition(".")[2] in BY_WORD
+        if by_word and (short := self.names.short(node)):
+            self.add(node.lineno, short, ast.unparse(node), node)
         called = self.names.name(node.func)
         for keyword in node.keywords:
             self._argument(called, keyword)

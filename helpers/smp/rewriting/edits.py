@@ -15,7 +15,7 @@ class Edit:
 
 
 class Text:
-    """A program's text, by the places that its syntax tree gives: lines from 1, columns in bytes."""
+    """A program's text, by the places of its syntax tree: lines from 1, columns in bytes."""
 
     def __init__(self, text: str) -> None:
         self.data = text.encode()

@@ -1,14 +1,16 @@
 """Which settings train best? A sweep tries them, one run after another, and can be killed.
 
     ranks = Ranks(2)
-    found = sweep("helpers.train", {"lr": ("log", 1e-4, 1e-2)}, trials=12, ranks=ranks, nproc=2,
-                  model="gptj-tiny", steps=60, out="runs/sweep")
+    space = {"lr": ("log", 1e-4, 1e-2)}
+    found = sweep("helpers.train", space, trials=12, model="gptj-tiny", steps=60, nproc=2,
+                  tp=2, ranks=ranks, out="runs/sweep")
     found.best, found.table, found.sentence
 
 space.py is what may be tried, sweep.py tries it, result.py is what came out of it, with its table,
-plots.py its two figures, __main__.py the same from a shell (`bash scripts/sweep`). Optuna chooses what
-is tried next; the folder holds everything, and the same call goes on where a killed sweep was.
+plots.py its two figures, __main__.py the same from a shell (`bash scripts/sweep`). Optuna chooses
+what is tried next; the folder holds everything, and the same call goes on where a killed sweep was.
 
-Papers: Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization (TPE); Jamieson and Talwalkar
-2016, Non-stochastic Best Arm Identification (successive halving); Akiba et al. 2019, Optuna.
+Papers: Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization (TPE); Jamieson and
+Talwalkar 2016, Non-stochastic Best Arm Identification (successive halving); Akiba et al. 2019,
+Optuna.
 """

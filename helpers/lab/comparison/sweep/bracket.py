@@ -1,8 +1,9 @@
 """The next value of a single range: evenly spread at first, then around the best one so far.
 
-Through the best value and its neighbours on both sides goes a parabola, and its lowest place is tried
-next; where that is no news, the larger side is cut by the golden section. So a smooth valley is found
-to a few per cent in a dozen trials, which a sampler that must serve any space does not promise.
+Through the best value and its neighbours on both sides goes a parabola, and its lowest place is
+tried next; where that is no news, the larger side is cut by the golden section. So a smooth valley
+is found to a few per cent in a dozen trials, which a sampler that must serve any space does not
+promise.
 
 Source: Brent 1973, Algorithms for Minimization without Derivatives, chapter 5.
 """
@@ -42,16 +43,13 @@ def _inside(
     width = right[0] - left[0]
     place = _lowest(left, best, right)
     apart = NEWS * width
-    if place is not None and abs(place - best[0]) >= apart:
-        if min(place - left[0], right[0] - place) >= apart:
-            return place
+    if place is not None and all(abs(place - known) >= apart for known, _ in (left, best, right)):
+        return place
     side = right if right[0] - best[0] > best[0] - left[0] else left
     return best[0] + GOLDEN * (side[0] - best[0])
 
 
-def _lowest(
-    a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]
-) -> float | None:
+def _lowest(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float | None:
     """Where the parabola through three places is lowest; None where it has no such place."""
     if not all(math.isfinite(value) for _, value in (a, b, c)):
         return None

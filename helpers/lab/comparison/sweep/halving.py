@@ -1,8 +1,10 @@
 """Successive halving: trials that are behind at a rung are stopped, and their time goes to others.
 
-Each trial is compared with those before it, as soon as it comes to a rung: nothing waits for others.
+Each trial is compared with those before it, as soon as it comes to a rung: nothing waits for
+others.
 
-Source: Li et al. 2020, A System for Massively Parallel Hyperparameter Tuning (asynchronous halving).
+Source: Li et al. 2020, A System for Massively Parallel Hyperparameter Tuning (asynchronous
+halving).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The two figures of a sweep: what each trial came to, and how the objective depends on each flag."""
+"""The two figures of a sweep: what each trial came to, and what depends on which flag."""
 
 import math
 

@@ -46,7 +46,6 @@ class Range:
         shares = [0.5] if count == 1 else [index / (count - 1) for index in range(count)]
         return list(dict.fromkeys(map(self.at, shares)))
 
-
     def untried(self, share: float, tried: Sequence[Any]) -> float:
         """The value at a share of the way."""
         return self.at(share)

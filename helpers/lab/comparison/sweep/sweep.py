@@ -1,7 +1,8 @@
 """sweep(): tries settings one run after another, keeps everything on disk, and goes on when killed.
 
-What is tried next is Optuna's choice, from a seed of the trial's own; so a sweep that was killed goes
-on to the trials that it would have had. A run that was killed with it goes on from its checkpoint.
+What is tried next is Optuna's choice, from a seed of the trial's own; so a sweep that was killed
+goes on to the trials that it would have had. A run that was killed with it goes on from its
+checkpoint.
 """
 
 import logging
@@ -176,8 +177,8 @@ def _begun(folder: Path, facts: dict[str, Any]) -> Sweep:
     for name, value in facts.items():
         if name not in free and found.facts.get(name) != value:
             raise UserError(
-                f"{shown(folder)} has a sweep with {name} {found.facts.get(name)!r}, not {value!r}: "
-                "choose another out, or call it as it was"
+                f"{shown(folder)} has a sweep with {name} {found.facts.get(name)!r}, not "
+                f"{value!r}: choose another out, or call it as it was"
             )
     found.facts |= {name: facts[name] for name in free}
     return found
@@ -236,7 +237,9 @@ class _Runner:
             (line.share_of(one.flags[name]), sign * one.value if one.state == DONE else math.inf)
             for one in self.found.trials
         ]
-        return {name: line.untried(next_share(known), [one.flags[name] for one in self.found.trials])}
+        return {
+            name: line.untried(next_share(known), [one.flags[name] for one in self.found.trials])
+        }
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
         samplers = optuna.samplers
