@@ -20,7 +20,8 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import MEMORY, SPEED, Costs, balance
 from helpers.engine.plan import ParallelPlan
-from helpers.smp.keys import Key, elsewhere, keys, wants_whole
+from helpers.smp.distribution.argument import beside, parameters_in
+from helpers.smp.keys import Key, does_nothing, elsewhere, keys, wants_whole
 
 SCHEDULE = {"interleaved": "1f1b", "simple": "gpipe"}
 
@@ -35,7 +36,8 @@ class SmpConfig:
     memory_weight: for the automatic partition, from 0 (time) to 1 (memory).
     clip: the largest gradient norm, where the configuration says it.
     seed: as `clip`.
-    left_out: keys that do nothing here, each with the reason.
+    env: variables of every rank, of mpi's options beside the configuration.
+    left_out: keys and options that do nothing here, each with the reason.
     """
 
     plan: ParallelPlan
@@ -44,6 +46,7 @@ class SmpConfig:
     memory_weight: float = SPEED
     clip: float | None = None
     seed: int | None = None
+    env: dict[str, str] = field(default_factory=dict, hash=False)
     left_out: dict[str, str] = field(default_factory=dict, hash=False)
 
     def global_batch(self, batch: int) -> int:
@@ -77,7 +80,7 @@ def read_smp_config(
         UserError: one line: an unknown key, a value of the wrong kind, keys that exclude each
             other, degrees that do not divide the processes, or what the engine cannot do.
     """
-    given = _parameters(config)
+    given = parameters_in(config)
     wants = wants_whole(world_size, least=1)
     if wants:
         raise UserError(f"world_size must be {wants}, not {world_size!r}")
@@ -88,10 +91,15 @@ def read_smp_config(
     table = keys(version)
     for key, value in given.items():
         check_key(key, value, table, version)
-    left_out = {key: table[key].note for key in given if table[key].note}
+    notes = {key: record.note for key, record in table.items() if record.note} | does_nothing()
+    left_out = {key: notes[key] for key in given if key in notes}
     values = {key: record.default for key, record in table.items()} | given
     read = _version_1 if version == 1 else _version_2
-    return read(values, world_size, left_out)
+    found = read(values, world_size, left_out)
+    if given is config:
+        return found
+    env, of_mpi = beside(config, world_size)
+    return replace(found, env=env, left_out=found.left_out | of_mpi)
 
 
 def version_of(given: Iterable[str]) -> int:
@@ -148,21 +156,10 @@ def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]
     return SmpConfig(plan, version=2, seed=values["random_seed"], left_out=left_out)
 
 
-def _parameters(config: Any) -> dict[str, Any]:
-    """The parameters inside an estimator's `distribution`, or the dictionary itself."""
-    if not isinstance(config, dict):
-        raise UserError(f"a configuration is a dictionary, not {config!r}")
-    inside = config.get("smdistributed", config)
-    inside = inside.get("modelparallel", inside) if isinstance(inside, dict) else inside
-    if inside is config:
-        return config
-    if not isinstance(inside, dict) or inside.get("enabled") is not True:
-        raise UserError("smdistributed has no modelparallel with enabled: True")
-    return _parameters(inside.get("parameters", {}))
-
-
 def check_key(key: str, value: Any, table: dict[str, Key], version: int) -> None:
     """Raise a UserError if a configuration cannot have this key with this value."""
+    if key in does_nothing():
+        return
     if key not in table:
         raise UserError(_unknown(key, table, version))
     record = table[key]

@@ -75,12 +75,16 @@ class Key:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A name that is no key, and the place where it belongs."""
+    """A name that is no key, and the place where it belongs.
+
+    nothing: why it does nothing here, where published jobs have it among the keys all the same.
+    """
 
     name: str
     place: str
     date: str
     source: str
+    nothing: str = ""
 
 
 @cache
@@ -97,6 +101,12 @@ def keys(version: int, path: Path | None = None) -> dict[str, Key]:
 def elsewhere(path: Path = ELSEWHERE) -> dict[str, str]:
     """The place of each name in elsewhere.csv, or in another file with its columns."""
     return {row.name: row.place for row in read_table(path, Elsewhere)}
+
+
+@cache
+def does_nothing() -> dict[str, str]:
+    """Of those names the ones that are left out, each with the reason."""
+    return {row.name: row.nothing for row in read_table(ELSEWHERE, Elsewhere) if row.nothing}
 
 
 def wants_whole(value: Any, least: int) -> str | None:

@@ -1,8 +1,6 @@
 """An estimator's distribution, hardware and precision as a plan, and what stands beside it."""
 
-import shlex
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -11,19 +9,8 @@ from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.configuration import SmpConfig, read_smp_config
 from helpers.smp.jobs.estimators import Estimator, part
 from helpers.smp.reading.values import Unknown, is_known, unknown_in
-from helpers.tables import read_table
 
-HERE = Path(__file__).parent
 WITHOUT_GPUS = ("local", "ml.m", "ml.c", "ml.t", "ml.r")
-
-
-@dataclass(frozen=True)
-class MpiOption:
-    """What becomes of a variable that mpirun would have given to every rank."""
-
-    prefix: str
-    verdict: str
-    words: str
 
 
 @dataclass
@@ -130,32 +117,3 @@ def configured(parameters: Any, ranks: int) -> Layout:
     except UserError as error:
         return Layout(refused=str(error))
     return Layout(config.plan, config)
-
-
-def mpi_variables(options: Any) -> list[tuple[str, str, str, str]]:
-    """Of mpirun's options: what is written, its verdict and why, and the variable as NAME=VALUE."""
-    if not isinstance(options, str):
-        return []
-    try:
-        words = shlex.split(options.replace("\\\n", " "))
-    except ValueError:
-        words = options.split()
-    rows, found, index = read_table(HERE / "mpi_options.csv", MpiOption), [], 0
-    while index < len(words):
-        word = words[index]
-        if word in ("-x", "--x") and index + 1 < len(words):
-            index += 1
-            variable = words[index]
-            row = next((row for row in rows if variable.startswith(row.prefix)), None)
-            verdict = row.verdict if row else "converted"
-            why = row.words if row else "a variable of every rank"
-            found.append(
-                (f"-x {variable}", verdict, why, variable if verdict == "converted" else "")
-            )
-        elif word.startswith("-"):
-            while index + 1 < len(words) and not words[index + 1].startswith("-"):
-                index += 1
-                word = f"{word} {words[index]}"
-            found.append((word, "left out", "torchrun starts the ranks, without MPI", ""))
-        index += 1
-    return found

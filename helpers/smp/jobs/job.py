@@ -7,14 +7,8 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import presets
 from helpers.engine.plan import ParallelPlan
-from helpers.smp.jobs.distributions import (
-    Layout,
-    Machines,
-    configured,
-    layout,
-    machines,
-    mpi_variables,
-)
+from helpers.smp.distribution.mpi_options import Option, mpi_options, variables
+from helpers.smp.jobs.distributions import Layout, Machines, configured, layout, machines
 from helpers.smp.jobs.estimators import Estimator, part
 from helpers.smp.jobs.metrics import Metric, metrics
 from helpers.smp.jobs.rules import MappedRule, mapped_rules, save_interval
@@ -55,7 +49,7 @@ class Job:
     settings: list[Setting] = field(default_factory=list)
     metrics: list[Metric] = field(default_factory=list)
     rules: list[MappedRule] = field(default_factory=list)
-    mpi: list[tuple[str, str, str, str]] = field(default_factory=list)
+    mpi: list[Option] = field(default_factory=list)
     family: Family | None = None
     config: Any = field(default=None, repr=False)
     restarts: int = 0
@@ -102,8 +96,8 @@ def job_of(job: Estimator, script: Interpreter | None, answers: Mapping[str, Any
     )
     given = job.get("hyperparameters")
     given = given if isinstance(given, dict) else {}
-    found.mpi = mpi_variables(part(job.get("distribution"), "mpi", "custom_mpi_options"))
-    found.env = _variables(job.get("environment"), found.mpi)
+    found.mpi = mpi_options(part(job.get("distribution"), "mpi", "custom_mpi_options"))
+    found.env = variables(found.mpi) | _variables(job.get("environment"))
     found.metrics = metrics(job.get("metric_definitions"))
     found.rules = mapped_rules(job.get("rules"))
     _fill(found, given, script)
@@ -205,15 +199,9 @@ def _loaded(script: Interpreter) -> Iterator[tuple[str, str]]:
             yield dotted, first if isinstance(first, str) else ""
 
 
-def _variables(environment: Any, mpi: list[tuple[str, str, str, str]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for *_, variable in mpi:
-        name, equals, value = variable.partition("=")
-        if equals:
-            found[name] = value
-    if isinstance(environment, dict):
-        found |= {str(k): str(v) for k, v in environment.items() if is_known(v)}
-    return found
+def _variables(environment: Any) -> dict[str, str]:
+    pairs = environment.items() if isinstance(environment, dict) else ()
+    return {str(name): str(value) for name, value in pairs if is_known(value)}
 
 
 def _extras(found: Job, job: Estimator) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.smp.configuration import check_key, version_of
-from helpers.smp.jobs.distributions import mpi_variables
+from helpers.smp.distribution.mpi_options import mpi_options
 from helpers.smp.jobs.estimators import Estimator, keys_of, part
-from helpers.smp.keys import keys
+from helpers.smp.keys import does_nothing, keys
 from helpers.smp.reading.catalogue import CONVERTED, LEFT_OUT, REFUSED, catalogue
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.names import Names
@@ -172,11 +172,11 @@ def _options(line: Line, value: Any) -> Line:
     """mpirun's options, each with what becomes of it."""
     if not isinstance(value, str):
         return replace(line, by_hand=f"{unknown_in(value)} is not in the file: read its options")
-    rows = mpi_variables(value)
-    if not rows:
+    options = mpi_options(value)
+    if not options:
         return replace(line, became="no option is given")
-    kept = any(verdict == CONVERTED for _, verdict, *_ in rows)
-    words = "; ".join(f"{option}: {verdict}, {why}" for option, verdict, why, _ in rows)
+    kept = any(one.verdict == CONVERTED for one in options)
+    words = "; ".join(f"{one.text}: {one.verdict}, {one.words}" for one in options)
     return replace(line, verdict=CONVERTED if kept else LEFT_OUT, became=words)
 
 
@@ -207,6 +207,8 @@ def _judged(key: str, value: Any, version: int) -> tuple[str, str, str]:
         check_key(key, value, table, version)
     except UserError as error:
         return REFUSED, str(error), "change the configuration as the line says"
+    if key not in table:
+        return LEFT_OUT, does_nothing()[key], ""
     record = table[key]
     if record.note:
         return LEFT_OUT, record.note, ""
