@@ -24,7 +24,7 @@ FOLDERS = sorted(
 )
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 # from the ground up: a top folder imports itself and those before it
-ORDER = ("engine", "tables", "text", "trace", "watch", "planner", "smp", "train", "lab")
+ORDER = ("engine", "tables", "text", "trace", "watch", "planner", "smp", "train", "lab", "leave")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))

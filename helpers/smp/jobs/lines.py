@@ -58,13 +58,15 @@ def lines(
 ) -> list[Line]:
     """Every use of a program, in its order."""
     given = _arguments(followed)
-    found = [_line(use, given) for use in uses(program, names)]
+    found: list[Line] = []
     for job in jobs:
-        found += [_line(use, given) for use in _of_estimator(job, program)]
         found += _distribution(job, program)
     for made in configurations(followed):
         config = made.args[0] if made.args else made.kwargs.get("config")
         found += _configuration(config, program)
+    found += [_line(use, given) for use in uses(program, names)]
+    for job in jobs:
+        found += [_line(use, given) for use in _of_estimator(job, program)]
     return sorted(_once(found))
 
 
@@ -148,12 +150,15 @@ class _At:
 
 def _distribution(job: Estimator, program: Program) -> Iterator[Line]:
     distribution = job.get("distribution")
+    parameters = part(distribution, "smdistributed", "modelparallel", "parameters")
+    version = version_of(parameters) if isinstance(parameters, dict) else 1
+    libraries = {"modelparallel": f"SMP v{version}", "dataparallel": "SMDDP"}
     for name, line, value in keys_of(distribution, "distribution"):
         key = name.rpartition("[")[2].removesuffix("]")
         if key in ("enabled", "parameters"):  # said by what they are of
             continue
         row = catalogue().find(f"distribution[{key}]") or catalogue().rows["distribution[*]"]
-        library = {"modelparallel": "SMP v1", "dataparallel": "SMDDP"}.get(key, "estimator")
+        library = libraries.get(key, "estimator")
         one = Line(
             program.place(line),
             library,
@@ -164,7 +169,6 @@ def _distribution(job: Estimator, program: Program) -> Iterator[Line]:
             row.by_hand,
         )
         yield _options(one, value) if key == "custom_mpi_options" else one
-    parameters = part(distribution, "smdistributed", "modelparallel", "parameters")
     yield from _configuration(parameters, program)
 
 

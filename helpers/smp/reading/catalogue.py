@@ -17,6 +17,7 @@ from helpers.engine.errors import UserError
 from helpers.tables import read_table
 
 FOLDER = Path(__file__).parents[1] / "calls"
+LIBRARIES, ENDINGS = FOLDER / "libraries.csv", FOLDER / "endings.csv"
 CONVERTED, LEFT_OUT, REFUSED = VERDICTS = ("converted", "left out", "refused")
 ANYWHERE, BESIDE = DISTINCT = ("anywhere", "beside")
 
@@ -81,7 +82,7 @@ class Catalogue:
     """All rows, by name."""
 
     def __init__(self) -> None:
-        rows = read_table(FOLDER / "libraries.csv", Library)
+        rows = read_table(LIBRARIES, Library)
         self._libraries = sorted(rows, key=lambda one: -len(one.module))  # the longest fits first
         self.tables = {row.table: row.name for row in rows}
         self.rows: dict[str, Call] = {}
@@ -94,7 +95,7 @@ class Catalogue:
         self.distinct = {n.rpartition(".")[2]: n for n, row in self.rows.items() if row.distinct}
         self._objects = {n.rpartition(".")[0] for n in self.rows if ")." in n}
         self._objects |= {n.rpartition("(")[0] for n in self.rows if n.count("(") > n.count("()")}
-        self.endings = {row.library: row for row in read_table(FOLDER / "endings.csv", Ending)}
+        self.endings = {row.library: row for row in read_table(ENDINGS, Ending)}
 
     def short(self, dotted: str) -> str | None:
         """The name that rows have for what is imported as `dotted`; None of other libraries."""

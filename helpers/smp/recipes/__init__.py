@@ -4,8 +4,8 @@
     found.job, found.lines
 
 yaml_file.py reads a file as keys with their lines and follows its ${...}; keys.csv has what becomes
-of each key; recipe.py puts them together: plan, flags, machines, and the model's configuration for
-the planner's prices. Reinforcement learning, preference tuning, closed models, Trainium and
+of each key, and readings.py how its value is read; recipe.py puts them together: plan, flags,
+machines, and the model's configuration for the planner's prices. Reinforcement learning, preference tuning, closed models, Trainium and
 evaluations are refused by name.
 
 Source: github.com/aws/sagemaker-hyperpod-recipes at 2631995 (2026-06-23), and its history.

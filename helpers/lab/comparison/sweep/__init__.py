@@ -6,9 +6,11 @@
                   tp=2, ranks=ranks, out="runs/sweep")
     found.best, found.table, found.sentence
 
-space.py is what may be tried, sweep.py tries it, result.py is what came out of it, with its table,
-plots.py its two figures, __main__.py the same from a shell (`bash scripts/sweep`). Optuna chooses
-what is tried next; the folder holds everything, and the same call goes on where a killed sweep was.
+space.py is what may be tried. sweep.py begins a sweep or goes on with it, runner.py runs its trials:
+Optuna chooses what is tried next, bracket.py where the space is one flag of numbers, and halving.py
+stops what is behind. result.py is what came out of it, with its table, plots.py its two figures,
+__main__.py the same from a shell. The folder holds everything; the same call goes on where a killed
+sweep was.
 
 Papers: Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization (TPE); Jamieson and
 Talwalkar 2016, Non-stochastic Best Arm Identification (successive halving); Akiba et al. 2019,
