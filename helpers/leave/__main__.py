@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from helpers.engine.errors import UserError
 from helpers.leave.forms import forms
 from helpers.leave.report import report, to_json
-from helpers.leave.writing import in_words, written
+from helpers.leave.writing import in_words, started, written
 from helpers.smp.leaving import Leaving, leave
 
 
@@ -79,7 +79,7 @@ def _write(found: Leaving, scripts: dict[str, str], out: Path) -> None:
     if (out / "report.md").exists():
         raise UserError(f"{out} already has a report: give another --out, or remove it")
     files = {"report.md": report(found) + in_words(scripts), "report.json": to_json(found)}
-    files |= {f"written/{name}": text for name, text in scripts.items()}
+    files |= {f"written/{name}": text for name, text in scripts.items()} | started(found, scripts)
     for number, job in enumerate(found.jobs, 1):
         if job.plan is not None and not job.refused:
             files |= {f"run-{number}/{name}": text for name, text in forms(job).items()}

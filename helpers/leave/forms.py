@@ -14,6 +14,8 @@ from helpers.lab.launch.command import MEET
 from helpers.lab.launch.flags import to_words
 from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.jobs.job import Job
+from helpers.smp.jobs.tuners import Sweep
+from helpers.smp.reading.values import is_known, unknown_in
 
 IMAGE, ROLE = "YOUR-IMAGE", "YOUR-ROLE"
 A_DAY = 24 * 60  # minutes
@@ -40,9 +42,36 @@ def torchrun_line(job: Job) -> str:
     return " ".join([*env, line])
 
 
+def sweep_line(sweep: Sweep) -> str:
+    """What starts a sweep over the runs of a tuner's job."""
+    job = sweep.job
+    space = [f"--space={name}={':'.join(map(str, one))}" for name, one in sweep.space.items()]
+    words = ["python", "-m", "helpers.lab.comparison.sweep", "helpers.train", *space]
+    words += ["--trials", str(sweep.trials or "TRIALS"), "--sampler", sweep.sampler]
+    words += ["--objective", sweep.objective]
+    words += ["--direction", sweep.direction] if sweep.direction == "maximize" else []
+    words += ["--halving"] if sweep.halving and sweep.direction == "minimize" else []
+    words += ["--nproc", str(job.machines.ranks or 1), "--out", "runs/sweep", "--"]
+    given = {"steps": "STEPS", **flags_of(job)}
+    fixed = {name: value for name, value in given.items() if name not in (*sweep.space, "epochs")}
+    return shlex.join([*words, *to_words(fixed)])
+
+
+def script_line(job: Job, script: str) -> str:
+    """What starts a converted script, with the job's own arguments for it."""
+    given = job.estimator.get("hyperparameters") if job.estimator else None
+    words: list[str] = []
+    for name, value in given.items() if isinstance(given, dict) else ():
+        words += [f"--{name}", str(value) if is_known(value) else str(unknown_in(value)).upper()]
+    ranks = ["--standalone", "--nproc-per-node", str(job.machines.nproc or 1)]
+    return shlex.join(["torchrun", *ranks, script, *words])
+
+
 def forms(job: Job) -> dict[str, str]:
     """The job's files by their names. A form that cannot be is its reason."""
     files = {"run.sh": f"#!/usr/bin/env bash\n{torchrun_line(job)}\n"}
+    if job.config is not None:
+        files["model/config.json"] = job.config.to_json_string()
     run = _described(job)
     minutes = job.minutes or A_DAY
     gpus = job.machines.instance is not None

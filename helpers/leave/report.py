@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from helpers.leave.forms import forms, torchrun_line
+from helpers.leave.forms import sweep_line, torchrun_line
 from helpers.smp.jobs.job import Job
 from helpers.smp.jobs.lines import Line
 from helpers.smp.jobs.pricing import words_of
@@ -84,6 +84,8 @@ def _job(number: int, job: Job) -> str:
         on = f"{where.nodes} x {kind}, {where.nproc} ranks each"
         words.append(f"Plan: {job.plan.describe()} on {on}. {words_of_price(job)}.")
         words.append(f"```bash\n{torchrun_line(job)}\n```")
+        if job.config is not None:
+            words.append("MODEL is the folder model/ beside the run's files, which --out writes.")
     if job.settings:
         rows = ((f"`{one.name}`", repr(one.value), one.words) for one in job.settings)
         words.append(
@@ -115,17 +117,6 @@ def _sweep(number: int, sweep: Sweep) -> str:
     if sweep.left:
         words.append("Left out:\n\n" + table(("range", "why"), sweep.left.items()))
     return "\n\n".join(words)
-
-
-def sweep_line(sweep: Sweep) -> str:
-    """The command line of a sweep."""
-    space = [f"--space {name}={':'.join(map(str, one))}" for name, one in sweep.space.items()]
-    words = ["python -m helpers.lab.sweep helpers.train", *space]
-    words += [f"--trials {sweep.trials}"] if sweep.trials else []
-    words += [f"--sampler {sweep.sampler}", f"--objective {sweep.objective}"]
-    words += ["--direction maximize"] if sweep.direction == "maximize" else []
-    words += ["--halving"] if sweep.halving else []
-    return " ".join([*words, "--out runs/sweep"])
 
 
 def as_data(found: Leaving) -> dict[str, Any]:
@@ -181,6 +172,3 @@ def _job_data(job: Job) -> dict[str, Any]:
 
 def to_json(found: Leaving) -> str:
     return json.dumps(as_data(found), indent=1, default=str) + "\n"
-
-
-__all__ = ["as_data", "forms", "report", "to_json"]

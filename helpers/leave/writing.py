@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from helpers.leave.forms import script_line
 from helpers.smp.jobs.estimators import part
 from helpers.smp.leaving import Leaving, Read
 from helpers.smp.reading.values import is_known
@@ -27,6 +28,18 @@ def written(found: Leaving) -> dict[str, str]:
         one = rewritten(read.source.path, read.program, _given(read, found), shared)
         files |= _files(read.source.path.name, one)
     return files
+
+
+def started(found: Leaving, files: dict[str, str]) -> dict[str, str]:
+    """For each job whose script was written, what starts it: run-N/script.sh."""
+    lines = {}
+    for number, job in enumerate(found.jobs, 1):
+        entry = str(job.estimator.get("entry_point", "")) if job.estimator else ""
+        name = entry.rpartition("/")[2]
+        if name in files:
+            line = script_line(job, f"written/{name}")
+            lines[f"run-{number}/script.sh"] = f"#!/usr/bin/env bash\n{line}\n"
+    return lines
 
 
 def in_words(files: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Leaving the closed service: its configurations, scripts, jobs and recipes become runs of this one.
+"""Leaving the closed service: its configurations, scripts, jobs and recipes become runs of ours.
 
 configuration.py reads a configuration of the SageMaker model parallel library into a plan and what
 stands beside it, or says in one line why it cannot be kept and what is nearest. keys.py reads what

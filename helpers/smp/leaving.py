@@ -107,7 +107,9 @@ def _read(sources: list[Source], answers: dict[str, Any], found: Leaving) -> Non
         for job in read.estimators:
             entry = _entry_of(job, found.reads)
             script = _again(entry, job, answers, others) if entry else None
-            used |= {entry.source.path} if entry else set()
+            if entry and script:  # its lines speak of it as this job starts it
+                used.add(entry.source.path)
+                entry.followed = script
             found.jobs.append(job_of(job, script, answers))
         found.sweeps += sweeps(read.program, read.followed, found.jobs)
     for read in found.reads:

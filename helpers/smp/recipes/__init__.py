@@ -5,8 +5,8 @@
 
 yaml_file.py reads a file as keys with their lines and follows its ${...}; keys.csv has what becomes
 of each key, and readings.py how its value is read; recipe.py puts them together: plan, flags,
-machines, and the model's configuration for the planner's prices. Reinforcement learning, preference tuning, closed models, Trainium and
-evaluations are refused by name.
+machines, and the model's configuration for the planner's prices. refused.csv names what is for
+something else: reinforcement learning, preference tuning, closed models, Trainium, evaluations.
 
 Source: github.com/aws/sagemaker-hyperpod-recipes at 2631995 (2026-06-23), and its history.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 from helpers.smp.reading.catalogue import catalogue
 from helpers.smp.reading.names import Names
-from helpers.smp.reading.sources import Program
+from helpers.smp.reading.sources import Place, Program
 from helpers.smp.reading.uses import Use, uses
 from helpers.smp.rewriting.calls import CannotReplace, Replacer, replacement_of
 from helpers.smp.rewriting.edits import Edit, Text
@@ -84,8 +84,6 @@ def _left(text: str, path: Path) -> list[str]:
     except SyntaxError as error:
         return [f"line {error.lineno} would be no Python: {error.msg}"]
     count = text.count("\n") + 2
-    from helpers.smp.reading.sources import Place
-
     program = Program(tree, text, [Place(str(path), 0, n) for n in range(1, count)])
     found = (use for use in uses(program, Names(tree)) if use.library in CLOSED)
     return [f"line {use.place.line}: {use.text} is left" for use in found]

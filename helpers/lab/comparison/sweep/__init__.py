@@ -6,7 +6,7 @@
                   tp=2, ranks=ranks, out="runs/sweep")
     found.best, found.table, found.sentence
 
-space.py is what may be tried. sweep.py begins a sweep or goes on with it, runner.py runs its trials:
+space.py is what may be tried. sweep.py begins a sweep, or goes on with it; runner.py runs trials.
 Optuna chooses what is tried next, bracket.py where the space is one flag of numbers, and halving.py
 stops what is behind. result.py is what came out of it, with its table, plots.py its two figures,
 __main__.py the same from a shell. The folder holds everything; the same call goes on where a killed

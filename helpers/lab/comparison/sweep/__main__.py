@@ -1,4 +1,7 @@
-"""A sweep from a shell: `python -m helpers.lab.comparison.sweep SCRIPT --space … --trials N -- FLAGS`.
+"""A sweep from a shell, with the script's own flags after `--`.
+
+    python -m helpers.lab.comparison.sweep helpers.train --space lr=log:1e-4:1e-2 --trials 12 \\
+        --nproc 2 --out runs/sweep -- --steps 60 --tp 2
 
 Exit codes: 0 done; 1 a trial failed at once; 2 an argument is wrong, in one line.
 """
@@ -25,7 +28,10 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     at = argv.index("--") if "--" in argv else len(argv)
-    parser = Parser(prog="python -m helpers.lab.comparison.sweep", description="Try settings, one run after another.")
+    parser = Parser(
+        prog="python -m helpers.lab.comparison.sweep",
+        description="Try settings, one run after another.",
+    )
     add = parser.add_argument
     add("script", help="a script, or a module such as helpers.train")
     add(
