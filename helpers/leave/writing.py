@@ -18,7 +18,11 @@ run = Session()
 
 def written(found: Leaving) -> dict[str, str]:
     """For each script NAME.py and NAME.py.diff, or NAME.py.reasons where it was not written."""
-    scripts = [read for read in found.reads if read.source.path.suffix == ".py"]
+    scripts = [
+        read
+        for read in found.reads
+        if read.source.path.suffix == ".py" and not read.estimators  # these start jobs
+    ]
     parallel = [read for read in scripts if any(line.library == "SMP v1" for line in read.lines)]
     shared = len(parallel) > 1
     files: dict[str, str] = {f"{SHARED}.py": SESSION} if shared else {}

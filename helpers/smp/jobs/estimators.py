@@ -7,8 +7,9 @@ from typing import Any
 from helpers.smp.reading.catalogue import catalogue
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.sources import Place, Program
-from helpers.smp.reading.values import Keyed, Made, Unknown
+from helpers.smp.reading.values import Keyed, Made, Unknown, same
 
+MOST = 20  # jobs of one call, in a loop
 NESTED = {  # arguments of ModelTrainer that hold an estimator's
     "source_code": {"entry_script": "entry_point", "source_dir": "source_dir"},
     "compute": {
@@ -41,7 +42,7 @@ class Estimator:
 
 
 def estimators(program: Program, followed: Interpreter) -> list[Estimator]:
-    """The estimators of a program, in its order; the last time of one that is called again."""
+    """The estimators of a program, in its order: each call once for each set of arguments."""
     found = []
     for node, times in followed.calls.items():
         short = catalogue().short(times[-1].dotted)
@@ -49,8 +50,17 @@ def estimators(program: Program, followed: Interpreter) -> list[Estimator]:
             continue
         place = program.place(node.lineno)
         kind = short.rpartition(".")[2]
-        found.append(Estimator(kind, place, times[-1], _arguments(times[-1])))
+        found += [Estimator(kind, place, made, _arguments(made)) for made in _different(times)]
     return sorted(found, key=lambda one: one.place)
+
+
+def _different(times: list[Made]) -> list[Made]:
+    """The calls that have arguments of their own."""
+    found: list[Made] = []
+    for made in times:
+        if len(found) < MOST and not any(same(made.kwargs, other.kwargs) for other in found):
+            found.append(made)
+    return found
 
 
 def _arguments(made: Made) -> Keyed:

@@ -7,6 +7,7 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import presets
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.distribution.mpi_options import Option, mpi_options, variables
 from helpers.smp.jobs.distributions import Layout, Machines, configured, layout, machines
 from helpers.smp.jobs.estimators import Estimator, part
@@ -94,6 +95,7 @@ def job_of(job: Estimator, script: Interpreter | None, answers: Mapping[str, Any
     found = Job(
         _name(job), job.place, where, layout(job.get("distribution"), where.ranks), estimator=job
     )
+    _spread(found, job, script)
     given = job.get("hyperparameters")
     given = given if isinstance(given, dict) else {}
     found.mpi = mpi_options(part(job.get("distribution"), "mpi", "custom_mpi_options"))
@@ -103,6 +105,18 @@ def job_of(job: Estimator, script: Interpreter | None, answers: Mapping[str, Any
     _fill(found, given, script)
     _extras(found, job)
     return found
+
+
+def _spread(found: Job, job: Estimator, script: Interpreter | None) -> None:
+    """With device_map="auto" one process has the layers on all GPUs: stages of a pipeline here."""
+    calls = script.calls.values() if script else ()
+    maps = any(one.kwargs.get("device_map") == "auto" for times in calls for one in times)
+    if not maps or found.machines.instance is None or job.get("distribution"):
+        return
+    gpus = find_instance(found.machines.instance).gpus
+    if gpus > 1 and found.machines.nodes == 1:
+        found.machines.nproc = gpus
+        found.layout = Layout(ParallelPlan(pp=gpus), words="layers over the GPUs, one by one")
 
 
 def job_of_script(
@@ -137,8 +151,9 @@ def _fill(found: Job, given: Mapping[Any, Any], script: Interpreter | None) -> N
     below = Settings(plan.dp if plan else 1, found.layout.config).read(
         {key: value for key, value in defaults.items() if value is not None}
     )
-    sized = {"hidden", "layers", "heads"}
-    flags |= {k: v for k, v in below.items() if k not in flags and k not in (*OF_PLAN, *sized)}
+    apart = {"hidden", "layers", "heads", *OF_PLAN}
+    apart |= {"steps", "epochs"} if {"steps", "epochs"} & flags.keys() else set()
+    flags |= {k: v for k, v in below.items() if k not in flags and k not in apart}
     _model(found, flags, given, script)
     found.flags = {key: value for key, value in flags.items() if key not in OF_PLAN}
     if found.layout.config is not None:

@@ -14,7 +14,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Price:
-    """What the planner says. Bytes are of the fullest rank."""
+    """What the planner says. Bytes are of the fullest rank; dollars are for machines on demand
+    without the service, `usd_per_hour` for all of them."""
 
     memory_bytes: float
     device_bytes: int
@@ -22,6 +23,7 @@ class Price:
     tokens_per_s: float
     usd_per_hour: float | None
     usd_per_million_tokens: float | None
+    steps: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -35,11 +37,32 @@ class Price:
         )
         if self.usd_per_million_tokens is None:
             return f"{words}; no price is recorded"
-        return f"{words}; ${self.usd_per_million_tokens:.3g} a million tokens"
+        words += f"; ${self.usd_per_million_tokens:.3g} a million tokens"
+        if self.usd is None:
+            return words
+        return f"{words}; {self.steps} steps take {self.seconds:.0f} s and ${self.usd:,.3g}"
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all steps; what comes before and after them is not in it."""
+        return None if self.steps is None else self.steps * self.step_s
+
+    @property
+    def usd(self) -> float | None:
+        """What the machines cost for so long."""
+        if self.steps is None or self.usd_per_hour is None:
+            return None
+        return self.seconds / 3600 * self.usd_per_hour
 
 
 def price(
-    config: Any, plan: ParallelPlan, instance: str, nodes: int, batch: int, seq_len: int
+    config: Any,
+    plan: ParallelPlan,
+    instance: str,
+    nodes: int,
+    batch: int,
+    seq_len: int,
+    steps: int | None = None,
 ) -> Price:
     """What a step takes.
 
@@ -60,8 +83,9 @@ def price(
         cluster.memory_bytes,
         choice.time.total_s,
         choice.tokens_per_s,
-        cluster.usd_per_hour,
+        None if cluster.usd_per_hour is None else cluster.usd_per_hour * nodes,
         None if dollars is None else dollars * 1e6,
+        steps,
     )
 
 
@@ -86,8 +110,7 @@ def words_of(model: Any, plan: ParallelPlan | None, where: Any, flags: Any) -> s
     if plan is None or missing:
         return f"no price without {', '.join(missing) or 'a plan'}"
     try:
-        return str(
-            price(model, plan, where.instance, where.nodes, flags["batch_size"], flags["seq_len"])
-        )
+        sizes = [flags[name] for name in ("batch_size", "seq_len")]
+        return str(price(model, plan, where.instance, where.nodes, *sizes, flags.get("steps")))
     except UserError as error:
         return f"no price: {error}"

@@ -109,8 +109,8 @@ class Interpreter(Statements):
                     value = value.kwargs.get("default", Unknown(node.target.id))
                 yield node.target.id, value, node.lineno
 
-    def call(self, function: Local, args: list[Any], kwargs: Keyed) -> Any:
-        """What one of the program's own functions returns."""
+    def call(self, function: Local, args: list[Any] | None, kwargs: Keyed) -> Any:
+        """What one of the program's own functions returns; with args None nobody calls it."""
         node = function.node
         if isinstance(node, ast.ClassDef):
             return Unknown(f"{node.name}()")
@@ -118,7 +118,7 @@ class Interpreter(Statements):
         if self._depth >= DEPTH:
             return Unknown(f"{name}()")
         inner = dict(function.names)
-        self._arguments(node.args, args, kwargs, inner, name)
+        self._arguments(node.args, args, kwargs, inner)
         self._followed.add(node)
         self._depth += 1
         try:
@@ -132,9 +132,9 @@ class Interpreter(Statements):
         return None
 
     def _arguments(
-        self, spec: ast.arguments, args: list[Any], kwargs: Keyed, inner: Names, name: str
+        self, spec: ast.arguments, given: list[Any] | None, kwargs: Keyed, inner: Names
     ) -> None:
-        positional = [*spec.posonlyargs, *spec.args]
+        positional, args = [*spec.posonlyargs, *spec.args], given or []
         first = len(positional) - len(spec.defaults)
         for index, one in enumerate([*positional, *spec.kwonlyargs]):
             default: ast.expr | None = None
@@ -150,9 +150,14 @@ class Interpreter(Statements):
                 inner[one.arg] = self.expressions.value(default, inner)
             else:
                 inner[one.arg] = self.unknown(one.arg)
-        for rest in (spec.vararg, spec.kwarg):
-            if rest is not None:
-                inner[rest.arg] = Unknown(rest.arg)
+        if spec.vararg is not None:
+            rest = Unknown(spec.vararg.arg) if given is None else tuple(args[len(positional) :])
+            inner[spec.vararg.arg] = rest
+        if spec.kwarg is not None:
+            named = {one.arg for one in (*positional, *spec.kwonlyargs)}
+            inner[spec.kwarg.arg] = (
+                Unknown(spec.kwarg.arg) if given is None else kwargs.without(named)
+            )
 
     def _uncalled(self) -> None:
         """Functions that nothing has called, those of classes too."""
@@ -161,6 +166,6 @@ class Interpreter(Statements):
                 if node in self._followed:
                     continue
                 try:
-                    self.call(Local(node, self.names), [], Keyed())
+                    self.call(Local(node, self.names), None, Keyed())
                 except Left:
                     continue

@@ -47,6 +47,12 @@ class Keyed(dict):
         for key, lines in getattr(other, "lines", {}).items():
             self.lines[key] = [*self.lines.get(key, []), *lines]
 
+    def without(self, names: set[Any]) -> "Keyed":
+        """The other keys, with their lines."""
+        rest = Keyed({key: value for key, value in self.items() if key not in names})
+        rest.lines = {key: list(lines) for key, lines in self.lines.items() if key in rest}
+        return rest
+
 
 class Namespace(Keyed):
     """What a parser of arguments gives: `args.x` is the key x."""

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from helpers.smp.reading.uses import Use
-from helpers.smp.rewriting.edits import Edit, Text
+from helpers.smp.rewriting.edits import Edit, Removed, Text
 from helpers.tables import read_table
 
 TABLE = Path(__file__).with_name("replacements.csv")
@@ -50,10 +50,11 @@ class Replacer:
 
     Args:
         parents: of each node of its tree.
+        removed: takes the statements that go.
     """
 
-    def __init__(self, text: Text, parents: dict[ast.AST, ast.AST]) -> None:
-        self.text, self.parents = text, parents
+    def __init__(self, text: Text, parents: dict[ast.AST, ast.AST], removed: Removed) -> None:
+        self.text, self.parents, self.removed = text, parents, removed
 
     def edits(self, use: Use) -> Iterator[Edit]:
         """What a use becomes.
@@ -126,7 +127,8 @@ class Replacer:
         statement = self._statement_of(node)
         if not isinstance(statement, SIMPLE):
             raise CannotReplace(f"{use.text} stands in a condition")
-        yield self.text.replace(statement, "pass")
+        self.removed.add(statement)
+        yield from ()
 
     def _raise(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
         words = f"line {use.place.line}, {use.text.split('(')[0]}: {text}"

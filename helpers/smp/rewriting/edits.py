@@ -53,3 +53,50 @@ class Text:
             parts += [self.data[at : edit.start], edit.text.encode()]
             at = edit.end
         return b"".join([*parts, self.data[at:]]).decode()
+
+
+class Removed:
+    """Statements that go. Where all of a block goes, so does its `if`; another keeps a `pass`."""
+
+    def __init__(self, text: Text, parents: dict[ast.AST, ast.AST]) -> None:
+        self.text, self.parents = text, parents
+        self.statements: set[ast.stmt] = set()
+
+    def add(self, statement: ast.stmt) -> None:
+        self.statements.add(statement)
+        parent = self.parents.get(statement)
+        if isinstance(parent, ast.If) and self._goes(parent):
+            self.add(parent)
+
+    def _goes(self, branch: ast.If) -> bool:
+        """All that it does is gone, and its test does nothing."""
+        nodes = ast.walk(branch.test)
+        does = any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in nodes)
+        return not does and all(one in self.statements for one in (*branch.body, *branch.orelse))
+
+    def edits(self) -> Iterable[Edit]:
+        for statement in self.statements:
+            block = self._block(statement)
+            if all(one in self.statements for one in block) and statement is block[0]:
+                yield self.text.replace(statement, "pass")
+            elif self._has_lines(statement):
+                start = self.text.line_start(statement.lineno)
+                yield Edit(start, self.text.line_start(statement.end_lineno + 1), "")
+            else:
+                yield self.text.replace(statement, "pass")
+
+    def _block(self, statement: ast.stmt) -> list[ast.stmt]:
+        parent = self.parents[statement]
+        for name in ("body", "orelse", "finalbody", "handlers"):
+            block = getattr(parent, name, [])
+            if isinstance(block, list) and statement in block:
+                return block
+        return [statement]
+
+    def _has_lines(self, statement: ast.stmt) -> bool:
+        """Nothing else stands on its lines."""
+        start = self.text.line_start(statement.lineno)
+        end = self.text.line_start(statement.end_lineno + 1)
+        before = self.text.data[start : self.text.start(statement)]
+        after = self.text.data[self.text.end(statement) : end].strip()
+        return not before.strip() and (not after or after.startswith(b"#"))

@@ -12,7 +12,7 @@ from helpers.smp.reading.names import Names
 from helpers.smp.reading.sources import Place, Program
 from helpers.smp.reading.uses import Use, uses
 from helpers.smp.rewriting.calls import CannotReplace, Replacer, replacement_of
-from helpers.smp.rewriting.edits import Edit, Text
+from helpers.smp.rewriting.edits import Edit, Removed, Text
 from helpers.smp.rewriting.steps import Steps
 
 CLOSED = ("SMP v1", "SMP v2", "SMDDP", "Profiler", "Debugger", "Training Compiler", "transformers")
@@ -106,6 +106,7 @@ class _Script:
         }
         self.steps = Steps(self.tree, self.text, names, self.parents)
         self.reasons: list[str] = []
+        self.removed = Removed(self.text, self.parents)
         self.parallel = any(use.library == "SMP v1" for use in found)
 
     def text_after(self) -> str:
@@ -113,14 +114,16 @@ class _Script:
         if self.parallel:
             edits += self.steps.step_edits()
             edits += self.steps.making()
-            edits += self.steps.devices()
+            edits += self.steps.devices(self.removed)
+            edits += self.steps.clipping()
             edits += self.steps.ending()
             edits += self._starts()
         edits += self._imports()
+        edits += self.removed.edits()
         return self.text.applied(edits)
 
     def _uses(self) -> Iterator[Edit]:
-        replacer = Replacer(self.text, self.parents)
+        replacer = Replacer(self.text, self.parents, self.removed)
         for use in self.found:
             if isinstance(use.node, ast.Name) and self._is_imported_anew(use):
                 continue

@@ -6,8 +6,9 @@ from typing import Any
 
 from helpers.smp.reading.names import Names, text_of
 from helpers.smp.rewriting.calls import CannotReplace
-from helpers.smp.rewriting.edits import Edit, Text
+from helpers.smp.rewriting.edits import Edit, Removed, Text
 
+CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
 MAKERS = {"from_pretrained": "", "from_config": "config="}
 
 
@@ -92,7 +93,7 @@ class Steps:
     def _creates(self, node: ast.expr) -> bool:
         return self.names.short(node) in ("smp.model_creation", "smp.delay_param_initialization")
 
-    def devices(self) -> Iterator[Edit]:
+    def devices(self, removed: Removed) -> Iterator[Edit]:
         """A rank's device is the session's."""
         for node in ast.walk(self.tree):
             if not isinstance(node, ast.Call):
@@ -101,11 +102,37 @@ class Steps:
             if dotted == "torch.cuda.set_device":
                 parent = self.parents.get(node)
                 if isinstance(parent, ast.Expr):
-                    yield self.text.replace(parent, "pass")
+                    removed.add(parent)
             elif dotted == "torch.device" and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and str(first.value).startswith("cuda"):
                     yield self.text.replace(node, "run.device")
+
+    def clipping(self) -> Iterator[Edit]:
+        """Gradients are the engine's: their norm is limited at the step, over all ranks.
+
+        Raises:
+            CannotReplace: it is not known whose gradients these are.
+        """
+        optimizers = {
+            text_of(node.targets[0])
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and self.names.short(node.value.func) == "smp.DistributedOptimizer"
+        }
+        for node in ast.walk(self.tree):
+            called = self.names.dotted(node.func) if isinstance(node, ast.Call) else None
+            if called not in CLIPS:
+                continue
+            if called != CLIPS[0] or len(node.args) < 2 or len(optimizers) != 1:
+                raise CannotReplace(
+                    f"line {node.lineno}: gradients are the engine's: write "
+                    "optimizer.clip_master_grads(limit) with the optimizer of run.optimizer"
+                )
+            limit = self.text.of(node.args[1])
+            (optimizer,) = optimizers
+            yield self.text.replace(node, f"{optimizer}.clip_master_grads({limit})")
 
     def ending(self) -> Iterator[Edit]:
         """`if __name__ == "__main__": main()` ends as the engine's runs do."""
@@ -125,8 +152,9 @@ class Steps:
         if given:
             words.append(f"given={given!r}")
         words += self._recomputing(start)
-        at = self.text.end(start) - 1
-        separator = ", " if start.args or start.keywords else ""
+        given_last = [*start.args, *(keyword.value for keyword in start.keywords)]
+        at = max(map(self.text.end, given_last), default=self.text.end(start) - 1)
+        separator = ", " if given_last else ""
         if words:
             yield Edit(at, at, separator + ", ".join(words))
 
