@@ -7,12 +7,11 @@
     found.best, found.table, found.sentence
 
 space.py is what may be tried. sweep.py begins a sweep, or goes on with it; runner.py runs trials.
-Optuna chooses what is tried next, bracket.py where the space is one flag of numbers, and halving.py
-stops what is behind. result.py is what came out of it, with its table, plots.py its two figures,
-__main__.py the same from a shell. The folder holds everything; the same call goes on where a killed
-sweep was.
+What is tried next, and which trials are stopped on the way, is Optuna's choice. result.py is what
+came out of it, with its table, plots.py its two figures, __main__.py the same from a shell. The
+folder holds everything; the same call goes on where a killed sweep was.
 
-Papers: Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization (TPE); Jamieson and
-Talwalkar 2016, Non-stochastic Best Arm Identification (successive halving); Akiba et al. 2019,
-Optuna.
+Papers: Jones, Schonlau and Welch 1998, Efficient Global Optimization (`gp`); Bergstra et al. 2011,
+Algorithms for Hyper-Parameter Optimization (`tpe`); Li et al. 2020, A System for Massively Parallel
+Hyperparameter Tuning (halving); Akiba et al. 2019, Optuna.
 """

@@ -16,21 +16,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FILE = "sweep.json"
-DONE, STOPPED, FAILED = "done", "stopped", "failed"
+RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
 
 
 @dataclass
 class Trial:
     """One run of a sweep.
 
-    state: done; stopped at a rung, where it was behind; or failed, as after it had diverged.
+    state: running, or killed with the sweep; done; stopped at a rung, where it was behind; or
+        failed, as after it had diverged.
     value: the objective; of a stopped one as it was then, None of a failed one.
-    seconds: of the machine, over all starts.
+    seconds: of the machine, since the trial was started last; none where an earlier trial had the
+        same settings, which `words` says.
     """
 
     number: int
     flags: dict[str, Any]
-    state: str = ""
+    state: str = RUNNING
     value: float | None = None
     steps: int = 0
     seconds: float = 0.0

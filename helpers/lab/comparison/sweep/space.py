@@ -2,7 +2,9 @@
 
     {"lr": ("log", 1e-4, 1e-2), "warmup": (0, 10), "optimizer": ["adamw", "adamw8bit"]}
 
-A range of two whole numbers is of whole numbers; `log` before it spreads it by its logarithm.
+A range of two whole numbers is of whole numbers; `log` before it spreads it by its logarithm. A
+list of numbers that rise is a range of which only these can be tried: a sampler knows which of them
+are neighbours.
 """
 
 import itertools
@@ -14,7 +16,7 @@ from typing import Any
 from helpers.engine.errors import UserError
 
 LOG = "log"
-MOST_POINTS = 100_000
+SPREADS = (LOG, "float", "int", "choice")  # words before a range on a command line
 
 
 @dataclass(frozen=True)
@@ -35,49 +37,12 @@ class Range:
         value = min(max(value, self.low), self.high)  # rounding may leave the range
         return round(value) if self.whole else value
 
-    def share_of(self, value: float) -> float:
-        """The share of the way at which a value lies."""
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
-
     def points(self, count: int) -> list[float]:
         """So many values, evenly spread, ends included; fewer where whole numbers fall together."""
-        shares = [0.5] if count == 1 else [index / (count - 1) for index in range(count)]
-        return list(dict.fromkeys(map(self.at, shares)))
-
-    def untried(self, share: float, tried: Sequence[Any]) -> float:
-        """The value at a share of the way."""
-        return self.at(share)
+        return list(dict.fromkeys(self.at(index / (count - 1)) for index in range(count)))
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Numbers in their order: a line on which only some places can be tried."""
-
-    values: tuple[float, ...]
-
-    def share_of(self, value: float) -> float:
-        return self.values.index(value) / (len(self.values) - 1)
-
-    def untried(self, share: float, tried: Sequence[Any]) -> float:
-        """The value nearest to a share of the way that has not been tried; any where all have."""
-        far = {value: abs(self.share_of(value) - share) for value in self.values}
-        left = [value for value in self.values if value not in tried] or list(self.values)
-        return min(left, key=far.__getitem__)
-
-
-Line = Range | Steps
 Space = dict[str, Range | list[Any]]
-LEAST_STEPS = 5  # numbers of a list, from which on it is a line
-
-
-def line_of(values: Range | list[Any]) -> Line | None:
-    """A flag's values as a line along which a valley can be searched; None where they are none."""
-    if isinstance(values, Range):
-        return None if values.whole else values
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
-    return Steps(tuple(sorted(values))) if numbers and len(values) >= LEAST_STEPS else None
 
 
 def read_space(space: Any) -> Space:
@@ -92,8 +57,6 @@ def read_space(space: Any) -> Space:
 
 
 def _one(name: str, values: Any) -> Range | list[Any]:
-    if isinstance(values, Range):
-        return values
     if isinstance(values, list):
         plain = all(isinstance(one, bool | int | float | str) for one in values)
         if not values or not plain or len(set(map(repr, values))) < len(values):
@@ -102,8 +65,7 @@ def _one(name: str, values: Any) -> Range | list[Any]:
     if not isinstance(values, tuple):
         raise UserError(f"{name}={values!r}: give a list of values, or a range as (low, high)")
     log, ends = values[:1] == (LOG,), values[1:] if values[:1] == (LOG,) else values
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in ends)
-    if len(ends) != 2 or not numbers or not all(map(math.isfinite, ends)):
+    if len(ends) != 2 or not all(map(_is_number, ends)) or not all(map(math.isfinite, ends)):
         raise UserError(f'{name}={values!r}: a range is (low, high), or ("log", low, high)')
     low, high = ends
     if not low < high or (log and low <= 0):
@@ -112,21 +74,30 @@ def _one(name: str, values: Any) -> Range | list[Any]:
     return Range(low, high, log, all(isinstance(one, int) for one in ends))
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _rises(values: Range | list[Any]) -> bool:
+    """Is it a list of numbers that rise?"""
+    if isinstance(values, Range) or len(values) < 3 or not all(map(_is_number, values)):
+        return False
+    return all(one < after for one, after in itertools.pairwise(values))
+
+
 def grid(space: Space, trials: int) -> list[dict[str, Any]]:
     """All combinations, of each range as many points as `trials` leaves room for.
 
     Raises:
         UserError: there is no room for two points of every range.
     """
-    lists = {name: values for name, values in space.items() if isinstance(values, list)}
-    ranges = {name: values for name, values in space.items() if isinstance(values, Range)}
-    room = trials // math.prod(map(len, lists.values()))
+    ranges = [values for values in space.values() if isinstance(values, Range)]
+    room = trials // math.prod(len(one) for one in space.values() if isinstance(one, list))
     each = _root(room, len(ranges)) if ranges else 1
     if room < 1 or (ranges and each < 2):
         raise UserError(f"{trials} trials are too few for a grid of {', '.join(space)}: give more")
-    points = {**lists, **{name: values.points(each) for name, values in ranges.items()}}
-    names = list(space)
-    return [dict(zip(names, each)) for each in itertools.product(*(points[n] for n in names))]
+    lists = [one.points(each) if isinstance(one, Range) else one for one in space.values()]
+    return [dict(zip(space, values)) for values in itertools.product(*lists)]
 
 
 def _root(number: int, degree: int) -> int:
@@ -135,17 +106,30 @@ def _root(number: int, degree: int) -> int:
     return root if root**degree <= number else root - 1
 
 
-def suggest(trial: Any, space: Space) -> dict[str, Any]:
-    """What Optuna's trial is to try."""
+def distributions(optuna: Any, space: Space) -> dict[str, Any]:
+    """The space as Optuna knows it; of a list that rises the places in it."""
+    kinds = optuna.distributions
     found = {}
     for name, values in space.items():
-        if isinstance(values, list):
-            found[name] = trial.suggest_categorical(name, values)
+        if _rises(values):
+            found[name] = kinds.IntDistribution(0, len(values) - 1)
+        elif isinstance(values, list):
+            found[name] = kinds.CategoricalDistribution(values)
         elif values.whole:
-            found[name] = trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
+            found[name] = kinds.IntDistribution(int(values.low), int(values.high), log=values.log)
         else:
-            found[name] = trial.suggest_float(name, values.low, values.high, log=values.log)
+            found[name] = kinds.FloatDistribution(values.low, values.high, log=values.log)
     return found
+
+
+def as_flags(numbers: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """The script's flags, of what Optuna has chosen."""
+    return {n: space[n][value] if _rises(space[n]) else value for n, value in numbers.items()}
+
+
+def as_numbers(flags: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """The same the other way."""
+    return {n: space[n].index(value) if _rises(space[n]) else value for n, value in flags.items()}
 
 
 def from_words(text: str) -> tuple[str, Any]:
@@ -163,7 +147,7 @@ def from_words(text: str) -> tuple[str, Any]:
         return name, [_value(word) for word in parts[1:]]
     if len(parts) == 1:
         return name, [_value(word) for word in words.split(",")]
-    ends: Sequence[Any] = [_value(word) for word in parts if word not in (LOG, "float", "int")]
+    ends: Sequence[Any] = [_value(word) for word in parts if word not in SPREADS]
     if "float" in parts:
         ends = [float(end) if isinstance(end, int) else end for end in ends]
     return name, (LOG, *ends) if LOG in parts else tuple(ends)

@@ -1,11 +1,9 @@
 """sweep(): tries settings one run after another, keeps everything on disk, and goes on when killed.
 
-What is tried next is Optuna's choice, from a seed of the trial's own; so a sweep that was killed
-goes on to the trials that it would have had. A run that was killed with it goes on from its
-checkpoint.
+A sweep that was killed tells Optuna again what it has tried, and goes on; a run that was killed
+with it goes on from its checkpoint.
 """
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from helpers.lab.comparison.sweep.space import Range, Space, read_space
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.paths import ROOT, shown, unused
 
-SAMPLERS = ("auto", "tpe", "random", "grid")
+SAMPLERS = ("gp", "tpe", "random", "grid")
 DIRECTIONS = ("minimize", "maximize")
 OBJECTIVES = ("final_loss", "eval_loss", "eval_accuracy")
 
@@ -28,7 +26,7 @@ def sweep(
     space: Mapping[str, Any],
     trials: int,
     *,
-    sampler: str = "auto",
+    sampler: str = "gp",
     halving: bool = False,
     objective: str = "final_loss",
     direction: str = "minimize",
@@ -48,8 +46,8 @@ def sweep(
     Args:
         script: as for `launch`; it trains, as helpers.train does.
         space: what may be tried, by the script's flags: see space.py.
-        sampler: `tpe`, which learns from the trials before; `random`; `grid`, evenly spread; or
-            `auto`: for one flag of numbers a search of its lowest place (bracket.py), else `tpe`.
+        sampler: `gp` and `tpe` learn from the trials before, `gp` from fewer of them; `random`; or
+            `grid`, evenly spread.
         halving: stop a trial at a ninth and at a third of its steps unless its loss is among the
             best third of those that came so far.
         objective: `final_loss`, the mean over the last tenth of the steps; or of the evaluation
@@ -68,8 +66,7 @@ def sweep(
             failed.
     """
     optuna = need("optuna", "sweep")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    logging.getLogger("optuna").setLevel(logging.ERROR)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     checked = read_space(space)
     facts = _facts(
         script, checked, trials, sampler, halving, objective, direction, seed, nproc, flags
@@ -78,10 +75,9 @@ def sweep(
     folder = Path(ROOT / (out if out is not None else unused("runs/sweep")))
     with claim(folder):
         found = _begun(folder, facts)
-        runner = Runner(found, checked, script, flags, show)
-        runner.options = {"nproc": nproc, "ranks": ranks, "env": env, "threads": threads}
-        every = checkpoint_every or max(1, flags["steps"] // 4)
-        runner.options |= {"checkpoint_every": every, "resume": "auto"}
+        options = {"nproc": nproc, "ranks": ranks, "env": env, "threads": threads}
+        options |= {"checkpoint_every": checkpoint_every or max(1, flags["steps"] // 4)}
+        runner = Runner(found, checked, script, flags, options | {"resume": "auto"}, show)
         runner.run(optuna, trials)
     return found
 
