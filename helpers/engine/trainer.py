@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,6 +16,7 @@ from .data_parallel.layouts import data_group, data_parallel
 from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
+from .messages.carriers import all_reduce
 from .models.causal_loss import IGNORED, check_tokens
 from .models.document_mask import PADDING
 from .pipeline.runner import MicroBatch, Pipeline
@@ -278,7 +278,7 @@ class Trainer:
         for name, group in (("reduce", self.group), ("wait", self.mesh.get_group("pp"))):
             if group.size() > 1:
                 with record_function(name):
-                    dist.all_reduce(sums, group=group)
+                    all_reduce(sums, group)
         return sums
 
     def _lr_factor(self) -> float:

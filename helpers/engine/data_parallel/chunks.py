@@ -9,7 +9,7 @@ and one all-gather brings it back.
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..tensor.gloo_exchange import gather_single, scatter_single
+from ..messages.carriers import gather_single, scatter_single
 from ..tensor.shards import chunk
 
 

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UserError
 from ..memory.recomputing import units
+from ..messages.carriers import Gather, Scatter, all_reduce
 from ..plan import ParallelPlan
-from ..tensor.gloo_exchange import Gather, Scatter
 from ..tensor.shards import chunk, local
 from .buckets import AllReduced, Buckets, ReduceScattered
 from .chunks import gather_chunks, scatter_rows
@@ -116,7 +116,7 @@ class FullyShard:
         parameter, shard = self.trainable[name], self.mesh.get_group("dp_shard")
         own = scatter_rows(gradient.to(self.dtype), shard)
         if self.sums and self.sums.each_time:
-            dist.all_reduce(own, group=self.sums.group)
+            all_reduce(own, self.sums.group)
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         local(parameter.grad).add_(own)

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from ..messages.carriers import all_reduce
+
 # Logits held at a time: small beside a layer's activations, large enough to keep the cores busy.
 CHUNK_BYTES = 64 * 2**20
 
@@ -166,7 +168,7 @@ def _chunk_loss(
     target = _at(logits, tokens, columns, owned) - largest * owned
     sums = torch.stack([exp.sum(1), target])
     if _size(group) > 1:
-        dist.all_reduce(sums, group=group)
+        all_reduce(sums, group)
     loss = (sums[0].log() - sums[1]).sum()
     gradient = exp.div_(sums[0].unsqueeze(1))
     if weight.shape[0]:
@@ -188,7 +190,7 @@ def _largest(logits: Tensor, group: ProcessGroup) -> Tensor:
     else:
         largest = logits.max(1).values
     if _size(group) > 1:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        all_reduce(largest, group, dist.ReduceOp.MAX)
     return largest
 
 

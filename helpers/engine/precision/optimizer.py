@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..data_parallel.owned_shards import OwnedShard as Part
 from ..errors import UserError, need
+from ..messages.carriers import all_reduce
 
 OPTIMIZERS = ("adamw", "adamw8bit")
 
@@ -60,7 +61,7 @@ def gradient_norm(parts: Iterable[Part], gradients: dict[str, Tensor]) -> Tensor
         shares = torch.tensor([1 / p.copies for p in held], dtype=torch.float64, device=device)
         total = (norms.square() * shares).sum()
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(total)
+        all_reduce(total)
     return total.sqrt()
 
 

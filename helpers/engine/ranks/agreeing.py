@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import UserError
+from ..messages.carriers import all_reduce
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ def over_ranks(value: Any) -> list[Any]:
 def largest_over_ranks(number: int) -> int:
     """The largest of the ranks' numbers, by a message of 8 bytes that no GPU takes part in."""
     largest = torch.tensor(number)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
 
 

@@ -19,18 +19,11 @@ Reducing Activation Recomputation, section 4.2.2 (g-bar and f-bar).
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .gloo_exchange import gather_single, scatter_single
-
-
-def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of `x` over the group, in a new tensor of the same shape."""
-    x = x.contiguous().clone()
-    dist.all_reduce(x, group=group)
-    return x
+from ..messages.carriers import gather_single, scatter_single
+from ..messages.carriers import sum_of as all_reduce
 
 
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:

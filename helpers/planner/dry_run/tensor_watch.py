@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from helpers.engine.messages.carriers import BOARD
+
 aten, profiler = torch.ops.aten, torch.ops.profiler
 
 TEMPORARY = "temporary"
@@ -168,6 +170,8 @@ class Watch(TorchDispatchMode):
     def _range(self, func: Any, args: tuple) -> None:
         if func is profiler._record_function_enter_new.default:
             self.opened += 1
+            if args[0].startswith(BOARD):
+                self._on_board(*args)
             kept = MADE_IN.get(args[0])
             self.spans.append((self.opened, kept) if kept else self.spans[-1])
         elif func._overloadpacket is profiler._record_function_exit:
@@ -181,6 +185,10 @@ class Watch(TorchDispatchMode):
             return  # nothing is sent
         payload = max(sum(tensor.nbytes for tensor in tensors(arg)) for arg in args)
         self.sent[Sent(KINDS.get(name, name), group.group_name, group.size(), payload)] += 1
+
+    def _on_board(self, name: str, message: str) -> None:
+        group, ranks, payload = message.split()
+        self.sent[Sent(name.removeprefix(BOARD), group, int(ranks), int(payload))] += 1
 
 
 def tensors(values: Any) -> list[Tensor]:
