@@ -32,6 +32,12 @@ def engine(name: str, title: str, **plan: Any) -> Peer:
     return Peer(name, title, "engine_peer", ranks, plan, joins=True)
 
 
+def over_gloo(name: str, **plan: Any) -> Peer:
+    """The peer above it, with messages by gloo in place of shared memory."""
+    peer = engine(name, "the same, messages over gloo", **plan)
+    return replace(peer, options={**peer.options, "gloo": True})
+
+
 ONE = Peer("one", "one process, transformers", "plain_peer", ranks=1)
 ONE_KEPT = Peer("one-kept", "the same, freed memory kept", "plain_peer", 1, {"keep": True})
 ENGINE_ONE = engine("engine-one", "one process, this engine")
@@ -40,7 +46,11 @@ TENSOR = (
     ONE,
     ENGINE_ONE,
     engine("engine-tp", "**this engine, tp=2**", tp=2),
+    over_gloo("engine-tp-gloo", tp=2),
     engine("engine-sp", "**this engine, tp=2, sequence parallel**", tp=2, sequence_parallel=True),
+    over_gloo("engine-sp-gloo", tp=2, sequence_parallel=True),
+    engine("engine-tp4", "**this engine, tp=4**", tp=4),
+    over_gloo("engine-tp4-gloo", tp=4),
     Peer("dtensor", "DTensor plan by hand", "dtensor_peer"),
     Peer("tp-plan", 'transformers tp_plan="auto"', "transformers_peer", families=("neox", "llama")),
 )
@@ -49,6 +59,7 @@ DATA = (
     ONE_KEPT,
     ENGINE_ONE,
     engine("engine-ddp", "**this engine, DDP**", dp_replicate=2),
+    over_gloo("engine-ddp-gloo", dp_replicate=2),
     Peer("ddp", "torch DistributedDataParallel", "ddp_peer"),
     engine("engine-zero1", "**this engine, ZeRO-1**", dp_shard=2, zero_stage=1),
     Peer(
@@ -60,6 +71,7 @@ DATA = (
     engine("engine-zero2", "**this engine, ZeRO-2**", dp_shard=2, zero_stage=2),
     Peer("deepspeed2", "DeepSpeed ZeRO-2", "deepspeed_peer", options={"stage": 2}),
     engine("engine-zero3", "**this engine, ZeRO-3**", dp_shard=2, zero_stage=3),
+    over_gloo("engine-zero3-gloo", dp_shard=2, zero_stage=3),
     Peer("fully-shard", "torch fully_shard", "fully_shard_peer"),
     Peer(
         "fully-shard-kept",

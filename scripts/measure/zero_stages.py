@@ -103,7 +103,7 @@ class Rung:
         with Messages() as messages:
             self.step(batch)
         self.sent, ranks = messages.bytes, self.plan.dp_shard
-        for kind, pieces in messages.pieces.items():  # over gloo, see exchange.py
+        for kind, pieces in messages.pieces.items():  # see gloo_exchange.py
             self.sent[kind] += pieces * ranks // (ranks - 1)
 
     def report(self) -> dict[str, Any]:
