@@ -8,6 +8,7 @@
     python scripts/benchmark.py compile             # blocks compiled and not, GPT-2 of 6 x 384
     python scripts/benchmark.py two-nodes           # FSDP and HSDP over a link of --mbit, GPT-NeoX
     python scripts/benchmark.py plan                # the planner's pick among all layouts, 4 ranks
+    python scripts/benchmark.py messages            # gloo and shared memory, by size, 2 to 8 ranks
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
 and take turns, so that what else the machine does meets all of them alike. The share of one process
@@ -32,7 +33,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compare, registry, work
-from benchmarks.studies import compiling, memory, naive_split, predicted, regret, two_nodes
+from benchmarks.studies import (
+    compiling,
+    memory,
+    messages,
+    naive_split,
+    predicted,
+    regret,
+    two_nodes,
+)
 
 from helpers.engine.errors import UserError
 from helpers.lab.launch.nodes.network_namespaces import Link
@@ -182,6 +191,12 @@ def _plans(args: argparse.Namespace, one: work.Work) -> dict[str, Any]:
     return {"cluster": dataclasses.asdict(cluster), "section": section, **regret.to_dict(found)}
 
 
+def _messages() -> dict[str, Any]:
+    rows = messages.measure(say)
+    print(messages.table(rows))
+    return {"rows": [messages.to_dict(row) for row in rows]}
+
+
 def say(text: str) -> None:
     """Progress, out of the table's way."""
     print(text, file=sys.stderr, flush=True)
@@ -215,7 +230,10 @@ def main() -> None:
         return
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
     try:
-        results = [run(args, name) for name in registry.FAMILIES if name in args.families]
+        if args.benchmark == "messages":
+            results = [_messages()]
+        else:
+            results = [run(args, name) for name in registry.FAMILIES if name in args.families]
     except UserError as error:
         sys.exit(f"error: {error}")
     record = {

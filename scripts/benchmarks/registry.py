@@ -159,4 +159,5 @@ BENCHMARKS = {
     "two-nodes": TWO_NODES,
     "qlora": QLORA,
     "plan": (),  # its layouts are those that a search looks at
+    "messages": (),  # trains nothing
 }
