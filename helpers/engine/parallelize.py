@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .context.attention import Context
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
@@ -58,7 +59,9 @@ def parallelize(
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
     model.check_s = time.perf_counter() - began
-    boundary = Boundary(mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel)
+    boundary = Boundary(
+        mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel, context_of(plan, mesh)
+    )
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:
         fill(model)
@@ -71,6 +74,11 @@ def parallelize(
     return model
 
 
+def context_of(plan: ParallelPlan, mesh: DeviceMesh) -> Context | None:
+    """What attention over the ranks of cp needs; None where there is one."""
+    return Context(mesh["cp"], plan.cp_attention) if plan.cp > 1 else None
+
+
 def lay_out(
     model: nn.Module, family: Family, plan: ParallelPlan, boundary: Boundary, pipeline_rank: int
 ) -> nn.Module:
@@ -80,7 +88,8 @@ def lay_out(
     heed_switch(model, family)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
-    apply_activations(model, family, plan.activation, plan.offload)
+    kept = boundary.context.kept if boundary.context else None
+    apply_activations(model, family, plan.activation, plan.offload, kept)
     apply_loss(model, family)
     model.family, model.masters = family, {}
     return model

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from .data_parallel.layouts import data_group, data_parallel
+from .context.parts import share
+from .data_parallel.axes import data_group, token_group
+from .data_parallel.layouts import data_parallel
 from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
@@ -99,6 +101,7 @@ class Trainer:
         self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps, optimizer)
         self.scaler = LossScaler.for_precision(plan.precision)
         self.group = data_group(mesh, plan)
+        self.token_group = token_group(mesh, plan)
         floats = (p.dtype for p in model.parameters() if p.is_floating_point())
         self.pipeline = Pipeline(
             model,
@@ -110,8 +113,8 @@ class Trainer:
         )
         self.device = self.parts[0].tensor.device
         self.steps_done = 0
-        # dropout differs between samples and between stages, not between the ranks of tp
-        torch.manual_seed(seed + 1_000_003 * self.group.rank() + 1_009 * self.pipeline.rank)
+        # dropout differs between tokens and between stages, not between the ranks of tp
+        torch.manual_seed(seed + 1_000_003 * self.token_group.rank() + 1_009 * self.pipeline.rank)
 
     def step(
         self,
@@ -240,7 +243,7 @@ class Trainer:
                     parts, num_items_in_batch=1, label_logits=wants
                 )
             for part, out in zip(parts, outputs):
-                targets = part.labels[:, 1:][part.labels[:, 1:] != IGNORED]
+                targets = part.targets[part.targets != IGNORED]
                 totals[0] += out.loss
                 totals[1] += len(targets)
                 if answers is not None:
@@ -260,22 +263,26 @@ class Trainer:
         check_tokens(input_ids, labels, self.model.vocabulary)
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
-        """This data rank's rows of a global batch in equal parts, on the device; under sequence
-        parallelism as long as a multiple of tp."""
+        """This data rank's rows of a global batch in equal parts, on the device, of each a rank of
+        cp its own tokens; under sequence parallelism as many as a multiple of tp."""
         ranks = self.group.size()
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         own = _part(batch, ranks, self.group.rank())
-        short = -own.ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
-        padded = (
-            None if values is None else F.pad(values, (0, short), value=fill).to(self.device)
-            for values, fill in zip(own, (0, IGNORED, PADDING), strict=True)
-        )
-        own = MicroBatch(*padded)
-        return [_part(own, n, index) for index in range(n)]
+        multiple = self.plan.tp if self.plan.sequence_parallel else 1
+        parts = (_part(own, n, index) for index in range(n))
+        if self.plan.cp > 1:
+            return [self._share(part, multiple).to(self.device) for part in parts]
+        return [_padded(part, multiple).to(self.device) for part in parts]
+
+    def _share(self, batch: MicroBatch, multiple: int) -> MicroBatch:
+        """What this rank of cp has of it."""
+        mesh, plan = self.mesh["cp"], self.plan
+        own = share(*batch[:3], mesh.get_local_rank(), plan.cp, plan.cp_split, multiple)
+        return MicroBatch(own.ids, own.targets, None, own.positions, own.part)
 
     def _over_samples(self, sums: Tensor) -> Tensor:
-        """Sum over the ranks that see other samples, from the pipeline ranks that have results."""
-        for name, group in (("reduce", self.group), ("wait", self.mesh.get_group("pp"))):
+        """Sum over the ranks that see other tokens, from the pipeline ranks that have results."""
+        for name, group in (("reduce", self.token_group), ("wait", self.mesh.get_group("pp"))):
             if group.size() > 1:
                 with record_function(name):
                     all_reduce(sums, group)
@@ -305,3 +312,13 @@ def _part(batch: MicroBatch, n: int, index: int) -> MicroBatch:
         return part
     first = MicroBatch(*(None if x is None else x[:1] for x in batch))
     return first._replace(labels=torch.full_like(first.labels, IGNORED))
+
+
+def _padded(batch: MicroBatch, multiple: int) -> MicroBatch:
+    """Rows of a length that is one of `multiple`."""
+    short = -batch.ids.shape[1] % multiple
+    padded = (
+        None if values is None else F.pad(values, (0, short), value=fill)
+        for values, fill in zip(batch, (0, IGNORED, PADDING))
+    )
+    return MicroBatch(*padded)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,6 +24,7 @@ from ..memory.recomputing import units
 from ..messages.carriers import Gather, Scatter, all_reduce
 from ..plan import ParallelPlan
 from ..tensor.shards import chunk, local
+from .axes import shard_mesh, token_group
 from .buckets import AllReduced, Buckets, ReduceScattered
 from .chunks import gather_chunks, scatter_rows
 from .hsdp import ReplicaSums
@@ -32,8 +32,8 @@ from .owned_shards import OwnedShard, lower_, make_owned_shard
 
 
 def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-    """ZeRO-3: shard every block, and what is left, over dp_shard. The sum over dp_replicate is
-    hsdp.py's.
+    """ZeRO-3: shard every block, and what is left, over dp_shard and cp. The sum over dp_replicate
+    is hsdp.py's.
 
     Blocks are gathered one ahead of their use, beside the stage's block before, and freed after it.
 
@@ -46,6 +46,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     policy = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=plan.sum_dtype if low else None, cast_forward_inputs=False
     )
+    shards = shard_mesh(mesh, plan)
     *blocks, rest = _wrapped(model, plan)
     dtypes = {str(p.dtype).removeprefix("torch.") for p in _trainable(model).values()}
     if len(dtypes) > 1:
@@ -54,7 +55,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
             f"{' and '.join(sorted(dtypes))}: zero_stage=1 and zero_stage=2 take several"
         )
     for unit in (*blocks, rest):
-        fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
+        fully_shard(unit, mesh=shards, mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
     whole_backward = len(model.stages) == 1 and not plan.splits_backward  # through all blocks
@@ -80,7 +81,7 @@ class FullyShard:
     """ZeRO-3, which fully_shard does; here is what the trainer asks of it."""
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-        self.model, self.mesh = model, mesh
+        self.model, self.shard = model, shard_mesh(mesh, plan).get_group()
         self.gradient_bytes = 0
         self.trainable = _trainable(model)
         own_dtype = next(iter(self.trainable.values())).dtype
@@ -90,7 +91,7 @@ class FullyShard:
             every, replicas = _wrapped(model, plan), mesh.get_group("dp_replicate")
             self.sums = ReplicaSums(every, replicas, each_time=self.dtype != own_dtype)
         self.parts = [
-            make_owned_shard(name, p, local(p.detach()), mesh, False, *_facts(model, name, p))
+            make_owned_shard(name, p, local(p.detach()), mesh, None, *_facts(model, name, p))
             for name, p in self.trainable.items()
         ]
 
@@ -113,8 +114,8 @@ class FullyShard:
 
     def add(self, name: str, gradient: Tensor) -> None:
         """Add a gradient of this rank's samples that came after the block's backward."""
-        parameter, shard = self.trainable[name], self.mesh.get_group("dp_shard")
-        own = scatter_rows(gradient.to(self.dtype), shard)
+        parameter = self.trainable[name]
+        own = scatter_rows(gradient.to(self.dtype), self.shard)
         if self.sums and self.sums.each_time:
             all_reduce(own, self.sums.group)
         if parameter.grad is None:
@@ -146,7 +147,8 @@ class Bucketed:
         self.mesh = mesh
         self.gradient_bytes = 0
         self.stage = plan.zero
-        self.shard = mesh.get_group("dp_shard")
+        self.shards = shard_mesh(mesh, plan)
+        self.shard = self.shards.get_group()
         # with weight gradients that come later there is nothing complete to send before the end
         self.sends_each_time = self.stage == 2 and not plan.splits_backward
         low = plan.low_dtype
@@ -160,7 +162,7 @@ class Bucketed:
             model.masters = {part.name: part for part in self.parts}
         self.trainable = _trainable(model)
         self.buckets: Buckets | None = None
-        if plan.dp > 1 or low is not None:
+        if plan.dp * plan.cp > 1 or low is not None:
             own_dtype = next(iter(before.values())).dtype
             dtype = plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own_dtype
             self.buckets = self._make_buckets(plan, dtype, hook)
@@ -169,7 +171,7 @@ class Bucketed:
         self, plan: ParallelPlan, dtype: torch.dtype, hook: Callable[..., Any] | None
     ) -> Buckets:
         if self.stage == 0:
-            return AllReduced(self.trainable, dtype, data_group(self.mesh, plan), hook)
+            return AllReduced(self.trainable, dtype, token_group(self.mesh, plan), hook)
         replicate = self.mesh.get_group("dp_replicate")
         return ReduceScattered(self.trainable, dtype, self.shard, replicate)
 
@@ -181,7 +183,8 @@ class Bucketed:
             tensor = chunk(tensor, 0, self.shard.size(), self.shard.rank())
         if copy:
             tensor = tensor.float().clone()
-        return make_owned_shard(name, parameter, tensor, self.mesh, self.stage > 0, decays, stages)
+        over = self.shards if self.stage else None
+        return make_owned_shard(name, parameter, tensor, self.mesh, over, decays, stages)
 
     def begin(self, last: bool, complete: bool) -> None:
         if self.buckets:
@@ -232,15 +235,6 @@ def data_parallel(
     if plan.zero == 3:
         return FullyShard(model, plan, mesh)
     return Bucketed(model, plan, mesh, hook)
-
-
-def data_group(mesh: DeviceMesh, plan: ParallelPlan) -> dist.ProcessGroup:
-    """All ranks that see other samples, replicas and shards together."""
-    if plan.dp_replicate == 1:
-        return mesh.get_group("dp_shard")
-    if plan.dp_shard == 1:
-        return mesh.get_group("dp_replicate")
-    return mesh["dp_replicate", "dp_shard"]._flatten("dp").get_group()
 
 
 def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int]:

@@ -100,6 +100,43 @@ def scatter_single(
     return _waited(scatter_by_pieces(piece, parts, group), async_op)
 
 
+def exchange(out: Tensor, x: Tensor, group: ProcessGroup | None = None) -> None:
+    """All-to-all: part i of `x` goes to rank i, and stands in its `out` at this rank's place. Both
+    are [n, ..] for n ranks, contiguous."""
+    group = group or dist.group.WORLD
+    board = _board(x, group)
+    if board is None:
+        dist.all_to_all_single(out, x, group=group)
+        return
+    with _carried("all_to_all", group, x):
+        board.all_to_all(out, x)
+
+
+class Shift:
+    """A tensor on its way to the next rank of a group, and the one before's on its way here."""
+
+    def __init__(self, x: Tensor, group: ProcessGroup) -> None:
+        self.sent, self.received, self.works = x.contiguous(), torch.empty_like(x), []
+        board = _board(x, group)
+        if board is not None:
+            with _carried("shift", group, x):
+                board.shift(self.received, self.sent)
+            return
+        n, rank = group.size(), group.rank()
+        ways = (dist.isend, self.sent, (rank + 1) % n), (dist.irecv, self.received, (rank - 1) % n)
+        # as one, for NCCL would wait for the peer of the first before it begins the second
+        self.works = dist.batch_isend_irecv(
+            [dist.P2POp(way, tensor, group=group, group_peer=peer) for way, tensor, peer in ways]
+        )
+
+    def wait(self) -> Tensor:
+        """What came."""
+        for work in self.works:
+            work.wait()
+        self.works = []
+        return self.received
+
+
 class Done(dist.Work):
     """A message that has arrived already: on a board a rank carries it itself, at once."""
 

@@ -138,6 +138,31 @@ class Board:
             _combine(slots, torch.add, out=out)
             self._done()
 
+    def all_to_all(self, out: Tensor, x: Tensor) -> None:
+        """Part i of `x` to rank i, which puts it at this rank's place. [n, ..] each, contiguous."""
+        self.calls += 1
+        rows, places = x.view(self.size, -1), out.view(self.size, -1)
+        places[self.rank].copy_(rows[self.rank])
+        for at, part in _split(rows[0], _elements(x) // self.size):
+            here = slice(at, at + len(part))
+            slot = self._own_slot(x).view(self.size, -1)
+            for other in self.others:
+                slot[other][: len(part)].copy_(rows[other, here])
+            shown = self._show(x)
+            for other in self.others:
+                theirs = shown[other].view(self.size, -1)[self.rank]
+                places[other, here].copy_(theirs[: len(part)])
+            self._done()
+
+    def shift(self, out: Tensor, x: Tensor) -> None:
+        """The rank before's `x` into `out`; both contiguous."""
+        self.calls += 1
+        before = (self.rank - 1) % self.size
+        for at, piece in _split(x.view(-1), _elements(x)):
+            self._own_slot(x)[: len(piece)].copy_(piece)
+            out.view(-1)[at : at + len(piece)].copy_(self._show(x)[before][: len(piece)])
+            self._done()
+
     def _own_slot(self, like: Tensor) -> Tensor:
         """Where to write next, once all have read what was there: [elements]."""
         for other in self.others:

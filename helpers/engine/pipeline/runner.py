@@ -13,6 +13,7 @@ only its graph and its input are kept, and the backward frees both.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
+from ..context.parts import Part
 from ..models.architecture import text_config
 from ..models.document_mask import model_inputs
 from .messages import MessageKey, PipelineMessages
@@ -35,11 +37,36 @@ Run = Callable[[Action, Tensor | None], None]
 
 
 class MicroBatch(NamedTuple):
-    """[rows, seq] each, on the device; documents of packed rows, see models/document_mask.py."""
+    """[rows, seq] each, on the device; documents of packed rows, see models/document_mask.py.
+
+    positions, part: where ranks of cp have parts of the rows; the labels are then those of
+        context/parts.py, which stand beside the token that predicts them.
+    """
 
     ids: Tensor
     labels: Tensor
     documents: Tensor | None = None
+    positions: Tensor | None = None
+    part: Part | None = None
+
+    @property
+    def targets(self) -> Tensor:
+        """What the tokens predict, [rows, seq - 1], or [rows, seq] of a part."""
+        return self.labels[:, 1:] if self.part is None else self.labels
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """On that device."""
+        moved = (x.to(device) if isinstance(x, Tensor) else x for x in self)
+        return MicroBatch(*moved)
+
+    def inputs(self, config: Any) -> dict[str, Any]:
+        """What the model is called with."""
+        if self.part is not None:
+            mask = None if getattr(config, "alibi", False) else self.ids.new_ones(1, 1, 1, 1) > 0
+            given = {"position_ids": self.positions, "attention_mask": mask}
+            return {"input_ids": self.ids, "shift_labels": self.labels, **given}
+        given = {} if self.documents is None else model_inputs(self.documents)
+        return {"input_ids": self.ids, "labels": self.labels, **given}
 
 
 class InFlight(NamedTuple):
@@ -130,9 +157,15 @@ class Pipeline:
                 self._expect(coming, batches)
             key = self._needs(action)
             message = None if key is None else self._take(key)
-            run(action, message)
+            with self._part(batches[action.microbatch]):
+                run(action, message)
         with record_function("wait"):
             self.messages.finish()
+
+    def _part(self, batch: MicroBatch) -> AbstractContextManager:
+        """For so long, attention is over the whole of the rows of which this rank has a part."""
+        context = self.model.boundary.context
+        return nullcontext() if context is None else context.working_on(batch.part)
 
     @record_function("wait")
     def _take(self, key: MessageKey) -> Tensor:
@@ -179,12 +212,11 @@ class Pipeline:
     def _run_stage(
         self, action: Action, batch: MicroBatch, received: Tensor | None, options: dict[str, Any]
     ) -> Any:
-        if batch.documents is not None:
-            options = options | model_inputs(batch.documents)
+        options = batch.inputs(self.model.config) | options
         if self.messages.group.size() > 1:
             options = options | {"stage": self.stages[action.stage], "received": received}
         with record_function("forward"):
-            return self.model(input_ids=batch.ids, labels=batch.labels, checked=True, **options)
+            return self.model(checked=True, **options)
 
 
 class _Step:

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from helpers.engine.data_parallel.layouts import data_group
+from helpers.engine.data_parallel.axes import data_group, shard_mesh, token_group
 from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import draw, tie, tied
 from helpers.engine.models.configurations import check_length
@@ -122,7 +122,8 @@ def dry_run(
     own_device = device_of_its_own() if device == "meta" else nullcontext()
     with pretended(plan.world_size, rank), own_device:
         mesh = plan.mesh("cpu")
-        data_group(mesh, plan)  # makes a mesh of ranks, which are real numbers
+        for together in (data_group, token_group, shard_mesh):
+            together(mesh, plan)  # makes a mesh of ranks, which are real numbers
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
@@ -294,6 +295,8 @@ def pretended(world: int, rank: int = 0) -> Iterator[None]:
 def _by_axis(watch: Watch, plan: ParallelPlan, mesh: DeviceMesh) -> Counter[MessageKind]:
     axes = {mesh.get_group(axis).group_name: axis for axis in AXES}
     axes.setdefault(data_group(mesh, plan).group_name, "dp")
+    axes.setdefault(token_group(mesh, plan).group_name, "dp x cp")
+    axes.setdefault(shard_mesh(mesh, plan).get_group().group_name, "dp_shard x cp")
     axes |= {group.group_name: "pp" for group in message_groups(mesh).values()}
     messages: Counter[MessageKind] = Counter()
     for sent, count in watch.sent.items():
