@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from .context.parts import share
 from .data_parallel.axes import data_group, token_group
 from .data_parallel.layouts import data_parallel
 from .data_parallel.owned_shards import OwnedShard
@@ -20,8 +18,8 @@ from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
 from .models.causal_loss import IGNORED, check_tokens
-from .models.document_mask import PADDING
-from .pipeline.runner import MicroBatch, Pipeline
+from .pipeline.micro_batches import MicroBatch, own_tokens, some_rows
+from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
 from .precision.loss_scaling import LossScaler
@@ -263,22 +261,13 @@ class Trainer:
         check_tokens(input_ids, labels, self.model.vocabulary)
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
-        """This data rank's rows of a global batch in equal parts, on the device, of each a rank of
-        cp its own tokens; under sequence parallelism as many as a multiple of tp."""
-        ranks = self.group.size()
+        """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
+        tokens, on the device."""
+        ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
-        own = _part(batch, ranks, self.group.rank())
-        multiple = self.plan.tp if self.plan.sequence_parallel else 1
-        parts = (_part(own, n, index) for index in range(n))
-        if self.plan.cp > 1:
-            return [self._share(part, multiple).to(self.device) for part in parts]
-        return [_padded(part, multiple).to(self.device) for part in parts]
-
-    def _share(self, batch: MicroBatch, multiple: int) -> MicroBatch:
-        """What this rank of cp has of it."""
-        mesh, plan = self.mesh["cp"], self.plan
-        own = share(*batch[:3], mesh.get_local_rank(), plan.cp, plan.cp_split, multiple)
-        return MicroBatch(own.ids, own.targets, None, own.positions, own.part)
+        own = some_rows(batch, ranks, self.group.rank())
+        parts = (some_rows(own, n, index) for index in range(n))
+        return [own_tokens(part, self.plan, cp_rank).to(self.device) for part in parts]
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other tokens, from the pipeline ranks that have results."""
@@ -302,23 +291,3 @@ def check_numbers(**numbers: float) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int | float) or not 0 < number < math.inf:
             raise UserError(f"{name} must be a number above 0, not {number!r}")
-
-
-def _part(batch: MicroBatch, n: int, index: int) -> MicroBatch:
-    """Rows `index` of `n`. Where there are too few, one row without labels: it changes nothing, and
-    the rank takes part in every collective."""
-    part = MicroBatch(*(None if x is None else x.tensor_split(n)[index] for x in batch))
-    if len(part.ids):
-        return part
-    first = MicroBatch(*(None if x is None else x[:1] for x in batch))
-    return first._replace(labels=torch.full_like(first.labels, IGNORED))
-
-
-def _padded(batch: MicroBatch, multiple: int) -> MicroBatch:
-    """Rows of a length that is one of `multiple`."""
-    short = -batch.ids.shape[1] % multiple
-    padded = (
-        None if values is None else F.pad(values, (0, short), value=fill)
-        for values, fill in zip(batch, (0, IGNORED, PADDING))
-    )
-    return MicroBatch(*padded)

@@ -22,10 +22,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from ..context.parts import Part
 from ..models.architecture import text_config
-from ..models.document_mask import model_inputs
 from .messages import MessageKey, PipelineMessages
+from .micro_batches import MicroBatch
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Schedule
 from .simulator import Span
 
@@ -34,39 +33,6 @@ AHEAD = 2  # actions whose messages are on their way while one runs
 HISTORY = 10  # training batches whose times are kept
 
 Run = Callable[[Action, Tensor | None], None]
-
-
-class MicroBatch(NamedTuple):
-    """[rows, seq] each, on the device; documents of packed rows, see models/document_mask.py.
-
-    positions, part: where ranks of cp have parts of the rows; the labels are then those of
-        context/parts.py, which stand beside the token that predicts them.
-    """
-
-    ids: Tensor
-    labels: Tensor
-    documents: Tensor | None = None
-    positions: Tensor | None = None
-    part: Part | None = None
-
-    @property
-    def targets(self) -> Tensor:
-        """What the tokens predict, [rows, seq - 1], or [rows, seq] of a part."""
-        return self.labels[:, 1:] if self.part is None else self.labels
-
-    def to(self, device: torch.device) -> "MicroBatch":
-        """On that device."""
-        moved = (x.to(device) if isinstance(x, Tensor) else x for x in self)
-        return MicroBatch(*moved)
-
-    def inputs(self, config: Any) -> dict[str, Any]:
-        """What the model is called with."""
-        if self.part is not None:
-            mask = None if getattr(config, "alibi", False) else self.ids.new_ones(1, 1, 1, 1) > 0
-            given = {"position_ids": self.positions, "attention_mask": mask}
-            return {"input_ids": self.ids, "shift_labels": self.labels, **given}
-        given = {} if self.documents is None else model_inputs(self.documents)
-        return {"input_ids": self.ids, "labels": self.labels, **given}
 
 
 class InFlight(NamedTuple):
