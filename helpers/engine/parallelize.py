@@ -91,6 +91,8 @@ def lay_out(
     heed_switch(model, family)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
+        if boundary.context:
+            boundary.context.stay_out_of_graphs()
     kept = boundary.context.kept if boundary.context else None
     apply_activations(model, family, plan.activation, plan.offload, kept)
     apply_loss(model, family)
@@ -196,7 +198,8 @@ class PartsOfRows(WholeRows):
         self.context, self.plan, self.rank = context, plan, rank
 
     def inputs(self, ids: Tensor, labels: Tensor, config: Any) -> dict[str, Any]:
-        batch = own_tokens(MicroBatch(ids.cpu(), labels.cpu()), self.plan, self.rank)
+        whole = MicroBatch(ids.cpu(), labels.cpu())
+        batch = own_tokens(whole, self.rank, self.plan.cp, multiple=self.plan.sequence_parts)
         self.context.part = batch.part
         return batch.to(ids.device).inputs(config)
 

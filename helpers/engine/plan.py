@@ -71,7 +71,7 @@ class ParallelPlan:
 
     Switches:
         zero_stage: what the ranks of dp_shard and cp share: 1 the optimizer's state, 2 also the
-            gradients, 3 also the parameters; 0 nothing.
+            gradients, 3 also the parameters.
         sequence_parallel: between the layers that tp splits, split the sequence over tp.
         cp_attention: how ranks of cp attend to each other's tokens: `ring`, `gather` or `ulysses`.
         cp_split: which tokens they hold: `balanced` by the work of attention, or `contiguous`.
@@ -118,7 +118,7 @@ class ParallelPlan:
         for name in ("sequence_parallel", "offload", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {getattr(self, name)!r}")
-        _one_of("zero_stage", self.zero_stage, (0, 1, 2, 3))
+        _one_of("zero_stage", self.zero_stage, (1, 2, 3))
         _one_of("cp_attention", self.cp_attention, tuple(WAYS))
         _one_of("cp_split", self.cp_split, SPLITS)
         _one_of("precision", self.precision, tuple(DTYPES))
@@ -209,6 +209,11 @@ class ParallelPlan:
     def shards(self) -> int:
         """Ranks that share one copy's state: ZeRO's, and those that hold parts of its sequences."""
         return self.dp_shard * self.cp
+
+    @property
+    def sequence_parts(self) -> int:
+        """Ranks over which sequence parallelism splits what lies between layers."""
+        return self.tp if self.sequence_parallel else 1
 
     @property
     def low_dtype(self) -> torch.dtype | None:

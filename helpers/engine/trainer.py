@@ -107,7 +107,7 @@ class Trainer:
             self.data,
             plan.schedule_of,
             dtype=plan.low_dtype or next(floats),
-            sequence_parts=plan.tp if plan.sequence_parallel else 1,
+            sequence_parts=plan.sequence_parts,
         )
         self.device = self.parts[0].tensor.device
         self.steps_done = 0
@@ -267,7 +267,8 @@ class Trainer:
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         own = some_rows(batch, ranks, self.group.rank())
         parts = (some_rows(own, n, index) for index in range(n))
-        return [own_tokens(part, self.plan, cp_rank).to(self.device) for part in parts]
+        how = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts
+        return [own_tokens(part, *how).to(self.device) for part in parts]
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other tokens, from the pipeline ranks that have results."""

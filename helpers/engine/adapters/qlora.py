@@ -3,7 +3,7 @@
     cut into stages -> base filled, matrix by matrix -> adapters -> shared over data ranks
 
 The adapters are all that is trained, summed and kept in checkpoints; the base comes from its files
-again, or from its seed. Under ZeRO-3 the ranks of dp_shard share the 4-bit codes too. Their
+again, or from its seed. Under ZeRO-3 the ranks of dp_shard and cp share the 4-bit codes too. Their
 magnitudes, an eighth of a bit a weight, are on every rank.
 """
 
@@ -46,7 +46,7 @@ class Adapting:
         if plan.tp > 1:
             raise UserError(
                 f"tp={plan.tp} splits the matrices that adapters stand beside: "
-                "use dp_replicate, dp_shard or pp with adapters"
+                "use dp_replicate, dp_shard, cp or pp with adapters"
             )
         if plan.compile:
             raise UserError("compile is not made for adapters: leave out one of the two")

@@ -50,7 +50,10 @@ class Context:
         finally:
             self.part = before
 
-    @torch.compiler.disable
+    def stay_out_of_graphs(self) -> None:
+        """Let compiled blocks call attention, and not compile it."""
+        self.attend = torch.compiler.disable(self.attend)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **scores: Any) -> Tensor:
         """Causal attention of this rank's queries to the whole sequence.
 

@@ -57,7 +57,7 @@ def deal(documents: Tensor, ranks: int, split: str = "balanced") -> Tensor:
     return torch.stack([blocks[torch.arange(rows)[:, None], own].flatten(1) for own in dealt])
 
 
-def shares(documents: Tensor, ranks: int, split: str = "balanced") -> list[float]:
+def shares_of_work(documents: Tensor, ranks: int, split: str = "balanced") -> list[float]:
     """The share of the attention's work that each rank of cp has; 1 / ranks each would be ideal."""
     every = work(documents)
     places = deal(documents, ranks, split)

@@ -1,6 +1,7 @@
 """Data parallelism: who sums which gradients, and who keeps which state.
 
-Read layouts.py first: the table of DDP, ZeRO-1, 2, 3 and HSDP, and the class behind each row.
+Read layouts.py first: the table of DDP, ZeRO-1, 2, 3 and HSDP, and the class behind each row;
+axes.py says over which ranks.
 buckets.py sums gradients while the backward runs, all-reduced for DDP and reduce-scattered for
 ZeRO-1 and 2; chunks.py is the message that such a sum is. ZeRO-3 is torch's fully_shard, and
 hsdp.py its second sum over the replicas. owned_shards.py is what one rank's optimizer updates and

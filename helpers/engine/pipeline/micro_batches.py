@@ -9,7 +9,6 @@ from torch import Tensor
 from ..context.parts import Part, share
 from ..models.causal_loss import IGNORED
 from ..models.document_mask import PADDING, model_inputs
-from ..plan import ParallelPlan
 
 
 class MicroBatch(NamedTuple):
@@ -55,12 +54,17 @@ def some_rows(batch: MicroBatch, n: int, index: int) -> MicroBatch:
     return first._replace(labels=torch.full_like(first.labels, IGNORED))
 
 
-def own_tokens(batch: MicroBatch, plan: ParallelPlan, cp_rank: int) -> MicroBatch:
-    """What a rank of cp has of whole rows, on the CPU; under sequence parallelism as many tokens as
-    a multiple of tp."""
-    multiple = plan.tp if plan.sequence_parallel else 1
-    if plan.cp > 1:
-        own = share(*batch[:3], cp_rank, plan.cp, plan.cp_split, multiple)
+def own_tokens(
+    batch: MicroBatch, rank: int, ranks: int, split: str = "balanced", multiple: int = 1
+) -> MicroBatch:
+    """What a rank of cp has of whole rows, on the CPU.
+
+    Args:
+        split: one of context.balance.SPLITS.
+        multiple: what the number of its tokens must be one of.
+    """
+    if ranks > 1:
+        own = share(*batch[:3], rank, ranks, split, multiple)
         return MicroBatch(own.ids, own.targets, None, own.positions, own.part)
     short = -batch.ids.shape[1] % multiple
     padded = (

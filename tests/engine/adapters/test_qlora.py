@@ -41,6 +41,8 @@ LAYOUTS = {
     "zero-2": ParallelPlan(dp_shard=2, zero_stage=2, microbatches=2),
     "zero-3": ParallelPlan(dp_shard=2, microbatches=2),
     "zero-3 recomputed": ParallelPlan(dp_shard=2, activation="full"),
+    "cp": ParallelPlan(cp=2),
+    "cp recomputed": ParallelPlan(cp=2, zero_stage=1, activation="full", cp_attention="gather"),
     "pp": ParallelPlan(pp=2),
     "pp x ddp": ParallelPlan(pp=2, dp_replicate=2),
     "pp x zero-3": ParallelPlan(pp=2, dp_shard=2),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers.engine.context.balance import SPLITS, deal, shares, work
+from helpers.engine.context.balance import SPLITS, deal, shares_of_work, work
 from helpers.engine.models.document_mask import PADDING, attention_mask
 
 
@@ -48,12 +48,12 @@ def test_of_one_document_block_i_goes_with_block_2n_1_i(ranks):
     for rank, own in enumerate(deal(documents, ranks)):
         pair = torch.cat([blocks[rank], blocks[2 * ranks - 1 - rank]])
         assert torch.equal(own[0], pair if ranks > 1 else torch.arange(2 * size))
-    assert max(shares(documents, ranks)) == pytest.approx(1 / ranks)
+    assert max(shares_of_work(documents, ranks)) == pytest.approx(1 / ranks)
 
 
 def test_contiguous_parts_wait_for_the_last():
     documents = torch.zeros(1, 4096, dtype=torch.long)
-    found = shares(documents, 4, "contiguous")
+    found = shares_of_work(documents, 4, "contiguous")
     assert found == pytest.approx([1 / 16, 3 / 16, 5 / 16, 7 / 16], abs=1e-3)
 
 
@@ -65,7 +65,9 @@ def test_packed_rows_are_balanced_by_their_documents():
     for row in documents:
         lengths = torch.randint(16, 1024, (64,), generator=generator)
         row.copy_(torch.arange(64).repeat_interleave(lengths)[:2048])
-    assert 4 * max(shares(documents, 4)) < 1.05
+    assert 4 * max(shares_of_work(documents, 4)) < 1.05
     assert (
-        4 * max(shares(documents[:1], 4)) < 1.25 < 4 * max(shares(documents[:1], 4, "contiguous"))
+        4 * max(shares_of_work(documents[:1], 4))
+        < 1.25
+        < 4 * max(shares_of_work(documents[:1], 4, "contiguous"))
     )

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from helpers.engine.plan import ParallelPlan
-from tests.support import parity, rows
+from tests.engine.context import rows
+from tests.support import parity
 from tests.support.matrix import product
 from tests.support.ranks import pool
 
@@ -23,7 +24,6 @@ BESIDE = {
 }
 MORE = {
     "contiguous": {"cp": 4, "cp_split": "contiguous"},
-    "replicas": {"zero_stage": 0},
     "zero1": {"dp_shard": 2, "zero_stage": 1},
     "zero2": {"zero_stage": 2, "microbatches": 2},
     "interleaved": {"pp": 2, "schedule": "interleaved", "microbatches": 2, "layers": 4},

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,8 +13,15 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.engine.messages import boards, shared_memory
-from helpers.engine.messages.carriers import all_reduce, gather_single, scatter_single, sum_of
+from helpers.engine.messages import boards, carriers, shared_memory
+from helpers.engine.messages.carriers import (
+    Shift,
+    all_reduce,
+    exchange,
+    gather_single,
+    scatter_single,
+    sum_of,
+)
 from helpers.planner.dry_run.tensor_watch import Watch
 from tests.support.ranks import pool
 
@@ -53,6 +61,17 @@ def all_of_them(sizes: list[int], dtype: torch.dtype) -> None:
         scatter_single(piece, parts[rank], group)
         assert torch.equal(piece, sum(parts).chunk(n)[rank])
         assert torch.equal(parts[rank], before)
+        round_and_across(parts)
+
+
+def round_and_across(parts: list[torch.Tensor]) -> None:
+    """A shift and an all-to-all of the ranks' `parts`, [n * k] each."""
+    group = dist.group.WORLD
+    n, rank = group.size(), group.rank()
+    assert torch.equal(Shift(parts[rank], group).wait(), parts[(rank - 1) % n])
+    across = torch.empty_like(parts[rank])
+    exchange(across, parts[rank], group)
+    assert torch.equal(across, torch.cat([part.chunk(n)[rank] for part in parts]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -70,6 +89,16 @@ def test_at_the_borders_of_a_slot(ranks):
 @given(sizes=st.lists(st.integers(1, 3 * SLOT // 8), min_size=1, max_size=4))
 def test_of_any_sizes_one_after_another(sizes):
     pool(2).run(all_of_them, sizes, torch.float64)
+
+
+def over_gloo() -> None:
+    with patch.object(carriers, "board_of", return_value=None):
+        parts = [numbers_of(rank, 4 * 1000, torch.float32) for rank in range(4)]
+        round_and_across(parts)
+
+
+def test_what_goes_round_and_across_does_so_over_gloo_too():
+    pool(4).run(over_gloo)
 
 
 def bits_of_sums() -> list[bytes]:

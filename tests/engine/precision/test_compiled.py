@@ -21,6 +21,7 @@ LAYOUTS = {
     "tp2": {"tp": 2},
     "zero3": {"dp_shard": 2},
     "pp2": {"pp": 2, "microbatches": 4},
+    "cp2": {"cp": 2},
     "zero1-full": {"dp_shard": 2, "zero_stage": 1, "activation": "full"},
 }
 
