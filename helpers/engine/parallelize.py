@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .context.attention import Context
+from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
@@ -68,6 +69,7 @@ def parallelize(
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:
         fill(model)
+    model.state_axes = state_axes(mesh, plan)
     if plan.zero == 3:
         apply_fully_shard(model, plan, mesh)  # last: it takes over the parameters as it finds them
     for stage in model.stages:
@@ -156,7 +158,8 @@ def _tried(plan: ParallelPlan) -> ParallelPlan:
 
 @lru_cache(maxsize=256)  # a run asks once, a test suite many times
 def _admitted(kind: _Kind, plan: ParallelPlan, axes: Axes, device: str) -> Family:
-    trial = Trial(kind.model_class, kind.config, plan.tp, group_size(plan.activation), device)
+    heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
+    trial = Trial(kind.model_class, kind.config, heads, group_size(plan.activation), device)
     with torch.device("meta"):
         model = kind.model_class._from_config(copy.deepcopy(kind.config))
     reasons = []

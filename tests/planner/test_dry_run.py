@@ -42,6 +42,9 @@ PLANS = {
     "ZeRO-2": {"dp_shard": 4, "zero_stage": 2, "microbatches": 2},
     "ZeRO-3": {"dp_shard": 4, "precision": "bf16", "activation": "full"},
     "HSDP": {"dp_replicate": 2, "dp_shard": 2, "precision": "bf16"},
+    "cp=2": {"cp": 2, "dp_shard": 2},
+    "cp=4, gathered": {"cp": 4, "cp_attention": "gather", "activation": "full"},
+    "cp=2, ulysses": {"cp": 2, "dp_replicate": 2, "cp_attention": "ulysses", "zero_stage": 1},
     "pp=2": {"pp": 2, "dp_replicate": 2, "microbatches": 2, "precision": "fp16"},
     "pp=2, tp=2": {"pp": 2, "tp": 2, "schedule": "zero-bubble", "precision": "bf16"},
 }

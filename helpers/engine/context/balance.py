@@ -16,54 +16,73 @@ Sources: Dubey et al. 2024, The Llama 3 Herd of Models, section 3.3.2 (chunk i w
 Brandon et al. 2023, Striped Attention, section 3 (why contiguous parts wait for each other).
 """
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
-from ..models.document_mask import PADDING, positions
+from ..errors import UserError
+from .documents import Document
 
 SPLITS = ("balanced", "contiguous")
-FINER = (4, 2, 1)  # times 2 cp blocks for packed rows, the first that fits
+FINER = (4, 2, 1)  # times 2 cp blocks for packed rows: the first that fits
 
 
-def work(documents: Tensor, window: int | None = None) -> Tensor:
-    """How many keys each token sees. documents: [rows, seq], of padding PADDING, to [rows, seq]."""
-    seen = positions(documents) + 1
-    seen = seen if window is None else seen.clamp(max=window)
-    return seen.masked_fill(documents == PADDING, 0)
+def work(documents: Sequence[Document], tokens: range) -> int:
+    """How many keys these tokens of a row see, all together."""
+    return sum(_work(one, tokens) for one in documents)
 
 
-def deal(documents: Tensor, ranks: int, split: str = "balanced") -> Tensor:
-    """The places in the row of each rank's tokens, ascending.
+def _work(document: Document, tokens: range) -> int:
+    first, end = max(document.first, tokens.start), min(document.end, tokens.stop)
+    if end <= first:
+        return 0
+    return (end - first) * (first + end + 1 - 2 * document.first) // 2  # an arithmetic series
+
+
+def deal(
+    documents: Sequence[Document], length: int, ranks: int, split: str = "balanced"
+) -> list[list[range]]:
+    """The tokens of each rank, ascending.
 
     Args:
-        documents: [rows, seq]; seq is a multiple of 2 * ranks.
+        documents: of the row.
+        length: of the row, with its padding; a multiple of 2 * ranks.
+        split: one of SPLITS.
+    """
+    if split == "contiguous" or ranks == 1:
+        return [[own] for own in _blocks(length, ranks)]
+    finer = next(n for n in FINER if length % (2 * ranks * n) == 0) if len(documents) > 1 else 1
+    blocks = _blocks(length, 2 * ranks * finer)
+    # of equal ones the later first: a long document is dealt as zigzag deals it
+    dearest = sorted(blocks, key=lambda block: (work(documents, block), block.start), reverse=True)
+    hands: list[list[range]] = [[] for _ in range(ranks)]
+    for turn in range(0, len(dearest), ranks):
+        forth = turn // ranks % 2 == 0
+        for hand, block in zip(hands if forth else hands[::-1], dearest[turn : turn + ranks]):
+            hand.append(block)
+    return [sorted(hand, key=lambda block: block.start) for hand in hands]
+
+
+def _blocks(length: int, n: int) -> list[range]:
+    size = length // n
+    return [range(at, at + size) for at in range(0, length, size)]
+
+
+def shares_of_work(lengths: Sequence[int], ranks: int, split: str = "balanced") -> list[float]:
+    """The share of attention's work that each rank of cp has; 1 / ranks each would be ideal.
+
+    Args:
+        lengths: tokens of each document of a row, one after another.
         split: one of SPLITS.
 
-    Returns:
-        [ranks, rows, seq / ranks].
+    Raises:
+        UserError: a length, or the number of ranks, is no whole number of at least 1.
     """
-    rows, length = documents.shape
-    index = torch.arange(length).expand(rows, -1)
-    if split == "contiguous" or ranks == 1:
-        return torch.stack(index.chunk(ranks, dim=1))
-    finer = next(n for n in FINER if length % (2 * ranks * n) == 0) if _packed(documents) else 1
-    blocks = index.unflatten(1, (2 * ranks * finer, -1))
-    weights = work(documents).unflatten(1, blocks.shape[1:]).sum(2)
-    # the dearest first, of equal ones the later: a long document is dealt as zigzag deals it
-    order = weights.argsort(dim=1, stable=True).flip(1)
-    hands = order.unflatten(1, (-1, ranks))  # [rows, rounds, ranks]
-    hands[:, 1::2] = hands[:, 1::2].flip(2)  # forth and back
-    dealt = hands.sort(dim=1).values.permute(2, 0, 1)
-    return torch.stack([blocks[torch.arange(rows)[:, None], own].flatten(1) for own in dealt])
-
-
-def shares_of_work(documents: Tensor, ranks: int, split: str = "balanced") -> list[float]:
-    """The share of the attention's work that each rank of cp has; 1 / ranks each would be ideal."""
-    every = work(documents)
-    places = deal(documents, ranks, split)
-    each = torch.stack([every.gather(1, own).sum() for own in places]).double()
-    return (each / each.sum()).tolist()
-
-
-def _packed(documents: Tensor) -> bool:
-    return bool((documents != 0).any())
+    if not all(type(n) is int and n > 0 for n in (*lengths, ranks)) or not lengths:
+        raise UserError("lengths and ranks are whole numbers of at least 1")
+    ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
+    documents = [Document(i, end - n, end) for i, (n, end) in enumerate(zip(lengths, ends))]
+    length = ends[-1] + -ends[-1] % (2 * ranks)
+    each = [
+        sum(work(documents, block) for block in own)
+        for own in deal(documents, length, ranks, split)
+    ]
+    return [own / sum(each) for own in each]

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.causal_loss import IGNORED
-from ..models.document_mask import PADDING, positions
+from ..models.document_mask import positions
 from .balance import deal
+from .documents import Document, documents_of
 from .stretches import Rows, Stretch, pairs, stretches
 
 
@@ -19,23 +20,24 @@ from .stretches import Rows, Stretch, pairs, stretches
 class Part:
     """What each rank has of some rows, and this rank's own number.
 
-    places: [cp, rows, tokens] in the row, ascending; documents: [rows, seq]. One row of each where
-    all rows are alike.
+    tokens: [row][rank], ascending; documents: [row]. One row of each where all rows are alike.
     """
 
     rank: int
-    places: Tensor
-    documents: Tensor
+    length: int
+    tokens: list[list[list[range]]]
+    documents: list[list[Document]]
     known: dict[tuple[int | None, int | None], Rows] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
-        return len(self.places)
+        return len(self.tokens[0])
 
-    @property
-    def length(self) -> int:
-        """Of a whole row."""
-        return self.documents.shape[1]
+    @cached_property
+    def places(self) -> Tensor:
+        """Of each rank's tokens in the row, [ranks, rows or 1, tokens]."""
+        ranks = range(self.ranks)
+        return torch.stack([torch.stack([_index(row[r]) for row in self.tokens]) for r in ranks])
 
     @cached_property
     def order(self) -> Tensor:
@@ -45,29 +47,32 @@ class Part:
     def rows(self, owner: int, window: int | None = None) -> Rows:
         """This rank's queries with the keys that rank `owner` has."""
         if (owner, window) not in self.known:
-            own, theirs = (self._stretches(self.places[rank]) for rank in (self.rank, owner))
-            self.known[owner, window] = self._rows(own, theirs, window)
+            own, theirs = self._stretches(self.rank), self._stretches(owner)
+            self.known[owner, window] = _rows(own, theirs, window)
         return self.known[owner, window]
 
     def whole_rows(self, window: int | None = None) -> Rows:
         """All queries with all keys, where the tokens stand in the order of the row."""
         if (None, window) not in self.known:
-            all_places = torch.arange(self.documents.shape[1]).expand_as(self.documents)
-            every = self._stretches(all_places)
-            self.known[None, window] = self._rows(every, every, window)
+            every = [stretches([range(self.length)], of_row) for of_row in self.documents]
+            self.known[None, window] = _rows(every, every, window)
         return self.known[None, window]
 
-    def _stretches(self, places: Tensor) -> list[list[Stretch]]:
-        documents = self.documents.gather(1, places)
-        return [stretches(*of_row) for of_row in zip(places, documents)]
+    def _stretches(self, rank: int) -> list[list[Stretch]]:
+        return [stretches(row[rank], of_row) for row, of_row in zip(self.tokens, self.documents)]
 
-    def _rows(
-        self, queries: Sequence[list[Stretch]], keys: Sequence[list[Stretch]], window: int | None
-    ) -> Rows:
-        found = [pairs(*of_row, window) for of_row in zip(queries, keys)]
-        if len(found) == 1:
-            return [(slice(None), found[0])]
-        return [(slice(row, row + 1), of_row) for row, of_row in enumerate(found)]
+
+def _index(tokens: Sequence[range]) -> Tensor:
+    return torch.cat([torch.arange(block.start, block.stop) for block in tokens])
+
+
+def _rows(
+    queries: Sequence[list[Stretch]], keys: Sequence[list[Stretch]], window: int | None
+) -> Rows:
+    found = [pairs(*of_row, window) for of_row in zip(queries, keys)]
+    if len(found) == 1:
+        return [(slice(None), found[0])]
+    return [(slice(row, row + 1), of_row) for row, of_row in enumerate(found)]
 
 
 class Share(NamedTuple):
@@ -103,12 +108,13 @@ def share(
     """
     length = ids.shape[1]
     short = -length % (2 * ranks * multiple)
-    of = torch.zeros_like(ids[:1]) if documents is None else documents
-    at = torch.arange(length).expand(1, -1) if documents is None else positions(of)
+    whole = length + short
+    of_rows = documents_of(documents, whole)
+    tokens = [deal(of_row, whole, ranks, split) for of_row in of_rows]
+    part = Part(rank, whole, tokens, of_rows)
+    at = torch.arange(length).expand(1, -1) if documents is None else positions(documents)
     targets = F.pad(labels[:, 1:], (0, 1 + short), value=IGNORED)
     ids, at = F.pad(ids, (0, short)), F.pad(at, (0, short))  # padding stands at a place that exists
-    of = F.pad(of, (0, short), value=0 if documents is None else PADDING)
-    part = Part(rank, deal(of, ranks, split), of)
     own = part.places[rank].expand(len(ids), -1)
     at = at.expand(len(ids), -1)
     return Share(ids.gather(1, own), targets.gather(1, own), at.gather(1, own), part)

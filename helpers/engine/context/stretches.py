@@ -8,14 +8,13 @@ Between two stretches of a document there are three cases: all keys come before 
 are the same tokens, or no query sees a key. With a window there is a fourth: a mask has to say.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..models.document_mask import PADDING
+from .documents import Document
 
 WHOLE, CAUSAL, MASKED = "whole", "causal", "masked"
 
@@ -53,23 +52,22 @@ class Pair(NamedTuple):
 Rows = Sequence[tuple[slice, list[Pair]]]  # of a batch, and the pairs that these have
 
 
-def stretches(places: Tensor, documents: Tensor) -> list[Stretch]:
-    """Of a rank's tokens of one row, without padding.
-
-    Args:
-        places: [tokens], ascending; in the row.
-        documents: [tokens].
-    """
-    if not len(places):
-        return []
-    breaks = (places.diff() != 1) | (documents.diff() != 0)
-    begins = [0, *(breaks.nonzero().flatten() + 1).tolist(), len(places)]
-    firsts, of = places.tolist(), documents.tolist()
-    return [
-        Stretch(begin, firsts[begin], end - begin, of[begin])
-        for begin, end in itertools.pairwise(begins)
-        if of[begin] != PADDING
-    ]
+def stretches(tokens: Sequence[range], documents: Sequence[Document]) -> list[Stretch]:
+    """Of a rank's tokens of one row, without padding."""
+    found: list[Stretch] = []
+    begin = 0
+    for block in tokens:
+        for number, first, end in documents:
+            first, end = max(first, block.start), min(end, block.stop)
+            if end <= first:
+                continue
+            last = found[-1] if found else None
+            if last and last.document == number and last.end == first:
+                found[-1] = last._replace(length=last.length + end - first)
+            else:
+                found.append(Stretch(begin + first - block.start, first, end - first, number))
+        begin += len(block)
+    return found
 
 
 def pairs(

@@ -3,8 +3,10 @@
 dp_replicate   dp_shard   cp
 [    other rows        ]             data_group
 [    other tokens             ]      token_group: sums of losses and gradients
-               [ one copy     ]      shard_mesh: who shares a copy's state
+               [ one copy     ]      state_axes: who shares a copy's state
 """
+
+from dataclasses import dataclass
 
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,11 +27,24 @@ def token_group(mesh: DeviceMesh, plan: ParallelPlan) -> ProcessGroup:
     return _together(mesh, "dp_cp", degrees)
 
 
-def shard_mesh(mesh: DeviceMesh, plan: ParallelPlan) -> DeviceMesh:
-    """The ranks that share one copy's state, as one axis."""
+@dataclass(frozen=True)
+class StateAxes:
+    """Over which ranks a copy's state lies.
+
+    shard: the ranks that share it, as one axis.
+    shard_and_tp: these and tp, for what both split.
+    """
+
+    shard: DeviceMesh
+    shard_and_tp: DeviceMesh
+
+
+def state_axes(mesh: DeviceMesh, plan: ParallelPlan) -> StateAxes:
+    """Those of a plan's mesh."""
     if plan.cp == 1:
-        return mesh["dp_shard"]
-    return mesh["dp_shard", "cp"]._flatten(SHARD)
+        return StateAxes(mesh["dp_shard"], mesh["dp_shard", "tp"])
+    shard = mesh["dp_shard", "cp"]._flatten(SHARD)
+    return StateAxes(shard, DeviceMesh._concatenate([shard, mesh["tp"]]))
 
 
 def _together(mesh: DeviceMesh, name: str, degrees: dict[str, int]) -> ProcessGroup:

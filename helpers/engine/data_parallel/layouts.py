@@ -24,7 +24,7 @@ from ..memory.recomputing import units
 from ..messages.carriers import Gather, Scatter, all_reduce
 from ..plan import ParallelPlan
 from ..tensor.shards import chunk, local
-from .axes import shard_mesh, token_group
+from .axes import token_group
 from .buckets import AllReduced, Buckets, ReduceScattered
 from .chunks import gather_chunks, scatter_rows
 from .hsdp import ReplicaSums
@@ -46,7 +46,6 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     policy = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=plan.sum_dtype if low else None, cast_forward_inputs=False
     )
-    shards = shard_mesh(mesh, plan)
     *blocks, rest = _wrapped(model, plan)
     dtypes = {str(p.dtype).removeprefix("torch.") for p in _trainable(model).values()}
     if len(dtypes) > 1:
@@ -55,7 +54,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
             f"{' and '.join(sorted(dtypes))}: zero_stage=1 and zero_stage=2 take several"
         )
     for unit in (*blocks, rest):
-        fully_shard(unit, mesh=shards, mp_policy=policy)
+        fully_shard(unit, mesh=model.state_axes.shard, mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
     whole_backward = len(model.stages) == 1 and not plan.splits_backward  # through all blocks
@@ -81,7 +80,7 @@ class FullyShard:
     """ZeRO-3, which fully_shard does; here is what the trainer asks of it."""
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-        self.model, self.shard = model, shard_mesh(mesh, plan).get_group()
+        self.model, self.shard = model, model.state_axes.shard.get_group()
         self.gradient_bytes = 0
         self.trainable = _trainable(model)
         own_dtype = next(iter(self.trainable.values())).dtype
@@ -147,8 +146,8 @@ class Bucketed:
         self.mesh = mesh
         self.gradient_bytes = 0
         self.stage = plan.zero
-        self.shards = shard_mesh(mesh, plan)
-        self.shard = self.shards.get_group()
+        self.axes = model.state_axes
+        self.shard = self.axes.shard.get_group()
         # with weight gradients that come later there is nothing complete to send before the end
         self.sends_each_time = self.stage == 2 and not plan.splits_backward
         low = plan.low_dtype
@@ -183,7 +182,7 @@ class Bucketed:
             tensor = chunk(tensor, 0, self.shard.size(), self.shard.rank())
         if copy:
             tensor = tensor.float().clone()
-        over = self.shards if self.stage else None
+        over = self.axes if self.stage else None
         return make_owned_shard(name, parameter, tensor, self.mesh, over, decays, stages)
 
     def begin(self, last: bool, complete: bool) -> None:

@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from .axes import StateAxes
+
 
 @dataclass
 class OwnedShard:
@@ -49,7 +51,7 @@ def make_owned_shard(
     parameter: Tensor,
     tensor: Tensor,
     mesh: DeviceMesh,
-    chunked_over: DeviceMesh | None,
+    chunked_over: StateAxes | None,
     decays: bool,
     stages: int = 1,
 ) -> OwnedShard:
@@ -58,7 +60,7 @@ def make_owned_shard(
     Args:
         parameter: as it lies in the model: plain, or a DTensor over tp, data ranks or both.
         mesh: of the whole plan.
-        chunked_over: `tensor` is this rank's chunk along dim 0 over this axis (ZeRO 1 and 2).
+        chunked_over: `tensor` is this rank's chunk along dim 0 over these ranks (ZeRO 1 and 2).
         decays: does weight decay apply?
         stages: pipeline ranks that hold the parameter.
     """
@@ -68,8 +70,8 @@ def make_owned_shard(
     if chunked_over is not None:
         nested = any(isinstance(p, Shard) and p.dim == 0 for p in placements)
         rows = _StridedShard(0, split_factor=of_whole.size()) if nested else Shard(0)
-        axes = [chunked_over, of_whole] if of_whole else [chunked_over]
-        of_whole, placements = DeviceMesh._concatenate(axes), (rows, *placements)
+        of_whole = chunked_over.shard_and_tp if of_whole else chunked_over.shard
+        placements = (rows, *placements)
     ranks = of_whole.size() if of_whole else 1
     return OwnedShard(
         name=name,

@@ -67,7 +67,7 @@ class Truth(NamedTuple):
 class Trial:
     """Small copies of a model, to try layouts on.
 
-    tp: ranks that must be able to split them.
+    tp: ranks that must be able to split their heads and widths.
     group: blocks that are recomputed together.
     """
 

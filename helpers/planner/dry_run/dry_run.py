@@ -22,10 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from helpers.engine.data_parallel.axes import data_group, shard_mesh, token_group
+from helpers.engine.data_parallel.axes import data_group, token_group
 from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import draw, tie, tied
 from helpers.engine.models.configurations import check_length
@@ -122,7 +121,7 @@ def dry_run(
     own_device = device_of_its_own() if device == "meta" else nullcontext()
     with pretended(plan.world_size, rank), own_device:
         mesh = plan.mesh("cpu")
-        for together in (data_group, token_group, shard_mesh):
+        for together in (data_group, token_group):
             together(mesh, plan)  # makes a mesh of ranks, which are real numbers
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
@@ -154,7 +153,7 @@ def watched(trainer: Trainer, ids: Tensor, labels: Tensor) -> DryRun:
     with watch:
         trainer.step(ids, labels)
     at_peak, largest = watch.peak()
-    messages = _by_axis(watch, trainer.plan, trainer.mesh)
+    messages = _by_axis(watch, trainer)
     return DryRun(trainer.state_bytes(), at_peak, largest, watch.flops, messages)
 
 
@@ -292,11 +291,12 @@ def pretended(world: int, rank: int = 0) -> Iterator[None]:
         _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone
 
 
-def _by_axis(watch: Watch, plan: ParallelPlan, mesh: DeviceMesh) -> Counter[MessageKind]:
+def _by_axis(watch: Watch, trainer: Trainer) -> Counter[MessageKind]:
+    plan, mesh = trainer.plan, trainer.mesh
     axes = {mesh.get_group(axis).group_name: axis for axis in AXES}
     axes.setdefault(data_group(mesh, plan).group_name, "dp")
     axes.setdefault(token_group(mesh, plan).group_name, "dp x cp")
-    axes.setdefault(shard_mesh(mesh, plan).get_group().group_name, "dp_shard x cp")
+    axes.setdefault(trainer.model.state_axes.shard.get_group().group_name, "dp_shard x cp")
     axes |= {group.group_name: "pp" for group in message_groups(mesh).values()}
     messages: Counter[MessageKind] = Counter()
     for sent, count in watch.sent.items():

@@ -41,6 +41,7 @@ KINDS = {
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "recv_": "receive",
+    "alltoall_base_": "all_to_all",
 }
 FLOPS = flop_registry | {
     aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
@@ -188,7 +189,9 @@ class Watch(TorchDispatchMode):
 
     def _on_board(self, name: str, message: str) -> None:
         group, ranks, payload = message.split()
-        self.sent[Sent(name.removeprefix(BOARD), group, int(ranks), int(payload))] += 1
+        kind = name.removeprefix(BOARD)
+        for one in ("send", "receive") if kind == "shift" else (kind,):  # as without a board
+            self.sent[Sent(one, group, int(ranks), int(payload))] += 1
 
 
 def tensors(values: Any) -> list[Tensor]:

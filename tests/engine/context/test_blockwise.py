@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -80,8 +81,10 @@ def scores_by_rank(scores: Scores, rank: int) -> Scores:
 def test_parts_are_joined_to_one_softmax_and_so_are_their_gradients(case):
     torch.manual_seed(0)
     shares = shares_of(case)
-    documents = shares[0].part.documents
-    rows, length, ranks = case["rows"], documents.shape[1], case["ranks"]
+    rows, length, ranks = case["rows"], shares[0].part.length, case["ranks"]
+    documents = torch.zeros(1, length, dtype=torch.long)
+    if case["documents"] is not None:
+        documents = F.pad(case["documents"], (0, length - case["length"]), value=PADDING)
     q = torch.randn(rows, HEADS, length, DIM, dtype=torch.float64, requires_grad=True)
     k = torch.randn(rows, case["key_heads"], length, DIM, dtype=torch.float64, requires_grad=True)
     v = torch.randn_like(k, requires_grad=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from helpers.engine import trainer
 from helpers.engine.context import attention, blockwise, formula, parts, ring
+from helpers.engine.context.documents import Document
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline import micro_batches, runner
@@ -68,16 +69,13 @@ def mean_of_means() -> list[Patch]:
 
 def documents_forgotten() -> list[Patch]:
     """Positions by document, attention over all of the row."""
-    real = parts.deal
+    real = parts.share
 
     def share(ids, labels, documents, *more, **options):
-        own = real_share(ids, labels, documents, *more, **options)
-        own.part.documents.zero_()
-        own.part.known.clear()
+        own = real(ids, labels, documents, *more, **options)
+        own.part.documents = [[Document(0, 0, own.part.length)] for _ in own.part.documents]
         return own
 
-    real_share = parts.share
-    assert real is parts.deal
     return [(micro_batches, "share", share)]
 
 
@@ -290,7 +288,7 @@ def test_recomputing_sends_nothing_twice(activation: str) -> None:
     layers = 2
     each = {"ring": 4, "gather": 2, "ulysses": 11}  # forward and backward
     kinds = {
-        "ring": {"shift": each["ring"] * layers},
+        "ring": dict.fromkeys(("send", "receive"), each["ring"] * layers),
         "gather": {"all_gather": 2 * layers, "reduce_scatter": layers},
         "ulysses": {"all_to_all": each["ulysses"] * layers},
     }
@@ -308,7 +306,7 @@ def bytes_of_keys() -> int:
     trainer = rows.trainer_of("llama", ParallelPlan(cp=2))
     with Watch() as watch:
         trainer.evaluate([rows.batch("plain")])
-    sizes = {message.payload_bytes for message in watch.sent if message.kind == "shift"}
+    sizes = {message.payload_bytes for message in watch.sent if message.kind == "send"}
     assert len(sizes) == 1
     return sizes.pop()  # 2 of keys and values, 8 rows, 8 tokens, 2 heads of 8, 8 bytes each
 
