@@ -253,9 +253,13 @@ class ParallelPlan:
         return cls(**values)
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """The mesh over all ranks, with the axes of `AXES`, ranks as the placement lays them."""
+        """The mesh over all ranks, with the axes of `AXES`, ranks as the placement lays them; where
+        there are replicas of shards, with the axis `dp` over both."""
         ranks = rank_grid(self.degrees, self.placement)
-        return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+        mesh = DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+        if self.dp_replicate > 1 and self.dp_shard > 1:
+            mesh["dp_replicate", "dp_shard"]._flatten("dp")
+        return mesh
 
 
 def rank_grid(degrees: Mapping[str, int], placement: str = "cluster") -> Tensor:

@@ -17,7 +17,7 @@ from .data_parallel.layouts import data_group, data_parallel
 from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
-from .models.causal_loss import IGNORED, check_tokens
+from .models.causal_loss import IGNORED, check_tokens, label_places
 from .models.document_mask import PADDING
 from .pipeline.runner import MicroBatch, Pipeline
 from .plan import ParallelPlan
@@ -136,13 +136,15 @@ class Trainer:
         """
         started = time.perf_counter()
 
-        def take() -> tuple[float, dict[str, Tensor]]:
-            return self.backward(input_ids, labels, documents).item(), self.gradients()
+        def take() -> tuple[Tensor, dict[str, Tensor]]:
+            return self.backward(input_ids, labels, documents), self.gradients()
 
         loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
             scale = self.scaler.scale
-            norm = gradient_norm(self.parts, gradients).item() / scale
+            norm = gradient_norm(self.parts, gradients) / scale
+            # the one place where a host waits for its GPU, for both
+            loss, norm = torch.stack([loss, norm]).cpu().tolist()
             skip = self.scaler.overflowed(math.isfinite(loss) and math.isfinite(norm))
             if not skip:
                 if observer:
@@ -231,21 +233,20 @@ class Trainer:
         """
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
-        wants = answers is not None
+        allowed = None if answers is None else torch.tensor(answers, device=self.device)
         for batch in batches:
             self._check(*batch[:2])
             parts = self._micro_batches(MicroBatch(*batch))
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
-                    parts, num_items_in_batch=1, label_logits=wants
+                    parts, num_items_in_batch=1, label_logits=allowed is not None
                 )
             for part, out in zip(parts, outputs):
-                targets = part.labels[:, 1:][part.labels[:, 1:] != IGNORED]
                 totals[0] += out.loss
-                totals[1] += len(targets)
-                if answers is not None:
-                    allowed = torch.tensor(answers, device=self.device)
-                    totals[2] += (allowed[out.logits[:, answers].argmax(1)] == targets).sum()
+                totals[1] += len(part.places)
+                if allowed is not None:
+                    chosen = allowed[out.logits.index_select(1, allowed).argmax(1)]
+                    totals[2] += (chosen == part.labels.flatten()[part.places + 1]).sum()
         totals = self._over_samples(totals)
         loss, tokens, right = totals.tolist()
         result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
@@ -266,12 +267,22 @@ class Trainer:
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         own = _part(batch, ranks, self.group.rank())
         short = -own.ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
-        padded = (
-            None if values is None else F.pad(values, (0, short), value=fill).to(self.device)
-            for values, fill in zip(own, (0, IGNORED, PADDING), strict=True)
-        )
-        own = MicroBatch(*padded)
-        return [_part(own, n, index) for index in range(n)]
+        if short:
+            own = MicroBatch(
+                *(
+                    None if values is None else F.pad(values, (0, short), value=fill)
+                    for values, fill in zip(own[:3], (0, IGNORED, PADDING), strict=True)
+                )
+            )
+        return [self._placed(_part(own, n, index)) for index in range(n)]
+
+    def _placed(self, part: MicroBatch) -> MicroBatch:
+        """A micro-batch on the device, with the places of its labels."""
+        places = label_places(part.labels[:, 1:], part.labels.shape[1])
+        found = part._replace(places=places)
+        # not blocking: a copy from pinned memory goes on beside the work before it
+        moved = (None if x is None else x.to(self.device, non_blocking=True) for x in found)
+        return MicroBatch(*moved)
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other samples, from the pipeline ranks that have results."""

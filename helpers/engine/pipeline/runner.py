@@ -35,11 +35,15 @@ Run = Callable[[Action, Tensor | None], None]
 
 
 class MicroBatch(NamedTuple):
-    """[rows, seq] each, on the device; documents of packed rows, see models/document_mask.py."""
+    """[rows, seq] each, on the device; documents of packed rows, see models/document_mask.py.
+
+    places: [n] of the labels, see models/causal_loss.py.
+    """
 
     ids: Tensor
     labels: Tensor
     documents: Tensor | None = None
+    places: Tensor | None = None
 
 
 class InFlight(NamedTuple):
@@ -184,7 +188,13 @@ class Pipeline:
         if self.messages.group.size() > 1:
             options = options | {"stage": self.stages[action.stage], "received": received}
         with record_function("forward"):
-            return self.model(input_ids=batch.ids, labels=batch.labels, checked=True, **options)
+            return self.model(
+                input_ids=batch.ids,
+                labels=batch.labels,
+                places=batch.places,
+                checked=True,
+                **options,
+            )
 
 
 class _Step:
