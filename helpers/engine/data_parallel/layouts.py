@@ -12,8 +12,7 @@ Sources: Rajbhandari et al. 2020, ZeRO, section 5; Zhang et al. 2022, MiCS, sect
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,8 +54,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
             f"{' and '.join(sorted(dtypes))}: zero_stage=1 and zero_stage=2 take several"
         )
     for unit in (*blocks, rest):
-        with _codes_without_gradients():
-            fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
+        fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
     whole_backward = len(model.stages) == 1 and not plan.splits_backward  # through all blocks
@@ -71,22 +69,6 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
         for unit in (*blocks, rest):
             unit[0].set_custom_all_gather(Gather())
             unit[0].set_custom_reduce_scatter(Scatter())
-
-
-@contextmanager
-def _codes_without_gradients() -> Iterator[None]:
-    """For so long parameters of whole numbers, as codes of 4 bits, have no gradient: torch 2.11's
-    fully_shard asks for one before it says that none is wanted."""
-    plain = vars(nn.Parameter)["__new__"]
-
-    def made(cls: type, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:
-        return plain(cls, data, requires_grad and (data is None or data.is_floating_point()))
-
-    nn.Parameter.__new__ = made
-    try:
-        yield
-    finally:
-        nn.Parameter.__new__ = plain
 
 
 def _wrapped(model: nn.Module, plan: ParallelPlan) -> list[list[nn.Module]]:

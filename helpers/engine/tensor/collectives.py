@@ -23,9 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from .compiled_messages import in_one_graph, resized
 from .gloo_exchange import gather_single, scatter_single
 
 
+@in_one_graph(lambda x, n: x.new_empty(x.shape))
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """The sum of `x` over the group, in a new tensor of the same shape."""
     x = x.contiguous().clone()
@@ -33,6 +35,7 @@ def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     return x
 
 
+@in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] * n)))
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The ranks' equal parts joined along `dim`: [.., s/n, ..] becomes [.., s, ..]."""
     parts = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
@@ -40,6 +43,7 @@ def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     return parts if dim == 0 else torch.cat(parts.chunk(group.size()), dim)
 
 
+@in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] // n)))
 def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The sum over the group, of which each rank keeps its equal part along `dim`."""
     parts = x.contiguous() if dim == 0 else torch.cat(x.chunk(group.size(), dim))

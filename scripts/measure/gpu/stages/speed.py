@@ -50,9 +50,9 @@ def large_model(report: Report) -> None:
 
 
 def share_of_peak(report: Report, config: Any, batch: int, seq: int, step_s: float) -> None:
-    from helpers import model_shape
     from helpers.planner.cost import train_flops_per_token
     from helpers.planner.hardware.lookup import peak_flops
+    from helpers.planner.shape import model_shape
 
     flops = train_flops_per_token(model_shape(config), seq) * batch * seq
     peak = peak_flops(torch.cuda.get_device_name(), torch.bfloat16) if CUDA else None

@@ -1,8 +1,8 @@
 """What a GPU must show before a figure of it is believed: stages of minutes, a record of each.
 
-    python scripts/gpu/acceptance.py                     all stages, on the first GPU
-    python scripts/gpu/acceptance.py layouts speed       these
-    python scripts/gpu/acceptance.py --tiny              the same logic in small, on a CPU too
+    python scripts/measure/gpu/acceptance.py                    all stages, on the first GPU
+    python scripts/measure/gpu/acceptance.py layouts speed      these
+    python scripts/measure/gpu/acceptance.py --tiny             the same in small, on a CPU too
 
 Each stage runs in processes of its own, below --limit seconds, without the network, and writes
 data/gpu_runs/<UTC>-<stage>.json: checks and figures, the device, the versions, the commit and the
