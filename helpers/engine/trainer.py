@@ -64,6 +64,10 @@ class Trainer:
         clip: largest gradient norm, None for no limit.
         optimizer: one of optimizer.OPTIMIZERS.
         hook: one of torch's DDP communication hooks, for plans of dp_replicate.
+
+    Attributes:
+        runs_on: a step may end before ZeRO-1 or 2 has every rank's new parameters whole: the next
+            forward waits for them, block by block, and `settle` for whoever else reads them.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Trainer:
         )
         self.device = self.parts[0].tensor.device
         self.steps_done = 0
+        self.runs_on = False
         # dropout differs between samples and between stages, not between the ranks of tp
         torch.manual_seed(seed + 1_000_003 * self.group.rank() + 1_009 * self.pipeline.rank)
 
@@ -157,8 +162,8 @@ class Trainer:
         self.steps_done += 1
         if self.scaler.bad_steps == MOST_BAD_STEPS:
             raise Diverged(self._where_not_finite(gradients))
-        if self.device.type == "cuda":  # the update and its gathers are still under way
-            torch.cuda.synchronize(self.device)
+        if self.device.type == "cuda":  # which is still at the update
+            torch.cuda.current_stream(self.device).synchronize()
         elapsed = time.perf_counter() - started
         return StepResult(self.steps_done, loss, norm, lr, elapsed, skip)
 
@@ -218,7 +223,11 @@ class Trainer:
             part.tensor.grad = None if gradient is None else gradient.to(part.tensor.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.data.publish()
+        self.data.publish(beside=self.runs_on)
+
+    def settle(self) -> None:
+        """Wait until the parameters are those of the last step."""
+        self.data.settle()
 
     @torch.no_grad()
     def evaluate(

@@ -157,6 +157,7 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
         seed=args.seed,
         optimizer=args.optimizer,
     )
+    trainer.runs_on = True  # until `train` is over
     if job.resume_from is not None:
         checkpoints.load(trainer, job.resume_from)
         changed = changed_settings(read_manifest(job.resume_from, {}), job.settings())
@@ -233,6 +234,7 @@ def train(
             due = job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0
             if due and not result.skipped:
                 checkpoints.save(trainer)
+    trainer.settle()
     with clock.phase("save"):
         checkpoints.finish()
     if metrics.lines and all(line.get("skipped") for line in metrics.lines):
