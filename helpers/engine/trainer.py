@@ -18,7 +18,7 @@ from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
 from .models.causal_loss import IGNORED, check_tokens
-from .pipeline.micro_batches import MicroBatch, own_tokens, some_rows
+from .pipeline.micro_batches import MicroBatch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
@@ -64,6 +64,10 @@ class Trainer:
         clip: largest gradient norm, None for no limit.
         optimizer: one of optimizer.OPTIMIZERS.
         hook: one of torch's DDP communication hooks, for plans of dp_replicate.
+
+    Attributes:
+        runs_on: a step may end before ZeRO-1 or 2 has every rank's new parameters whole: the next
+            forward waits for them, block by block, and `settle` for whoever else reads them.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class Trainer:
         )
         self.device = self.parts[0].tensor.device
         self.steps_done = 0
+        self.runs_on = False
         # dropout differs between tokens and between stages, not between the ranks of tp
         torch.manual_seed(seed + 1_000_003 * self.token_group.rank() + 1_009 * self.pipeline.rank)
 
@@ -137,13 +142,15 @@ class Trainer:
         """
         started = time.perf_counter()
 
-        def take() -> tuple[float, dict[str, Tensor]]:
-            return self.backward(input_ids, labels, documents).item(), self.gradients()
+        def take() -> tuple[Tensor, dict[str, Tensor]]:
+            return self.backward(input_ids, labels, documents), self.gradients()
 
         loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
             scale = self.scaler.scale
-            norm = gradient_norm(self.parts, gradients).item() / scale
+            norm = gradient_norm(self.parts, gradients) / scale
+            # the one place where a host waits for its GPU, for both
+            loss, norm = torch.stack([loss, norm]).cpu().tolist()
             skip = self.scaler.overflowed(math.isfinite(loss) and math.isfinite(norm))
             if not skip:
                 if observer:
@@ -156,8 +163,8 @@ class Trainer:
         self.steps_done += 1
         if self.scaler.bad_steps == MOST_BAD_STEPS:
             raise Diverged(self._where_not_finite(gradients))
-        if self.device.type == "cuda":  # the update and its gathers are still under way
-            torch.cuda.synchronize(self.device)
+        if self.device.type == "cuda":  # which is still at the update
+            torch.cuda.current_stream(self.device).synchronize()
         elapsed = time.perf_counter() - started
         return StepResult(self.steps_done, loss, norm, lr, elapsed, skip)
 
@@ -217,7 +224,11 @@ class Trainer:
             part.tensor.grad = None if gradient is None else gradient.to(part.tensor.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.data.publish()
+        self.data.publish(beside=self.runs_on)
+
+    def settle(self) -> None:
+        """Wait until the parameters are those of the last step."""
+        self.data.settle()
 
     @torch.no_grad()
     def evaluate(
@@ -232,21 +243,20 @@ class Trainer:
         """
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
-        wants = answers is not None
+        allowed = None if answers is None else torch.tensor(answers, device=self.device)
         for batch in batches:
             self._check(*batch[:2])
             parts = self._micro_batches(MicroBatch(*batch))
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
-                    parts, num_items_in_batch=1, label_logits=wants
+                    parts, num_items_in_batch=1, label_logits=allowed is not None
                 )
             for part, out in zip(parts, outputs):
-                targets = part.targets[part.targets != IGNORED]
                 totals[0] += out.loss
-                totals[1] += len(targets)
-                if answers is not None:
-                    allowed = torch.tensor(answers, device=self.device)
-                    totals[2] += (allowed[out.logits[:, answers].argmax(1)] == targets).sum()
+                totals[1] += len(part.places)
+                if allowed is not None:
+                    chosen = allowed[out.logits.index_select(1, allowed).argmax(1)]
+                    totals[2] += (chosen == part.answers).sum()
         totals = self._over_samples(totals)
         loss, tokens, right = totals.tolist()
         result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
@@ -268,7 +278,7 @@ class Trainer:
         own = some_rows(batch, ranks, self.group.rank())
         parts = (some_rows(own, n, index) for index in range(n))
         how = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts
-        return [own_tokens(part, *how).to(self.device) for part in parts]
+        return [placed(own_tokens(part, *how)).to(self.device) for part in parts]
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other tokens, from the pipeline ranks that have results."""

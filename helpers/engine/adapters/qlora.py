@@ -22,6 +22,8 @@ from ..plan import ParallelPlan
 from .lora import add_adapters, fuse, load_adapters
 from .nf4 import fill_quantized
 
+SHARES_CODES = (2, 12)  # torch's fully_shard before it takes codes for numbers, and casts them
+
 
 @dataclass(frozen=True)
 class Adapting:
@@ -43,6 +45,11 @@ class Adapting:
         need("peft", "qlora")
         if self.quantize:
             need("bitsandbytes", "qlora")
+            if plan.zero == 3 and torch.__version__ < SHARES_CODES:
+                raise UserError(
+                    f"zero_stage=3 shares 4-bit codes from torch 2.12 on, and this is "
+                    f"{torch.__version__}: take a newer torch, or zero_stage=2"
+                )
         if plan.tp > 1:
             raise UserError(
                 f"tp={plan.tp} splits the matrices that adapters stand beside: "

@@ -26,7 +26,8 @@ from ..plan import ParallelPlan
 from ..tensor.shards import chunk, local
 from .axes import token_group
 from .buckets import AllReduced, Buckets, ReduceScattered
-from .chunks import gather_chunks, scatter_rows
+from .chunks import scatter_rows
+from .gathers import Gathers
 from .hsdp import ReplicaSums
 from .owned_shards import OwnedShard, lower_, make_owned_shard
 
@@ -126,8 +127,11 @@ class FullyShard:
         self.model.zero_grad(set_to_none=True)
         return gradients
 
-    def publish(self) -> None:
+    def publish(self, beside: bool = False) -> None:
         pass  # the next forward gathers what the optimizer wrote
+
+    def settle(self) -> None:
+        pass
 
 
 class Bucketed:
@@ -165,6 +169,9 @@ class Bucketed:
             own_dtype = next(iter(before.values())).dtype
             dtype = plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own_dtype
             self.buckets = self._make_buckets(plan, dtype, hook)
+        self.gathers: Gathers | None = None
+        if self.stage:
+            self.gathers = Gathers(model, self.buckets.buckets, self.shard)
 
     def _make_buckets(
         self, plan: ParallelPlan, dtype: torch.dtype, hook: Callable[..., Any] | None
@@ -214,17 +221,21 @@ class Bucketed:
         return gradients
 
     @torch.no_grad()
-    def publish(self) -> None:
-        """After the optimizer: bring the parts' new values into every rank's parameters."""
+    def publish(self, beside: bool = False) -> None:
+        """After the optimizer: bring the parts' new values into every rank's parameters; those that
+        ranks have to gather may arrive beside the next forward, see gathers.py."""
         owned = {part.name: part.tensor for part in self.parts}
-        if not self.stage:
-            for name, parameter in self.trainable.items():
-                if parameter.dtype != owned[name].dtype:  # else it is the same memory
-                    local(parameter).copy_(owned[name])
+        if self.gathers is not None:
+            self.gathers.begin(owned, beside)
             return
-        for bucket in self.buckets.buckets:
-            whole = [local(parameter) for parameter in bucket.parameters]
-            gather_chunks([owned[name] for name in bucket.names], whole, self.shard)
+        for name, parameter in self.trainable.items():
+            if parameter.dtype != owned[name].dtype:  # else it is the same memory
+                local(parameter).copy_(owned[name])
+
+    def settle(self) -> None:
+        """Wait for what arrives beside the next forward."""
+        if self.gathers is not None:
+            self.gathers.settle()
 
 
 def data_parallel(

@@ -123,11 +123,17 @@ class Shift:
                 board.shift(self.received, self.sent)
             return
         n, rank = group.size(), group.rank()
-        ways = (dist.isend, self.sent, (rank + 1) % n), (dist.irecv, self.received, (rank - 1) % n)
-        # as one, for NCCL would wait for the peer of the first before it begins the second
-        self.works = dist.batch_isend_irecv(
-            [dist.P2POp(way, tensor, group=group, group_peer=peer) for way, tensor, peer in ways]
-        )
+        to, source = (rank + 1) % n, (rank - 1) % n
+        if dist.get_backend(group) == "nccl":  # as one: else it waits for one's peer, then the next
+            both = (dist.isend, self.sent, to), (dist.irecv, self.received, source)
+            self.works = dist.batch_isend_irecv(
+                [dist.P2POp(way, x, group=group, group_peer=peer) for way, x, peer in both]
+            )
+            return
+        self.works = [
+            dist.isend(self.sent, group=group, group_dst=to),
+            dist.irecv(self.received, group=group, group_src=source),
+        ]
 
     def wait(self) -> Tensor:
         """What came."""

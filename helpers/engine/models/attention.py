@@ -122,16 +122,26 @@ def use(model: nn.Module) -> None:
     """Let transformers' attention interface call `attend` in this model; the configuration that it
     was made of is left as it was, for others may be made of it."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, _interface)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, _mask)
     own: dict[int, Any] = {}  # the copy of each part, by the id of the part
     copy.deepcopy(model.config, own)
     for module in model.modules():
         if id(getattr(module, "config", None)) in own:
             module.config = own[id(module.config)]
     model.config._attn_implementation = NAME
+
+
+def _mask(*sizes: int, config: Any, allow_is_causal_skip: bool = True, **options: Any) -> Any:
+    """transformers' mask, or None where attention is causal by itself. Falcon's class always asks
+    for one, to add ALiBi to it; most Falcons have none, and no fused kernel takes a mask."""
+    from transformers.masking_utils import sdpa_mask
+
+    no_alibi = config.model_type == "falcon" and not config.alibi
+    skip = allow_is_causal_skip or no_alibi
+    return sdpa_mask(*sizes, config=config, allow_is_causal_skip=skip, **options)
 
 
 def _interface(

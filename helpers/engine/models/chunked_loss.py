@@ -22,8 +22,9 @@ from torch.distributed import ProcessGroup
 
 from ..messages.carriers import all_reduce
 
-# Logits held at a time: small beside a layer's activations, large enough to keep the cores busy.
-CHUNK_BYTES = 64 * 2**20
+# Logits held at a time: small beside a layer's activations, large enough to keep a processor busy.
+# A GPU computes so few as fast as a host starts its operations, so there it is more.
+CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * 2**20, 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def token_loss(
         `hidden` is this rank's partial sum: it is made whole where `hidden` crossed the boundary.
     """
     # the same on every rank, whatever the size of its shard: each chunk is a collective
-    rows = max(1, CHUNK_BYTES * _size(group) // (vocabulary * 4))
+    held = CHUNK_BYTES if hidden.device.type == "cpu" else GPU_CHUNK_BYTES
+    rows = max(1, held * _size(group) // (vocabulary * 4))
     return _TokenLoss.apply(hidden, weight, bias, labels, start, rows, group, transform, late)
 
 

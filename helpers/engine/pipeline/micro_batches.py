@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..context.parts import Part, share
-from ..models.causal_loss import IGNORED
+from ..models.causal_loss import IGNORED, label_places
 from ..models.document_mask import PADDING, model_inputs
 
 
@@ -16,6 +16,7 @@ class MicroBatch(NamedTuple):
 
     positions, part: where ranks of cp have parts of the rows; the labels are then those of
         context/parts.py, which stand beside the token that predicts them.
+    places: [n] of the tokens that predict one, see models/causal_loss.py.
     """
 
     ids: Tensor
@@ -23,25 +24,33 @@ class MicroBatch(NamedTuple):
     documents: Tensor | None = None
     positions: Tensor | None = None
     part: Part | None = None
+    places: Tensor | None = None
 
     @property
     def targets(self) -> Tensor:
         """What the tokens predict: [rows, seq - 1], of a part [rows, seq]."""
         return self.labels[:, 1:] if self.part is None else self.labels
 
+    @property
+    def answers(self) -> Tensor:
+        """What the tokens at the places predict, [n]."""
+        beside = self.places + 1 if self.part is None else self.places
+        return self.labels.flatten().index_select(0, beside)
+
     def to(self, device: torch.device) -> "MicroBatch":
-        """On that device."""
-        return MicroBatch(*(x.to(device) if isinstance(x, Tensor) else x for x in self))
+        """On that device; a copy from pinned memory goes on beside the work before it."""
+        moved = (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in self)
+        return MicroBatch(*moved)
 
     def inputs(self, config: Any) -> dict[str, Any]:
         """What the model with this configuration is called with."""
         if self.part is None:
             more = {} if self.documents is None else model_inputs(self.documents)
-            return {"input_ids": self.ids, "labels": self.labels, **more}
+            return {"input_ids": self.ids, "labels": self.labels, "places": self.places} | more
         # attention makes its own masks; this keeps the model from making any. ALiBi's takes none
         mask = None if getattr(config, "alibi", False) else self.ids.new_ones(1, 1, 1, 1).bool()
-        more = {"position_ids": self.positions, "attention_mask": mask}
-        return {"input_ids": self.ids, "shift_labels": self.labels, **more}
+        given = {"position_ids": self.positions, "attention_mask": mask, "places": self.places}
+        return {"input_ids": self.ids, "shift_labels": self.labels} | given
 
 
 def some_rows(batch: MicroBatch, n: int, index: int) -> MicroBatch:
@@ -67,8 +76,15 @@ def own_tokens(
         own = share(*batch[:3], rank, ranks, split, multiple)
         return MicroBatch(own.ids, own.targets, None, own.positions, own.part)
     short = -batch.ids.shape[1] % multiple
+    if not short:
+        return batch
     padded = (
         None if values is None else F.pad(values, (0, short), value=fill)
         for values, fill in zip(batch, (0, IGNORED, PADDING))
     )
     return MicroBatch(*padded)
+
+
+def placed(batch: MicroBatch) -> MicroBatch:
+    """With the places of its labels: found on the CPU, where nobody waits for a device."""
+    return batch._replace(places=label_places(batch.targets, batch.ids.shape[1]))

@@ -74,13 +74,17 @@ class StorageUse:
 class Watch(TorchDispatchMode):
     """Notes every operation while it is entered.
 
+    Args:
+        device: of the tensors whose memory is watched.
+
     Attributes:
         flops: of matrix products and attention; attention is counted over the whole square.
         sent: how many messages of each kind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__()
+        self.device = torch.device(device)
         self.flops = 0
         self.sent: Counter[Sent] = Counter()
         self.alive: dict[int, tuple[StorageUse, weakref.ref]] = {}  # by the storage's address
@@ -113,7 +117,8 @@ class Watch(TorchDispatchMode):
             self.flops += FLOPS[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
         span, category = self.spans[-1]
         for tensor in tensors(out):
-            self._follow(tensor.untyped_storage(), category, span or None)
+            if tensor.device.type == self.device.type:
+                self._follow(tensor.untyped_storage(), category, span or None)
         return out
 
     def hold(self, category: str, known: Iterable[Tensor]) -> None:
