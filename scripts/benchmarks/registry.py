@@ -28,7 +28,8 @@ class Peer:
 
 
 def engine(name: str, title: str, **plan: Any) -> Peer:
-    ranks = math.prod(plan.get(axis, 1) for axis in ("dp_replicate", "dp_shard", "pp", "tp"))
+    axes = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
+    ranks = math.prod(plan.get(axis, 1) for axis in axes)
     return Peer(name, title, "engine_peer", ranks, plan, joins=True)
 
 
@@ -150,6 +151,19 @@ QLORA = (
     adapters("engine-one", "**one process, this engine**"),
     *(split(schedule, stages) for stages in (2, 4) for schedule in ("naive", "1f1b")),
 )
+LONG = (
+    ONE,
+    ENGINE_ONE,
+    *(
+        engine(f"{way}-{n}", f"**this engine, cp={n}, {way}**", cp=n, cp_attention=way)
+        for n in (2, 4)
+        for way in ("ring", "gather", "ulysses")
+    ),
+    engine("contiguous-4", "this engine, cp=4, ring, contiguous", cp=4, cp_split="contiguous"),
+    engine("engine-sp", "this engine, tp=2, sequence parallel", tp=2, sequence_parallel=True),
+    engine("engine-full", "this engine, one process, recomputing", activation="full"),
+    Peer("torch-context", "torch context_parallel", "torch_context_peer"),
+)
 BENCHMARKS = {
     "tp": TENSOR,
     "fsdp": DATA,
@@ -158,6 +172,7 @@ BENCHMARKS = {
     "compile": COMPILE,
     "two-nodes": TWO_NODES,
     "qlora": QLORA,
+    "long": LONG,
     "plan": (),  # its layouts are those that a search looks at
     "messages": (),  # trains nothing
 }

@@ -103,4 +103,6 @@ def to_tokens(x: Tensor, part: Part, group: ProcessGroup) -> Tensor:
 
 def _like(index: Tensor, x: Tensor) -> Tensor:
     """[rows or 1, seq] for a gather along the tokens of [rows, heads, seq, head_dim]."""
-    return index.to(x.device, non_blocking=True)[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3])
+    return index.to(x.device, non_blocking=True)[:, None, :, None].expand(
+        len(x), x.shape[1], -1, x.shape[3]
+    )

@@ -40,7 +40,8 @@ class Gathers:
         of_blocks = [_places(block.parameters(), bucket_of) for block in blocks]
         others = set(bucket_of) - {id(p) for block in blocks for p in block.parameters()}
         # what is in no block, as the embedding, is wanted first, and by whoever wants it
-        model.register_forward_pre_hook(partial(self._arrive, {bucket_of[p] for p in others}))
+        first = sorted({bucket_of[p] for p in others})  # in one order on every rank
+        model.register_forward_pre_hook(partial(self._arrive, first))
         for block, places in zip(blocks, of_blocks, strict=True):
             block.register_forward_pre_hook(partial(self._arrive, places))
 
@@ -66,8 +67,8 @@ class Gathers:
                 self.under_way.pop(place)()
 
 
-def _places(parameters: Iterable[Tensor], bucket_of: dict[int, int]) -> set[int]:
-    return {bucket_of[id(p)] for p in parameters if id(p) in bucket_of}
+def _places(parameters: Iterable[Tensor], bucket_of: dict[int, int]) -> list[int]:
+    return sorted({bucket_of[id(p)] for p in parameters if id(p) in bucket_of})
 
 
 def begin_gather(
