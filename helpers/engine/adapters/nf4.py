@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, need
-from ..files import weights
+from ..files import random_weights, weights
 from ..files.weight_files import WeightFiles
 from ..models.architecture import family_of
 
@@ -102,7 +102,7 @@ def _read(model: nn.Module, files: WeightFiles, device: torch.device | str) -> N
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device=device)
-    weights.draw(model, 0, weights=False)  # the buffers, most of which no file holds
+    random_weights.draw(model, 0, weights=False)  # the buffers, most of which no file holds
     for name, buffer in model.named_buffers():
         if files.has(name):
             rows = _in_files(files, [name], buffer.shape, buffer=True)
@@ -143,10 +143,10 @@ def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
     """One piece of the model (the embedding, a block, ...) at a time in full precision."""
     matrices = set(linear_paths(model))
     names = {id(module): path for path, module in model.named_modules()}
-    for name, piece in weights.pieces(model, model.base_model):
+    for name, piece in random_weights.pieces(model, model.base_model):
         piece.to_empty(device="cpu")  # drawn there, so that every device has the same
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights.seed_of(seed, name))
+            torch.manual_seed(random_weights.seed_of(seed, name))
             piece.apply(model._init_weights)
         for path in [names[id(module)] for module in piece.modules()]:
             if path in matrices:

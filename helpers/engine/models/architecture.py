@@ -26,11 +26,20 @@ def family_of(model: nn.Module) -> Family:
     return family or discover(model, tensor_rules(model.config))
 
 
-def candidates(model: nn.Module, tp: int) -> list[Family]:
-    """Ways to lay the model out, the one that can do most first. Without tensor parallelism there
-    is always another: the class's own attention, and the loss of its own logits."""
+def candidates(model: nn.Module, tp: int, cp: int = 1) -> list[Family]:
+    """Ways to lay the model out, the one that can do most first. Where neither layers nor sequences
+    are split there is always another: the class's own attention, and the loss of its own logits.
+
+    Raises:
+        UserError: cp splits sequences, and the model's attention is not known.
+    """
     first = family_of(model)
-    if tp > 1:
+    if cp > 1 and not first.attention:
+        raise UserError(
+            f"{first.name} cannot be split by cp={cp}: its attention is not found by a record here "
+            "or by transformers' tensor plan; dp_shard and dp_replicate work with it"
+        )
+    if tp > 1 or cp > 1:
         return [first]
     plain = discover(model)
     ways = [first, plain, replace(plain, whole_logits=True, head=None)]

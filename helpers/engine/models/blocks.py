@@ -7,6 +7,7 @@ residual crosses the boundary of what tp splits once on each side.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from .attention import attend
@@ -104,11 +105,25 @@ def falcon_attention(
         )
     elif attention_mask is not None:
         attention_mask = self.boundary.heads(attention_mask)
+    bias = None if alibi is None else falcon_alibi(self, query)
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
     dropout = self.attention_dropout.p if self.training and alibi is not None else 0.0
-    attended = attend(self.boundary, query, key, value, attention_mask, dropout)
+    attended = attend(self.boundary, query, key, value, attention_mask, dropout, key_bias=bias)
     return self.dense(attended.flatten(2)), None
+
+
+def falcon_alibi(self: nn.Module, query: Tensor) -> Tensor | None:
+    """What ALiBi adds to the scores, by the key's place in the whole row, [heads, seq], where ranks
+    of cp have parts of it; else it is in the mask."""
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    context = self.boundary.context
+    if context is None or context.part is None:
+        return None
+    ones = torch.ones(1, context.part.length, dtype=torch.long, device=query.device)
+    alibi = build_alibi_tensor(ones, self.num_heads, dtype=query.dtype) * self.inv_norm_factor
+    return self.boundary.heads(alibi.transpose(0, 1))[0]
 
 
 def on_input(function: Callable[[Tensor], Tensor]) -> Callable:

@@ -5,6 +5,8 @@ positions   0 1 2 3 0 1 2 0 1 0       they start again with each
 attention   a token sees itself and what came before it in its own document
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +41,20 @@ def model_inputs(documents: Tensor) -> dict[str, Tensor]:
     architectures and not for others (not for Falcon), and says nothing.
     """
     return {"position_ids": positions(documents), "attention_mask": attention_mask(documents)}
+
+
+@contextmanager
+def one_document_a_row() -> Iterator[None]:
+    """For so long transformers does not look for documents in the positions, which it makes itself.
+    It would find none, and a host would wait for its GPU to know that."""
+    from transformers import masking_utils
+
+    look = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = look
 
 
 def check_packing(config: Any, seq_len: int) -> None:

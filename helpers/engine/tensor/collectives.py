@@ -19,20 +19,20 @@ Reducing Activation Recomputation, section 4.2.2 (g-bar and f-bar).
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .gloo_exchange import gather_single, scatter_single
+from ..messages.carriers import gather_single, scatter_single, sum_of
+from .compiled_messages import in_one_graph, resized
 
 
+@in_one_graph(lambda x, n: x.new_empty(x.shape))
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """The sum of `x` over the group, in a new tensor of the same shape."""
-    x = x.contiguous().clone()
-    dist.all_reduce(x, group=group)
-    return x
+    return sum_of(x, group)
 
 
+@in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] * n)))
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The ranks' equal parts joined along `dim`: [.., s/n, ..] becomes [.., s, ..]."""
     parts = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
@@ -40,6 +40,7 @@ def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     return parts if dim == 0 else torch.cat(parts.chunk(group.size()), dim)
 
 
+@in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] // n)))
 def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The sum over the group, of which each rank keeps its equal part along `dim`."""
     parts = x.contiguous() if dim == 0 else torch.cat(x.chunk(group.size(), dim))

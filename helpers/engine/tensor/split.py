@@ -4,13 +4,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from ..errors import UserError
+from ..messages.carriers import all_reduce
 from ..models import attention
 from ..models.blocks import on_input
 from ..models.families import Family, kv_heads
@@ -286,7 +286,7 @@ def sum_partial_gradients(
     if group is None or group.size() == 1 or not names:
         return
     flat = torch.cat([gradients[name].flatten() for name in names])
-    dist.all_reduce(flat, group=group)
+    all_reduce(flat, group)
     sizes = [gradients[name].numel() for name in names]
     for name, piece in zip(names, flat.split(sizes), strict=True):
         gradients[name] = piece.view_as(gradients[name])
