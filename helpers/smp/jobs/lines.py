@@ -168,20 +168,20 @@ def _distribution(job: Estimator, program: Program) -> Iterator[Line]:
             row.lost,
             row.by_hand,
         )
-        yield _options(one, value) if key == "custom_mpi_options" else one
+        yield from _options(one, value) if key == "custom_mpi_options" else [one]
     yield from _configuration(parameters, program)
 
 
-def _options(line: Line, value: Any) -> Line:
-    """mpirun's options, each with what becomes of it."""
+def _options(line: Line, value: Any) -> Iterator[Line]:
+    """A line for each of mpirun's options."""
     if not isinstance(value, str):
-        return replace(line, by_hand=f"{unknown_in(value)} is not in the file: read its options")
+        yield replace(line, by_hand=f"{unknown_in(value)} is not in the file: read its options")
+        return
     options = mpi_options(value)
     if not options:
-        return replace(line, became="no option is given")
-    kept = any(one.verdict == CONVERTED for one in options)
-    words = "; ".join(f"{one.text}: {one.verdict}, {one.words}" for one in options)
-    return replace(line, verdict=CONVERTED if kept else LEFT_OUT, became=words)
+        yield replace(line, became="no option is given")
+    for one in options:
+        yield replace(line, text=one.text, verdict=one.verdict, became=one.words)
 
 
 def _configuration(config: Any, program: Program) -> Iterator[Line]:

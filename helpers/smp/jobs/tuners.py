@@ -14,7 +14,7 @@ from helpers.smp.reading.values import Made, is_known, unknown_in
 
 TUNER = "sagemaker.tuner.HyperparameterTuner"
 ARGUMENTS = ("estimator", "objective_metric_name", "hyperparameter_ranges", "metric_definitions")
-SAMPLERS = {"bayesian": "gp", "random": "random", "grid": "grid", "hyperband": "tpe"}
+SAMPLERS = {"bayesian": "tpe", "random": "random", "grid": "grid", "hyperband": "tpe"}
 RANGES = {
     "ContinuousParameter": "float",
     "IntegerParameter": "int",
@@ -30,7 +30,7 @@ class Sweep:
     place: Place
     space: dict[str, list[Any]] = field(default_factory=dict)
     trials: int | None = None
-    sampler: str = "gp"
+    sampler: str = "tpe"
     halving: bool = False
     objective: str = "final_loss"
     direction: str = "minimize"
@@ -79,7 +79,7 @@ def _sweep(place: Place, made: Made, jobs: list[Job]) -> Sweep:
         place,
         space,
         trials if isinstance(trials, int) else None,
-        SAMPLERS.get(strategy, "gp"),
+        SAMPLERS.get(strategy, "tpe"),
         early or strategy == "hyperband",
         objective,
         "maximize" if kind == "maximize" and "loss" not in objective else "minimize",

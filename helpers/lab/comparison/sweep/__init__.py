@@ -11,7 +11,6 @@ What is tried next, and which trials are stopped on the way, is Optuna's choice.
 came out of it, with its table, plots.py its two figures, __main__.py the same from a shell. The
 folder holds everything; the same call goes on where a killed sweep was.
 
-Papers: Jones, Schonlau and Welch 1998, Efficient Global Optimization (`gp`); Bergstra et al. 2011,
-Algorithms for Hyper-Parameter Optimization (`tpe`); Li et al. 2020, A System for Massively Parallel
-Hyperparameter Tuning (halving); Akiba et al. 2019, Optuna.
+Papers: Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization (`tpe`); Li et al. 2020, A
+System for Massively Parallel Hyperparameter Tuning (halving); Akiba et al. 2019, Optuna.
 """

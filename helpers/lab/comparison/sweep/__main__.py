@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         help="lr=log:1e-4:1e-2, warmup=0:10, optimizer=a,b",
     )
     add("--trials", type=int, required=True)
-    add("--sampler", choices=SAMPLERS, default="gp")
+    add("--sampler", choices=SAMPLERS, default="tpe")
     add("--halving", action="store_true", help="stop trials that are behind")
     add("--objective", choices=OBJECTIVES, default="final_loss")
     add("--direction", choices=DIRECTIONS, default="minimize")

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from helpers.lab.comparison.sweep.result import DONE, FAILED, RUNNING, STOPPED, Sweep, Trial
-from helpers.lab.comparison.sweep.space import Space, as_flags, as_numbers, distributions, grid
+from helpers.lab.comparison.sweep.space import Space, distributions, grid
 from helpers.lab.launch.launch import launch
 from helpers.lab.launch.progress import Until
 from helpers.lab.runs.failure_report import RunFailed
@@ -50,22 +50,19 @@ class Runner:
             given = known[number].flags if number < len(known) else None
             given = points[number] if given is None and points else given
             if given is not None:
-                study.enqueue_trial(as_numbers(given, self.space))
+                study.enqueue_trial(given)
             study.sampler = self._sampler(optuna, facts["seed"] + number)
             trial = study.ask(kinds)
             if number == len(known):
-                known.append(Trial(number, as_flags(trial.params, self.space)))
+                known.append(Trial(number, dict(trial.params)))
             self._take(trial, known[number])
             study.tell(trial, self._told(known[number]))
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
         """From a seed of the trial's own, so that a killed sweep chooses as it would have."""
-        samplers, name = optuna.samplers, self.found.facts["sampler"]
-        if name == "gp":
-            return samplers.GPSampler(seed=seed, n_startup_trials=AT_FIRST)
-        if name == "tpe":
-            return samplers.TPESampler(seed=seed, n_startup_trials=AT_FIRST)
-        return samplers.RandomSampler(seed=seed)
+        if self.found.facts["sampler"] == "tpe":
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=AT_FIRST)
+        return optuna.samplers.RandomSampler(seed=seed)
 
     def _pruner(self, optuna: Any) -> Any:
         if not self.rungs:

@@ -2,9 +2,7 @@
 
     {"lr": ("log", 1e-4, 1e-2), "warmup": (0, 10), "optimizer": ["adamw", "adamw8bit"]}
 
-A range of two whole numbers is of whole numbers; `log` before it spreads it by its logarithm. A
-list of numbers that rise is a range of which only these can be tried: a sampler knows which of them
-are neighbours.
+A range of two whole numbers is of whole numbers; `log` before it spreads it by its logarithm.
 """
 
 import itertools
@@ -78,13 +76,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _rises(values: Range | list[Any]) -> bool:
-    """Is it a list of numbers that rise?"""
-    if isinstance(values, Range) or len(values) < 3 or not all(map(_is_number, values)):
-        return False
-    return all(one < after for one, after in itertools.pairwise(values))
-
-
 def grid(space: Space, trials: int) -> list[dict[str, Any]]:
     """All combinations, of each range as many points as `trials` leaves room for.
 
@@ -107,29 +98,17 @@ def _root(number: int, degree: int) -> int:
 
 
 def distributions(optuna: Any, space: Space) -> dict[str, Any]:
-    """The space as Optuna knows it; of a list that rises the places in it."""
+    """The space as Optuna knows it."""
     kinds = optuna.distributions
     found = {}
     for name, values in space.items():
-        if _rises(values):
-            found[name] = kinds.IntDistribution(0, len(values) - 1)
-        elif isinstance(values, list):
+        if isinstance(values, list):
             found[name] = kinds.CategoricalDistribution(values)
         elif values.whole:
             found[name] = kinds.IntDistribution(int(values.low), int(values.high), log=values.log)
         else:
             found[name] = kinds.FloatDistribution(values.low, values.high, log=values.log)
     return found
-
-
-def as_flags(numbers: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """The script's flags, of what Optuna has chosen."""
-    return {n: space[n][value] if _rises(space[n]) else value for n, value in numbers.items()}
-
-
-def as_numbers(flags: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """The same the other way."""
-    return {n: space[n].index(value) if _rises(space[n]) else value for n, value in flags.items()}
 
 
 def from_words(text: str) -> tuple[str, Any]:

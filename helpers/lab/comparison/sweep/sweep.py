@@ -16,7 +16,7 @@ from helpers.lab.comparison.sweep.space import Range, Space, read_space
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.paths import ROOT, shown, unused
 
-SAMPLERS = ("gp", "tpe", "random", "grid")
+SAMPLERS = ("tpe", "random", "grid")
 DIRECTIONS = ("minimize", "maximize")
 OBJECTIVES = ("final_loss", "eval_loss", "eval_accuracy")
 
@@ -26,7 +26,7 @@ def sweep(
     space: Mapping[str, Any],
     trials: int,
     *,
-    sampler: str = "gp",
+    sampler: str = "tpe",
     halving: bool = False,
     objective: str = "final_loss",
     direction: str = "minimize",
@@ -46,8 +46,7 @@ def sweep(
     Args:
         script: as for `launch`; it trains, as helpers.train does.
         space: what may be tried, by the script's flags: see space.py.
-        sampler: `gp` and `tpe` learn from the trials before, `gp` from fewer of them; `random`; or
-            `grid`, evenly spread.
+        sampler: `tpe` learns from the trials before; `random`; or `grid`, evenly spread.
         halving: stop a trial at a ninth and at a third of its steps unless its loss is among the
             best third of those that came so far.
         objective: `final_loss`, the mean over the last tenth of the steps; or of the evaluation
