@@ -81,12 +81,16 @@ class Expressions:
                 self.value(child, names)
         return Unknown(_shown(node))
 
+    def _asked(self, value: Any) -> Any:
+        """What was answered for a value that branches or loops have left unknown."""
+        return self.program.unknown(value.name, value) if isinstance(value, Unknown) else value
+
     def _constant(self, node: ast.Constant, names: Names) -> Any:
         return node.value
 
     def _name(self, node: ast.Name, names: Names) -> Any:
         if node.id in names:
-            return names[node.id]
+            return self._asked(names[node.id])
         if node.id in functions.BUILTINS:
             return Imported(f"builtins.{node.id}")
         return self.program.unknown(node.id)
@@ -115,7 +119,7 @@ class Expressions:
             return self.program.unknown(str(key))
         if isinstance(owner, (dict, list, tuple, str)) and is_known(key):
             try:
-                return owner[key]
+                return self._asked(owner[key])
             except (KeyError, IndexError, TypeError):
                 return self.program.unknown(text)
         return self.program.unknown(text)

@@ -160,12 +160,13 @@ class Interpreter(Statements):
             )
 
     def _uncalled(self) -> None:
-        """Functions that nothing has called, those of classes too."""
+        """Functions that nothing has called, those of classes too: they leave nothing behind."""
+        names, self.names = self.names, self._fork(self.names)
         for node in ast.walk(self.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 if node in self._followed:
                     continue
                 try:
-                    self.call(Local(node, self.names), None, Keyed())
+                    self.call(Local(node, names), None, Keyed())
                 except Left:
                     continue
