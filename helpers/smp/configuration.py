@@ -24,6 +24,7 @@ from helpers.smp.distribution.argument import beside, parameters_in
 from helpers.smp.keys import Key, does_nothing, elsewhere, keys, wants_whole
 
 SCHEDULE = {"interleaved": "1f1b", "simple": "gpipe"}
+CP_ATTENTION = {"p2p": "ring", "all_gather": "gather"}
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,19 @@ def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]
 def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
     tp, shards = values["tensor_parallel_degree"], values["hybrid_shard_degree"]
     degrees = {"tensor_parallel_degree": tp, "hybrid_shard_degree": max(1, shards)}
-    replicas = _data_ranks(world_size, degrees)
+    replicas, cp = _data_ranks(world_size, degrees), values["context_parallel_degree"]
+    if shards == 0:  # native FSDP, over all ranks
+        replicas, shards = 1, replicas
+    if shards % cp:
+        raise UserError(
+            f"context_parallel_degree={cp} does not divide the {shards} ranks that share the "
+            "model: its ranks are among those of hybrid_shard_degree"
+        )
     plan = ParallelPlan(
-        dp_replicate=1 if shards == 0 else replicas,
-        dp_shard=replicas if shards == 0 else shards,  # 0: native FSDP, over all ranks
+        dp_replicate=replicas,
+        dp_shard=shards // cp,
+        cp=cp,
+        cp_attention=CP_ATTENTION[values["cp_comm_type"]],
         tp=tp,
         offload=values["sm_activation_offloading"],
     )

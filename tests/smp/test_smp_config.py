@@ -264,3 +264,22 @@ def test_the_librarys_defaults_are_read(key, value, version):
     found = read_smp_config({key: value}, 1, version)
     assert found.plan == empty.plan
     assert found.memory_weight == empty.memory_weight
+
+
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        ({"context_parallel_degree": 2}, {"dp_shard": 4, "cp": 2, "cp_attention": "ring"}),
+        (
+            {"context_parallel_degree": 2, "hybrid_shard_degree": 4, "cp_comm_type": "all_gather"},
+            {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "cp_attention": "gather"},
+        ),
+        (
+            {"context_parallel_degree": 2, "hybrid_shard_degree": 2, "tensor_parallel_degree": 2},
+            {"dp_replicate": 2, "dp_shard": 1, "cp": 2, "tp": 2},
+        ),
+    ],
+)
+def test_context_ranks_are_among_those_that_share_the_model(config, plan):
+    found = read_smp_config(config, 8).plan.to_dict()
+    assert {name: found[name] for name in plan} == plan

@@ -258,8 +258,3 @@ def _steps(config: Any) -> str:
     if isinstance(first, int) and isinstance(count, int) and first >= 0 and count > 0:
         return f"{max(1, first)}:{max(1, first) + count - 1}"
     return "3:6"
-
-
-def unknown_names(jobs: list[Job]) -> list[str]:
-    """What is asked for, over all jobs."""
-    return list(dict.fromkeys(name for job in jobs for name in job.asked))

@@ -13,7 +13,6 @@ from helpers.smp.reading.names import Names, text_of
 from helpers.smp.reading.sources import Place, Program
 
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adafactor", "LAMB", "FusedAdam", "FusedLAMB", "Adagrad")
-LOADERS = ("load_state_dict", "resume_from_checkpoint", "load_checkpoint")
 
 
 @dataclass(frozen=True, order=True)

@@ -62,7 +62,6 @@ METHODS = {
     set: ("add", "update", "union"),
 }
 TYPES = {"builtins.int": int, "builtins.float": float, "builtins.str": str, "builtins.bool": bool}
-PARSERS = ("argparse.ArgumentParser", "transformers.HfArgumentParser")
 
 
 def call(made: Made) -> Any:

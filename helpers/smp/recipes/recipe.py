@@ -70,12 +70,11 @@ def read_recipe(path: Path, answers: Mapping[str, Any] | None = None) -> Recipe:
     _place_machines(found, path, dict(answers or {}))
     refused = _refused(values)
     layout = Layout(refused=refused) if refused else _layout(found, kind)
+    if layout.plan is not None:
+        layout = _batches(found, layout.plan)
     name = str(values.get("run.name") or path.stem)
     job = Job(name, Place(str(path), 0, 1), found.where, layout, layout.plan)
-    job.flags, job.minutes = found.flags, found.minutes
-    if layout.plan is not None:
-        _batches(found, layout.plan)
-        job.config = _config(found.sizes)
+    job.flags, job.minutes, job.config = found.flags, found.minutes, _config(found.sizes)
     return Recipe(job, lines)
 
 
@@ -160,13 +159,23 @@ def _planned(found: Readings, kind: str, smp: dict[str, Any], ranks: int, pp: in
     return replace(plan, pp=pp, **changes)
 
 
-def _batches(found: Readings, plan: ParallelPlan) -> None:
-    """What depends on the plan: whole batches, and a warm-up's steps."""
-    for row, value in found.late:
-        if row.how == "per device":
-            found.flags["batch_size"] = int(value) * plan.dp
-        elif row.how == "share" and found.flags.get("steps"):
-            found.flags["warmup"] = round(float(value) * found.flags["steps"])
+def _batches(found: Readings, plan: ParallelPlan) -> Layout:
+    """What depends on the plan: whole batches, their micro-batches, and a warm-up's steps."""
+    late, flags = {row.how: value for row, value in found.late}, found.flags
+    if "per device" in late:
+        flags["batch_size"] = int(late["per device"]) * plan.dp
+    if "share" in late and flags.get("steps"):
+        flags["warmup"] = round(float(late["share"]) * flags["steps"])
+    parts = int(late.get("accumulation", 1))
+    if parts > 1 and "batch_size" in flags:
+        flags["batch_size"] *= parts
+    if "micro" in late and "batch_size" in flags:
+        each = int(late["micro"]) * plan.dp
+        parts, rest = divmod(flags["batch_size"], each)
+        if rest:
+            words = f"micro-batches of {late['micro']} on {plan.dp} data ranks do not divide"
+            return Layout(refused=f"{words} a batch of {flags['batch_size']}")
+    return Layout(replace(plan, microbatches=parts) if parts > 1 else plan)
 
 
 def _config(sizes: Mapping[str, Any]) -> Any:

@@ -162,6 +162,18 @@ def test_a_recipe_for_something_else_says_so(old, new, words, write):
     assert job.plan is None and words in job.refused
 
 
+def test_micro_batches_and_accumulated_ones(write):
+    answers = {"instance_type": "p4d.24xlarge"}
+    micro = NEMO.replace("seq_length: 2048", "seq_length: 2048, micro_batch_size: 4")
+    job = read_recipe(write(micro, "nemo.yaml"), answers).job
+    assert (job.plan.microbatches, job.flags["batch_size"]) == (64 // (2 * 4), 64)
+    job = read_recipe(write(micro.replace("size: 4}", "size: 5}"), "nemo.yaml"), answers).job
+    assert job.plan is None and "do not divide a batch of 64" in job.refused
+    text = HF.replace("max_steps: 50", "max_steps: 50\n  accumulate_grad_batches: 3")
+    job = read_recipe(write(text)).job
+    assert (job.plan.microbatches, job.flags["batch_size"]) == (3, 3 * 2 * job.plan.dp)
+
+
 def test_what_a_recipe_lacks_is_asked_for(write):
     job = read_recipe(write(HF.replace("  num_nodes: 4\n", ""), "no_name.yaml")).job
     assert job.asked == ["num_nodes"]

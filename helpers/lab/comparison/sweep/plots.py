@@ -55,9 +55,7 @@ def _draw_flag(panel: "Axes", found: Sweep, name: str) -> None:
     for state, (colour, marker) in LOOKS.items():
         of = _of(found, state)
         places = [str(t.flags[name]) if words else t.flags[name] for t in of]
-        panel.plot(
-            places, [t.value for t in of], marker, color=colour, label=state if of else None
-        )
+        panel.plot(places, [t.value for t in of], marker, color=colour, label=state if of else None)
     best = found.best
     place = str(best.flags[name]) if words else best.flags[name]
     ring = {"markersize": 13, "markerfacecolor": "none", "markeredgewidth": 2}

@@ -94,9 +94,7 @@ class Runner:
         folder = self.found.run_folder(one.number)
         flags = {**self.flags, **one.flags}
         try:
-            run = launch(
-                self.script, out=folder, show=False, until=behind, **self.options, **flags
-            )
+            run = launch(self.script, out=folder, show=False, until=behind, **self.options, **flags)
             self._measure(one, run)
         except RunFailed as failure:
             if not one.number:
