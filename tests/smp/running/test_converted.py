@@ -142,6 +142,17 @@ def test_the_pipeline_script(model, rows, tmp_path, warm):
     assert differ(losses(run), trained(model, tmp_path / "wanted", warm, **plan)) < CLOSE
 
 
+def test_data_ranks_that_share_the_optimizer_s_state(model, rows, tmp_path, warm):
+    """The same script over two data ranks, each with half of the rows of every step."""
+    text = (PUBLISHED / "gptj_tensor.py").read_text("utf-8")
+    script = converted(tmp_path, text, PUBLISHED / "gptj_tensor.py")
+    flags = {"model_name": model, "max_steps": STEPS, "train_batch_size": BATCH // 2, "lr": 1e-3}
+    flags |= {"shard_optimizer_state": 1, "training_dir": rows, "max_context_width": 32}
+    run = launch(str(script), nproc=2, ranks=warm, show=False, out=str(tmp_path / "run"), **flags)
+    wanted = trained(model, tmp_path / "wanted", warm, dp_shard=2, zero_stage=1)
+    assert differ(losses(run), wanted) < CLOSE
+
+
 def test_a_script_that_is_not_the_same_differs(model, rows, tmp_path, warm):
     """A planted fault: every rank takes rows of its own, as if the tensor ranks were data ranks."""
     text = (PUBLISHED / "gptj_tensor.py").read_text("utf-8")
