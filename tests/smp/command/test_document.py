@@ -5,7 +5,7 @@ from pathlib import Path
 
 from helpers.smp.reading.catalogue import catalogue
 
-TEXT = (Path(__file__).parents[2] / "docs/leaving.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[3] / "docs/leaving.md").read_text("utf-8")
 
 
 def rows(head):

@@ -14,7 +14,7 @@ from helpers.smp.leaving import leave
 from helpers.train.arguments import parse
 from tests.support.scripts import the_line
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PUBLISHED = ROOT / "data/leaving"
 SCRIPTS = ROOT / "tests/smp/scripts"
 TENSOR = [PUBLISHED / "gptj_tensor.py", PUBLISHED / "gptj_tensor_job.py"]
