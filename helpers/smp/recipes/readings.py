@@ -69,6 +69,10 @@ class Readings:
     def _flag(self, row: Key, value: Any) -> Judged:
         """A flag that settings of jobs have, too, read in the same way."""
         if row.how in AFTER_THE_PLAN:
+            wants = "a part of the steps" if row.how == "share" else "a whole number"
+            kinds, ends = ((int, float), (0, 1)) if row.how == "share" else ((int,), (1, 10**9))
+            if type(value) not in kinds or not ends[0] <= value <= ends[1]:
+                return REFUSED, f"{value!r} is not {wants}", f"give {wants}"
             self.late.append((row, value))
             return CONVERTED, f"--{row.flag.replace('_', '-')}", ""
         given, words = Settings().value(Flag(row.key, row.flag, row.how), value)

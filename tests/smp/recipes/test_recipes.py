@@ -174,6 +174,14 @@ def test_micro_batches_and_accumulated_ones(write):
     assert (job.plan.microbatches, job.flags["batch_size"]) == (3, 3 * 2 * job.plan.dp)
 
 
+@pytest.mark.parametrize("value", ["0", "-2", "true", "abc", "1.5", "[1]"])
+def test_a_size_that_is_none_is_refused_on_its_line(value, write):
+    text = HF.replace("train_batch_size: 2", f"train_batch_size: {value}")
+    found = leave([write(text)])
+    [line] = [line for line in found.lines if "train_batch_size" in line.text]
+    assert line.verdict == "refused" and "batch_size" not in found.jobs[0].flags
+
+
 def test_what_a_recipe_lacks_is_asked_for(write):
     job = read_recipe(write(HF.replace("  num_nodes: 4\n", ""), "no_name.yaml")).job
     assert job.asked == ["num_nodes"]
