@@ -242,7 +242,7 @@ def _extras(found: Job, job: Estimator) -> None:
         found.flags.setdefault("checkpoint_every", 100)
         found.flags["resume"] = "auto"
     seconds = job.get("max_run")
-    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0:
+    if type(seconds) in (int, float) and 0 < seconds < 10**9:
         found.minutes = max(1, round(seconds / 60))
 
 

@@ -226,6 +226,11 @@ def test_spot_machines_and_limits(read):
     assert (job.restarts, job.minutes, job.flags["resume"]) == (3, 120, "auto")
 
 
+@pytest.mark.parametrize("value", ["1e400", "-1", "True", "None", "'1'", "[1]"])
+def test_a_limit_that_is_none_is_left_out(value, read):
+    assert read(f"max_run={value}").jobs[0].minutes is None
+
+
 def test_one_call_in_a_loop_is_a_job_for_each_of_its_arguments(tmp_path):
     path = tmp_path / "jobs.py"
     path.write_text(
