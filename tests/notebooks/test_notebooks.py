@@ -268,7 +268,7 @@ def test_ways_to_share_a_sequence_keep_what_the_dry_run_says(tmp_path):
 
 @pytest.mark.slow
 def test_wrong_ways_to_cut_a_sequence_train_and_differ(tmp_path):
-    size = {"seq_len": 128, "batch_size": 4, "steps": 8}
+    size = {"seq_len": 256, "batch_size": 8, "steps": 5}
     (right,) = measured(tmp_path / "1", ranks=1, script="measure/wrong_parts", **size).values()
     report = measured(tmp_path / "2", ranks=2, script="measure/wrong_parts", **size)
     assert report.pop("right")["losses"] == pytest.approx(right["losses"], rel=1e-5)
