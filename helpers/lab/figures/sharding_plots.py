@@ -70,7 +70,7 @@ def plot_by_length(table: "pd.DataFrame", what: str) -> Picture:
     axes.yaxis.set_major_formatter("{x:,.4g}")
     axes.set(xlabel="tokens of a row", ylabel=what)
     legend_below(fig, ncols=3)
-    title(axes, f"{what}, by the length of a row")
+    title(axes, f"{what.partition(',')[0].capitalize()} by the length of a row")
     longest = table.index[-1]
     beside = table.loc[longest] / table.loc[longest].iloc[0]
     words = ", ".join(f"{name} {share:.2f}" for name, share in beside.iloc[1:].items())
