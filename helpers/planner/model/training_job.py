@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from helpers.engine.context.balance import shares_of_work
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.plan import ParallelPlan, axis_order
@@ -44,8 +45,22 @@ class Job:
 
     @cached_property
     def tokens(self) -> int:
-        """Of a micro-batch on one data rank."""
-        return -(-self.rows // self.microbatches) * self.seq_len
+        """Of a micro-batch on one rank, which has of each row a part where cp splits it."""
+        return -(-self.rows // self.microbatches) * self.whole_seq_len // self.plan.cp
+
+    @property
+    def whole_seq_len(self) -> int:
+        """Of a row, with the padding that lets it be split: see context/parts.py of the engine."""
+        multiple = self.sequence_ranks * (2 * self.plan.cp if self.plan.cp > 1 else 1)
+        return -(-self.seq_len // multiple) * multiple
+
+    @cached_property
+    def uneven(self) -> float:
+        """Attention's work on the rank of cp that has most of it, over the mean."""
+        plan = self.plan
+        if plan.cp == 1 or plan.cp_attention == "ulysses":
+            return 1.0
+        return max(shares_of_work([self.whole_seq_len], plan.cp, plan.cp_split)) * plan.cp
 
     @property
     def element_bytes(self) -> int:
@@ -60,7 +75,7 @@ class Job:
 
     @property
     def hidden_bytes(self) -> int:
-        """Bytes of the hidden states of a micro-batch on one data rank, whole."""
+        """Bytes of the hidden states of a micro-batch's tokens on one rank, whole."""
         return self.tokens * self.shape.hidden * self.element_bytes
 
     @property
@@ -126,7 +141,7 @@ class Job:
         return -(-self.shape.vocab // self.plan.tp)
 
     def parameters_of(self, rank: int) -> int:
-        """Parameters that a pipeline rank works with, whole over dp_shard."""
+        """Parameters that a pipeline rank works with, whole over dp_shard and cp."""
         return self.layers_of(rank) * self.block_parameters + self.end_parameters(rank)
 
 

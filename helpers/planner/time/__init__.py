@@ -1,7 +1,8 @@
 """Messages and seconds of a training step.
 
 Read messages.py first: what a message is, and how long it takes. tensor_messages.py,
-pipeline_messages.py and data_messages.py list those of each axis, step_messages.py all of a rank.
+context_messages.py, pipeline_messages.py and data_messages.py list those of each axis,
+step_messages.py all of a rank.
 roofline.py has the time of one operation, block_time.py that of a block and of the model's ends,
 stage_time.py that of a pipeline stage. makespan.py takes the stages through the schedule,
 overlapped_messages.py says which data messages show, and step_time.py adds it all up.

@@ -135,7 +135,7 @@ def tensor_traffic(
 
 def shared_messages(job: Job, rank: int) -> list[Message]:
     """Of the tensor axis: the gradients of `shared_parameters`, once a step."""
-    payload = shared_parameters(job, rank) * job.sum_bytes / job.plan.dp_shard
+    payload = shared_parameters(job, rank) * job.sum_bytes / job.plan.shards
     return [Message("tp", "all_reduce", payload, 1, job.plan.tp, "shared parameters", "last")]
 
 
