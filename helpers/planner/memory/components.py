@@ -203,14 +203,39 @@ def reduced_bytes(job: Job) -> float:
 
 def working_bytes(job: Job, rank: int) -> float:
     """What one block's backward works with: what is recomputed before it, gradients of activations,
-    of which the widest two stand beside each other, and a matrix's on its way into its sum."""
-    again = 0.0
+    of which the widest two stand beside each other, and a matrix's on its way into its sum. Over cp
+    attention may take more, when what the MLP kept is freed."""
+    again, after_attention = 0.0, job.program.kept["none"].ffn
     if job.plan.activation != "none":
         whole = _bytes(job, job.program.kept["none"]) * group_size(job.plan.activation)
         again = max(0.0, whole - block_bytes(job))
     kept_apart = in_halves(job, rank) if _sharded(job) else job.plan.precision != "fp32"
     of_matrix = job.element_bytes * _largest_matrix(job) if kept_apart else 0.0
-    return again + _bytes(job, GRADIENTS) + of_matrix
+    of_mlp = _bytes(job, GRADIENTS) + of_matrix
+    of_attention = context_work_bytes(job) - _bytes(job, Widths(ffn=after_attention))
+    if _sharded(job) and not in_halves(job, rank):  # the MLP's gradients wait for the block's end
+        made = sum(linear.parameters for linear in job.shape.block[2:]) / job.plan.tp
+        of_attention += job.element_bytes * made
+    return again + max(of_mlp, of_attention)
+
+
+def context_work_bytes(job: Job) -> float:
+    """The most that the backward of attention over cp works with: keys and values that come or were
+    gathered, gradients in float32, and what is on its way.
+
+    Source: the engine's context/ring.py, gather.py and ulysses.py.
+    """
+    n, way = job.plan.cp, job.plan.cp_attention
+    if n == 1:
+        return 0.0
+    if way == "ring":
+        own, wide = Widths(query=2, kv=min(3, n)), Widths(query=1, kv=3)
+    elif way == "gather":
+        own, wide = Widths(query=2, kv=n + 1), Widths(query=1, kv=n)
+    else:
+        repeated = max(1.0, n * job.plan.tp / job.shape.kv_heads)
+        own, wide = Widths(query=3, kv=repeated), Widths(query=6, kv=repeated)
+    return _bytes(job, own) + _bytes(job, wide) * 4 / job.element_bytes
 
 
 def table_work_bytes(job: Job, rank: int) -> float:

@@ -69,7 +69,7 @@ class Program:
     stops_early: is recomputation over once everything that is needed is there? The last product
         of a block and its message then are not repeated.
     context_copies: of attention's result, which attention over cp keeps beside `none`'s.
-    keeps_attention: over cp, is the result kept where a block is recomputed, and nothing sent again?
+    keeps_attention: over cp, is its result kept where blocks are recomputed, and not sent for?
     last_norm: hidden states that the norm before the head keeps.
     message_copies: elements read and written around each message of the tensor axis.
     waits_for_sends, split_sends: of a pipeline, see pipeline_messages.link_s.

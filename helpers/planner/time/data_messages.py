@@ -30,10 +30,7 @@ def data_messages(job: Job, rank: int) -> list[Message]:
 
 def _of_ddp(job: Job, rank: int) -> list[Message]:
     gradients = job.parameters_of(rank) * job.sum_bytes
-    axis, ranks = (
-        ("dp", job.plan.dp) if job.plan.cp == 1 else ("dp x cp", job.plan.dp * job.plan.cp)
-    )
-    return [_in_buckets(axis, "all_reduce", gradients, 1, ranks, "last")]
+    return [_in_buckets("dp", "all_reduce", gradients, 1, job.plan.dp, "last")]
 
 
 def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
