@@ -39,8 +39,8 @@ HOMES = {
     "explain": "search.explain",
     "describe": "search.explain",
     "adapted_state": "model.adapters",
-    "efficiencies": "time.scaling",
-    "speedups": "time.scaling",
+    "efficiencies": "scaling",
+    "speedups": "scaling",
     "simulate_shared": "time.shared_cores",
     # published runs
     "find_post": "published.posts",

@@ -22,9 +22,9 @@ from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.training_job import make_job
 from helpers.planner.published.posts import find_post
+from helpers.planner.scaling import efficiencies, out_of_node_bytes, speedups
 from helpers.planner.search.estimate import estimate
 from helpers.planner.shape import model_shape
-from helpers.planner.time.scaling import efficiencies, out_of_node_bytes, speedups
 
 P4D = make_cluster("p4d.24xlarge")
 SCALING, HEADLINE = find_post("smddp-scaling"), find_post("gpt3-on-p4d")
