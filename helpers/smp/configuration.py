@@ -8,7 +8,8 @@ Every key of both versions stands in the tables of keys.py. It becomes a part of
 setting beside it; or it is left out with the reason (`config.left_out`); or the configuration is
 refused with the reason and the nearest thing. Words keep their meaning: `interleaved` is roughly
 1f1b and not the interleaved schedule, `simple` is gpipe, D of a placement is what is left of the
-ranks when pipeline and tensor ranks are taken out (`rdp`).
+ranks when pipeline and tensor ranks are taken out (`rdp`). hybrid_shard_degree counts the ranks of
+context_parallel_degree too: the plan's dp_shard x cp.
 """
 
 import math
@@ -22,6 +23,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.smp.keys import Key, elsewhere, keys, wants_whole
 
 SCHEDULE = {"interleaved": "1f1b", "simple": "gpipe"}
+CONTEXT = {"p2p": "ring", "all_gather": "gather"}
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,21 @@ def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]
 
 
 def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
-    tp, shards = values["tensor_parallel_degree"], values["hybrid_shard_degree"]
-    degrees = {"tensor_parallel_degree": tp, "hybrid_shard_degree": max(1, shards)}
-    replicas = _data_ranks(world_size, degrees)
+    tp, cp = values["tensor_parallel_degree"], values["context_parallel_degree"]
+    given = values["hybrid_shard_degree"]
+    replicas = _data_ranks(
+        world_size, {"tensor_parallel_degree": tp, "hybrid_shard_degree": max(1, given)}
+    )
+    shards = given or replicas  # 0: native FSDP, over all ranks
+    _check_context(cp, shards)
+    if cp > 1:
+        left_out = {key: why for key, why in left_out.items() if key != "cp_comm_type"}
     plan = ParallelPlan(
-        dp_replicate=1 if shards == 0 else replicas,
-        dp_shard=replicas if shards == 0 else shards,  # 0: native FSDP, over all ranks
+        dp_replicate=replicas if given else 1,
+        dp_shard=shards // cp,
+        cp=cp,
         tp=tp,
+        cp_attention=CONTEXT[values["cp_comm_type"]] if cp > 1 else "ring",
         offload=values["sm_activation_offloading"],
     )
     return SmpConfig(plan, version=2, seed=values["random_seed"], left_out=left_out)
@@ -233,6 +243,16 @@ def _check_v1(values: dict[str, Any], pp: int, tp: int, rdp: int, sharded: int) 
         raise UserError(
             "auto_partition=False leaves the stages to smp.partition(i) in a script: "
             "give the plan layers of each stage instead, as partition=7,7,7,7"
+        )
+
+
+def _check_context(cp: int, shards: int) -> None:
+    """The ranks that split sequences are some of those that share the state."""
+    if shards % cp:
+        raise UserError(
+            f"context_parallel_degree={cp} does not divide the {shards} ranks that share the "
+            f"state: take {math.gcd(cp, shards)} or another divisor of them, or a "
+            f"hybrid_shard_degree that is a multiple of {cp}"
         )
 
 

@@ -64,7 +64,12 @@ from helpers.smp.keys import keys
         ({"horovod": True}, 1, "ddp is PyTorch's data axis"),
         ({"contiguous": False}, 1, "stages are always runs of neighbouring layers"),
         ({"checkpoint_attentions": True}, 1, "the nearest is activation=selective"),
-        ({"context_parallel_degree": 2}, 8, "nearest is tensor_parallel_degree with sequence_para"),
+        (
+            {"context_parallel_degree": 2, "hybrid_shard_degree": 1},
+            8,
+            "context_parallel_degree=2 does not divide the 1 ranks that share the state: take 1 or",
+        ),
+        ({"context_parallel_degree": 3}, 8, "or a hybrid_shard_degree that is a multiple of 3"),
         ({"expert_parallel_degree": 2}, 8, "no model here has experts"),
     ],
 )
