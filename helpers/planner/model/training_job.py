@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from helpers.engine.context.balance import shares_of_work
+from helpers.engine.context.check import heads_for_all
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.plan import ParallelPlan, axis_order
@@ -162,6 +163,7 @@ def make_job(
     if plan.stage_layers is not None:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
     check_heads(shape, plan.tp)
+    check_ulysses(shape, plan)
     return Job(shape, plan, batch, seq_len, program or program_of(shape.family, plan.precision))
 
 
@@ -179,6 +181,23 @@ def check_heads(shape: Shape, tp: int) -> None:
             f"tp={tp} does not divide {shape.heads} heads and an MLP of {shape.ffn}, or does not "
             f"go with {shape.kv_heads} key-value heads"
         )
+
+
+def check_ulysses(shape: Shape, plan: ParallelPlan) -> None:
+    """Raise a UserError if ulysses has no head for every rank of cp."""
+    if plan.cp > 1 and plan.cp_attention not in ways(shape, plan.tp, plan.cp):
+        raise UserError(
+            f"cp_attention=ulysses gives every rank a head, and cp={plan.cp} does not divide "
+            f"{shape.heads} heads and {shape.kv_heads} of keys over tp={plan.tp}: ring and gather "
+            "work with any number of heads"
+        )
+
+
+def ways(shape: Shape, tp: int, cp: int) -> tuple[str, ...]:
+    """How ranks of cp can attend to each other's tokens."""
+    groups = max(1, shape.kv_heads // tp)
+    fits = heads_for_all(shape.heads // tp, groups, cp)
+    return ("ring", "gather", "ulysses") if fits else ("ring", "gather")
 
 
 def splits(shape: Shape, tp: int) -> bool:
