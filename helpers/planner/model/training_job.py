@@ -57,9 +57,10 @@ class Job:
 
     @cached_property
     def uneven(self) -> float:
-        """Attention's work on the rank of cp that has most of it, over the mean."""
+        """Attention's work on the rank of cp that has most of it, over the mean: 1 where a row is
+        balanced, or heads are split."""
         plan = self.plan
-        if plan.cp == 1 or plan.cp_attention == "ulysses":
+        if plan.cp == 1 or plan.cp_attention == "ulysses" or plan.cp_split == "balanced":
             return 1.0
         return max(shares_of_work([self.whole_seq_len], plan.cp, plan.cp_split)) * plan.cp
 

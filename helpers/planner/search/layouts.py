@@ -16,7 +16,7 @@ ACTIVATIONS = (("none", False), ("selective", False), ("full", False), ("full", 
 
 
 LONG = 8192  # tokens of a row from which cp is tried though there are samples for all ranks
-LEAST_PART = 1024  # tokens of a row that a rank of cp gets at least: with fewer, sending takes over
+LEAST_PART = 2048  # tokens of a row that a rank of cp gets at least: with fewer, sending takes over
 
 
 def layouts(
