@@ -175,7 +175,7 @@ def _of_others() -> list[str]:
         "better than seconds.",
         "torchtitan's runs with CP had products in float8 and are predicted in bf16, which is "
         "slower. Their attention was in",
-        "bf16 too, and reached less than the planner expects: from CP 1 to 8 the pace falls further "
+        "bf16 too, and reached less than the planner expects: from CP 1 to 8 the pace falls more "
         "than predicted.",
         "",
         *_table(head, rows),
