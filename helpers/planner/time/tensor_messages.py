@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import CHUNK_BYTES
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.model.training_job import Job, make_job
@@ -69,7 +70,8 @@ def tensor_messages(job: Job, rank: int) -> list[Message]:
     parts["blocks again"] = parts["blocks"]
     regions = job.shape.reductions
     each = {"regions": regions, "inputs": max(regions, job.shape.norms), "one": 1}
-    each["regions again"] = regions - int(job.program.stops_early)
+    # of blocks that are recomputed together the last one alone stops early
+    each["regions again"] = regions - int(job.program.stops_early) / group_size(job.plan.activation)
     counts = [(row, m * parts[row.what] * each[row.each]) for row in _table(job)]
     messages = [
         Message("tp", row.kind, hidden, count, tp, row.what, row.when)

