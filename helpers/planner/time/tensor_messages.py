@@ -70,9 +70,11 @@ def tensor_messages(job: Job, rank: int) -> list[Message]:
     parts["blocks again"] = parts["blocks"]
     regions = job.shape.reductions
     each = {"regions": regions, "inputs": max(regions, job.shape.norms), "one": 1}
-    # of blocks that are recomputed together the last one alone stops early
-    each["regions again"] = regions - int(job.program.stops_early) / group_size(job.plan.activation)
-    counts = [(row, m * parts[row.what] * each[row.each]) for row in _table(job)]
+    again = _regions_again(job, rank)
+    counts = [
+        (row, m * (again if row.each == "regions again" else parts[row.what] * each[row.each]))
+        for row in _table(job)
+    ]
     messages = [
         Message("tp", row.kind, hidden, count, tp, row.what, row.when)
         for row, count in counts
@@ -89,6 +91,15 @@ def _table(job: Job) -> tuple[Sent, ...]:
     # of scores in memory, only the attention between the messages is computed again
     between = plan.activation == "selective" and job.program.attention == "scores"
     return table if plan.activation == "none" or between else table + again
+
+
+def _regions_again(job: Job, rank: int) -> int:
+    """Regions that recomputation gets to, of one micro-batch: of blocks that are recomputed together
+    all but the last, where it stops before that."""
+    size = group_size(job.plan.activation)
+    units = sum(math.ceil(job.layers[stage] / size) for stage in job.stages_of(rank))
+    left_out = units if job.program.stops_early else 0
+    return job.shape.reductions * job.layers_of(rank) - left_out
 
 
 def _of_loss(job: Job) -> list[Message]:

@@ -110,7 +110,7 @@ LAYOUTS = st.fixed_dictionaries(
 
 @pytest.mark.exhaustive
 @given(family=st.sampled_from(list(FAMILIES)), layout=LAYOUTS, seq_len=st.integers(9, 48))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_of_any_layout(family, layout, seq_len):
     try:
         plan = ParallelPlan(**layout)
