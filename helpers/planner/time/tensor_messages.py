@@ -94,8 +94,8 @@ def _table(job: Job) -> tuple[Sent, ...]:
 
 
 def _regions_again(job: Job, rank: int) -> int:
-    """Regions that recomputation gets to, of one micro-batch: of blocks that are recomputed together
-    all but the last, where it stops before that."""
+    """Regions that recomputation gets to, of one micro-batch: of blocks that are recomputed
+    together all but the last, where it stops before that."""
     size = group_size(job.plan.activation)
     units = sum(math.ceil(job.layers[stage] / size) for stage in job.stages_of(rank))
     left_out = units if job.program.stops_early else 0
@@ -103,14 +103,17 @@ def _regions_again(job: Job, rank: int) -> int:
 
 
 def _of_loss(job: Job) -> list[Message]:
-    """Of each chunk of tokens: a float32 maximum for each, then a sum and the target's logit."""
+    """Of each chunk of tokens: a float32 maximum for each, then a sum and the target's logit. Under
+    gpipe, where the head's gradient is made in the backward, once more there."""
     tp = job.plan.tp
     chunk = max(1, CHUNK_BYTES * tp // (job.shape.vocab * 4))
     chunks = math.ceil(job.tokens / chunk)
     number_bytes, count = 4 * job.tokens / chunks, job.microbatches * chunks
+    numbers = (("loss: maximum", number_bytes), ("loss: sum and target", 2 * number_bytes))
     return [
-        Message("tp", "all_reduce", number_bytes, count, tp, "loss: maximum", "forward"),
-        Message("tp", "all_reduce", 2 * number_bytes, count, tp, "loss: sum and target", "forward"),
+        Message("tp", "all_reduce", payload, count, tp, what, when)
+        for when in (("forward", "backward") if job.plan.schedule == "gpipe" else ("forward",))
+        for what, payload in numbers
     ]
 
 
