@@ -173,6 +173,10 @@ def _of_others() -> list[str]:
         "predicted: a prediction is what",
         "well-overlapped code reaches on a GPU that holds its clock. Ratios between layouts hold "
         "better than seconds.",
+        "torchtitan's runs with CP had products in float8 and are predicted in bf16, which is "
+        "slower. Their attention was in",
+        "bf16 too, and reached less than the planner expects: from CP 1 to 8 the pace falls more "
+        "than predicted.",
         "",
         *_table(head, rows),
         "",

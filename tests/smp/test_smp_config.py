@@ -200,6 +200,31 @@ def test_version_2_hybrid_shard_degree(shards, plan):
     assert read_smp_config({"hybrid_shard_degree": shards}, 16).plan == plan
 
 
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        ({"hybrid_shard_degree": 8}, ParallelPlan(dp_replicate=2, dp_shard=2, cp=4)),
+        ({"cp_comm_type": "p2p"}, ParallelPlan(dp_shard=4, cp=4, cp_attention="ring")),
+        (
+            {"cp_comm_type": "all_gather", "tensor_parallel_degree": 2},
+            ParallelPlan(dp_shard=2, cp=4, tp=2, cp_attention="gather"),
+        ),
+    ],
+)
+def test_version_2_context_parallel_degree(config, plan):
+    """Of the ranks that share the state; its ranks see the same samples."""
+    found = read_smp_config({"context_parallel_degree": 4, **config}, 16)
+    assert found.plan == plan
+    assert not found.left_out
+    assert found.global_batch(3) == 3 * plan.dp
+
+
+def test_a_switch_without_a_context_axis_is_left_out():
+    found = read_smp_config({"cp_comm_type": "all_gather"}, 8)
+    assert found.plan == ParallelPlan(dp_shard=8)
+    assert set(found.left_out) == {"cp_comm_type"}
+
+
 def test_version_2_published_llama_configuration():
     found = read_smp_config(
         {

@@ -13,11 +13,16 @@ def check_context(config: Any, cp: int, way: str, tp: int) -> None:
     if way != "ulysses":
         return
     heads, groups = config.num_attention_heads // tp, max(1, kv_heads(config) // tp)
-    if heads % cp or (groups % cp and cp % groups):
-        fits = [n for n in range(2, heads + 1) if heads % n == 0 and 0 in (groups % n, n % groups)]
+    if not heads_for_all(heads, groups, cp):
+        fits = [n for n in range(2, heads + 1) if heads_for_all(heads, groups, n)]
         instead = f"cp can be {', '.join(map(str, fits))} with it" if fits else "none would fit"
         raise UserError(
             f"cp_attention=ulysses gives every rank a head, and cp={cp} does not divide "
             f"{heads} heads{f' of a rank of tp={tp}' if tp > 1 else ''} and {groups} of keys: "
             f"{instead}; ring and gather work with any number of heads"
         )
+
+
+def heads_for_all(heads: int, groups: int, cp: int) -> bool:
+    """Can every rank of cp have as many of the heads, and those of keys that these use?"""
+    return heads % cp == 0 and 0 in (groups % cp, cp % groups)

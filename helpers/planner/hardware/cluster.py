@@ -8,6 +8,7 @@ What of a nominal rate is reached is one table, REACHED, the same for every GPU 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from helpers.engine.errors import UserError
@@ -36,6 +37,7 @@ REACHED = {
 }
 OPERATION_S = 4e-6  # between two small kernels on a GPU: launch latency, not compute
 INTRA_LATENCY_S, INTER_LATENCY_S = 10e-6, 20e-6  # calculon, as above
+BY_ITSELF = ("send", "all_to_all")  # kinds of which each rank sends its own out of the node
 HOST_BYTES_PER_S = 25e9  # a device's copies to host memory: PCIe 4 x16 at 0.8
 
 
@@ -110,17 +112,32 @@ class Cluster:
         return self.rate(dtype) / 2
 
     def group_link(self, ranks: int, stride: int, kind: str = "all_reduce") -> Link:
-        """The link of a group of `ranks` that are `stride` apart, while all such groups send.
+        """The link of a group of `ranks` that are `stride` apart, while all such groups send."""
+        return self.link_over([(ranks, stride)], kind)
+
+    def link_over(self, axes: Sequence[tuple[int, int]], kind: str = "all_reduce") -> Link:
+        """The link of a group with so many ranks along each of some axes, and so far apart.
 
         Inside a node it is the node's own. A group over several nodes goes at the pace of its way
-        out: each of its ranks in a node brings its share of the node's network.
+        out: each of its ranks in a node brings its share of the node's network, but where each
+        sends what is its own.
         """
-        span = (ranks - 1) * stride + 1
-        if span <= self.devices_per_node:
+        in_node = ranks_in_node(axes, self.devices_per_node)
+        if in_node is None:
             return self.measured.get(kind, self.intra)
-        in_node = min(ranks, max(1, self.devices_per_node // stride))
-        out = self.inter.bytes_per_s * in_node
+        out = self.inter.bytes_per_s * (1 if kind in BY_ITSELF else in_node)
         return Link(min(self.intra.bytes_per_s, out), self.inter.latency_s)
+
+
+def ranks_in_node(axes: Sequence[tuple[int, int]], devices_per_node: int) -> int | None:
+    """How many ranks of a group stand in one node; None where all of them do.
+
+    Args:
+        axes: of the group: its ranks along each, and how far apart they are.
+    """
+    if sum((ranks - 1) * stride for ranks, stride in axes) < devices_per_node:
+        return None
+    return math.prod(min(ranks, max(1, devices_per_node // stride)) for ranks, stride in axes)
 
 
 def make_cluster(

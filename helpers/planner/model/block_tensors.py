@@ -68,6 +68,8 @@ class Program:
         adds to float32 sums; None where it writes it once.
     stops_early: is recomputation over once everything that is needed is there? The last product
         of a block and its message then are not repeated.
+    context_copies: of attention's result, which attention over cp keeps beside `none`'s.
+    keeps_attention: over cp, is its result kept where blocks are recomputed, and not sent for?
     last_norm: hidden states that the norm before the head keeps.
     message_copies: elements read and written around each message of the tensor axis.
     waits_for_sends, split_sends: of a pipeline, see pipeline_messages.link_s.
@@ -88,6 +90,8 @@ class Program:
     gradients_in_loss: bool = True
     weight_gradient_bytes: int | None = None
     stops_early: bool = True
+    context_copies: int = 1
+    keeps_attention: bool = True
     last_norm: int = 1
     message_copies: int = 2
     waits_for_sends: bool = False

@@ -66,7 +66,7 @@ def nothing_fits(question: Question) -> str:
     """What is needed at least, and how many nodes would do."""
     cluster = max(question.clusters, key=lambda c: c.devices * c.memory_bytes)
     ruled_out: Counter[str] = Counter()
-    degrees = list(layouts(question.shape, cluster, question.batch, ruled_out))
+    degrees = list(layouts(question.shape, cluster, question.batch, question.seq_len, ruled_out))
     if not degrees:
         return (
             f"no layout of {question.shape.layers} layers with {question.shape.heads} heads and "
@@ -86,11 +86,12 @@ def nothing_fits(question: Question) -> str:
     )
 
 
-def _least_bytes(question: Question, degree: tuple[int, int, int]) -> float:
-    tp, pp, dp = degree
+def _least_bytes(question: Question, degree: tuple[int, int, int, int]) -> float:
+    tp, pp, cp, dp = degree
     plan = ParallelPlan(
         tp=tp,
         pp=pp,
+        cp=cp,
         dp_shard=dp,
         precision=question.precision,
         activation="full",
@@ -107,7 +108,7 @@ def _enough_nodes(question: Question, cluster: Cluster) -> int | None:
     while nodes * cluster.devices_per_node <= min(32768, 64 * question.batch):
         nodes *= 2
         larger = replace(cluster, nodes=nodes)
-        for degree in layouts(question.shape, larger, question.batch, Counter()):
+        for degree in layouts(question.shape, larger, question.batch, question.seq_len, Counter()):
             if _least_bytes(question, degree) <= cluster.memory_bytes:
                 return nodes
     return None

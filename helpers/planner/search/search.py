@@ -94,10 +94,10 @@ def search_plans(
 
 
 class Best:
-    """The fastest plan of each layout, which is its tensor and pipeline degree, on one cluster."""
+    """The fastest plan of each layout, which is its degrees of tp, pp and cp, on one cluster."""
 
     def __init__(self) -> None:
-        self._by_layout: dict[tuple[int, int], Choice] = {}
+        self._by_layout: dict[tuple[int, int, int], Choice] = {}
         self._slowest_kept_s = math.inf
 
     @property
@@ -106,17 +106,21 @@ class Best:
 
     def limit_s(self, plan: ParallelPlan) -> float:
         """What a plan must not take, to be the fastest of its layout and of the KEPT fastest."""
-        of_layout = self._by_layout.get((plan.tp, plan.pp))
+        of_layout = self._by_layout.get(_degrees(plan))
         return min(self._slowest_kept_s, of_layout.time.total_s if of_layout else math.inf)
 
     def offer(self, choice: Choice) -> None:
         """Take a choice if it is below its limit."""
         if choice.time.total_s >= self.limit_s(choice.plan):
             return
-        self._by_layout[choice.plan.tp, choice.plan.pp] = choice
+        self._by_layout[_degrees(choice.plan)] = choice
         times = sorted(choice.time.total_s for choice in self.choices)
         if len(times) >= KEPT:
             self._slowest_kept_s = times[KEPT - 1]
+
+
+def _degrees(plan: ParallelPlan) -> tuple[int, int, int]:
+    return plan.tp, plan.pp, plan.cp
 
 
 def _on_cluster(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> tuple[Best, int]:
@@ -135,8 +139,8 @@ def _on_cluster(question: Question, cluster: Cluster, ruled_out: Counter[str]) -
 
 def _layouts(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> list[Layout]:
     """All of them, from the one that would be the fastest with free memory and data axes on."""
-    shape, batch, precision = question.shape, question.batch, question.precision
-    plans = unsharded_plans(shape, cluster, batch, precision, ruled_out)
+    work = question.batch, question.seq_len, question.precision
+    plans = unsharded_plans(question.shape, cluster, *work, ruled_out)
     layouts = [Layout(job_under(question, plan), cluster) for plan in plans]
     return sorted(layouts, key=lambda layout: layout.least_s)
 

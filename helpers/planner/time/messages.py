@@ -27,7 +27,7 @@ SENT = {
 class Message:
     """Equal messages of one rank in one step.
 
-    axis: of the mesh; `dp` for dp_replicate and dp_shard together.
+    axis: of the mesh; `dp` for dp_replicate and dp_shard together, `a x b` for two axes together.
     when: beside each `forward` or `backward`, or the `last` backward alone; `again` where blocks
         are recomputed; `step` after the update.
     """
@@ -63,12 +63,16 @@ def message_s(message: Message, link: Link) -> float:
 
 def link_of(job: Job, cluster: Cluster, axis: str, kind: str = "all_reduce") -> Link:
     """The link of the groups of an axis for a kind of message; of `dp`, over both data axes."""
-    plan = job.plan
-    if axis == "pp":
-        return cluster.group_link(2, job.stride("pp"), kind)
-    if axis == "dp":
-        return cluster.group_link(plan.dp, job.stride("dp_shard"), kind)
-    return cluster.group_link(plan.degrees[axis], job.stride(axis), kind)
+    return cluster.link_over(ranks_and_strides(job, axis), kind)
+
+
+def ranks_and_strides(job: Job, axis: str) -> list[tuple[int, int]]:
+    """How many ranks a group has along each of its axes, and how far apart they are; neighbours
+    for `pp`."""
+    ranks = job.plan.degrees | {"dp": job.plan.dp, "pp": 2}
+    return [
+        (ranks[one], job.stride("dp_shard" if one == "dp" else one)) for one in axis.split(" x ")
+    ]
 
 
 def seconds(job: Job, cluster: Cluster, message: Message) -> float:

@@ -12,13 +12,15 @@ from helpers.planner.time.pipeline_messages import link_s
 @dataclass(frozen=True)
 class StageTime:
     """Seconds of one stage and one micro-batch: F, I and W of the schedule; and how much of them is
-    recomputation, messages of the tensor axis, and messages of the data axes that show."""
+    recomputation, messages of the tensor axis, and messages of the context axis and of the data
+    axes that show."""
 
     forward_s: float
     input_s: float
     weight_s: float
     again_s: float
     tensor_s: float
+    context_s: float = 0.0
     data_s: float = 0.0
 
     @property
@@ -42,7 +44,7 @@ def stage_times(job: Job, cluster: Cluster) -> list[StageTime]:
 
 def with_data_messages(job: Job, cluster: Cluster, alone: list[StageTime]) -> list[StageTime]:
     """The stages with what shows of the data axes' messages."""
-    if job.plan.dp == 1:
+    if job.plan.dp * job.plan.cp == 1:
         return alone
     seen: dict[int, StageTime] = {}  # stages that are alike are one object
     for stage, time in enumerate(alone):
@@ -60,10 +62,12 @@ def with_data_messages(job: Job, cluster: Cluster, alone: list[StageTime]) -> li
 
 def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> StageTime:
     layers, first, last = job.layers[stage], stage == 0, stage == len(job.layers) - 1
-    forward_s = layers * (block.forward_s + block.tensor_forward_s)
-    input_s = layers * (block.input_s + block.again_s)
+    forward_s = layers * (block.forward_s + block.tensor_forward_s + block.context_forward_s)
+    context_back_s = block.context_backward_s + block.context_again_s
+    input_s = layers * (block.input_s + block.again_s + context_back_s)
     input_s += layers * (block.tensor_backward_s + block.tensor_again_s)
     tensor_s = layers * (block.tensor_forward_s + block.tensor_backward_s + block.tensor_again_s)
+    context_s = layers * (block.context_forward_s + context_back_s)
     weight_s = layers * block.weight_s
     for here, end_s in ((first, embedding_s), (last, head_s)):
         if here:
@@ -74,4 +78,4 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
     if job.program.waits_for_sends and len(job.layers) > 1:
         forward_s += link_s(job, cluster)
         input_s += link_s(job, cluster)
-    return StageTime(forward_s, input_s, weight_s, layers * block.again_s, tensor_s)
+    return StageTime(forward_s, input_s, weight_s, layers * block.again_s, tensor_s, context_s)

@@ -80,7 +80,7 @@ def measure(
 ) -> Regret:
     """Predict every layout, then let them take steps in turn on one set of ranks."""
     shape = model_shape(config(work))
-    every = unsharded_plans(shape, cluster, work.batch, "fp32", Counter())
+    every = unsharded_plans(shape, cluster, work.batch, work.seq, "fp32", Counter())
     plans = [plan for whole in every for plan in sharded_plans(whole, cluster)]
     best = search_plans(shape, cluster, work.batch, work.seq, precision="fp32").best.plan
     rows = []

@@ -9,8 +9,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from helpers.engine.errors import UserError
+from helpers.planner.hardware.cluster import ranks_in_node
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.data_messages import data_messages
+from helpers.planner.time.messages import ranks_and_strides
 
 
 def speedups(times: Mapping[int, float]) -> dict[int, float]:
@@ -42,10 +44,9 @@ def out_of_node_bytes(job: Job, devices_per_node: int) -> dict[str, float]:
     """
     bytes_out: dict[str, float] = defaultdict(float)
     for message in data_messages(job, 0):
-        stride = job.stride("dp_shard" if message.axis == "dp" else message.axis)
-        if (message.ranks - 1) * stride < devices_per_node:
+        in_node = ranks_in_node(ranks_and_strides(job, message.axis), devices_per_node)
+        if in_node is None:
             continue
-        in_node = min(message.ranks, max(1, devices_per_node // stride))
         bytes_out[message.when] += message.sent_bytes * devices_per_node / in_node
     return dict(bytes_out)
 
