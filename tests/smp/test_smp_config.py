@@ -219,12 +219,6 @@ def test_version_2_context_parallel_degree(config, plan):
     assert found.global_batch(3) == 3 * plan.dp
 
 
-def test_a_switch_without_a_context_axis_is_left_out():
-    found = read_smp_config({"cp_comm_type": "all_gather"}, 8)
-    assert found.plan == ParallelPlan(dp_shard=8)
-    assert set(found.left_out) == {"cp_comm_type"}
-
-
 def test_version_2_published_llama_configuration():
     found = read_smp_config(
         {
