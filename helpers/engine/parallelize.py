@@ -25,7 +25,8 @@ from .pipeline.stages import cut
 from .plan import ParallelPlan
 from .precision.compiling import apply_compile
 from .tensor.boundary import Boundary
-from .tensor.split import apply_tensor, whole_gradients
+from .tensor.partial_gradients import whole_gradients
+from .tensor.split import apply_tensor
 
 
 def parallelize(
@@ -35,7 +36,8 @@ def parallelize(
     fill: Callable[[nn.Module], None] | None = None,
     check: bool = True,
 ) -> nn.Module:
-    """Lay a transformers causal language model out over the mesh, in place.
+    """Lay a transformers model out over the mesh, in place: of a causal language model, a masked
+    one, or one that classifies rows.
 
     The model must hold the same weights on every rank, or be on the meta device. Its class and the
     names of its parameters stay; modules that other pipeline ranks own go. Optimizers are made
@@ -196,11 +198,15 @@ def load_model(
     seed: int = 0,
     device: torch.device | str = "cpu",
     from_scratch: bool = False,
+    task: str | None = None,
 ) -> nn.Module:
-    """A transformers causal language model, laid out over the mesh, on this rank's device.
+    """A transformers model, laid out over the mesh, on this rank's device.
 
     Args:
         source: a preset, a folder or a hub id. A preset has no weights and begins with random ones.
+        task: that its head is for: lm, mlm or classify-head, see models/objectives.py; what the
+            configuration's `architectures` are for where None. A head that classifies begins with
+            random weights where the source has none of it.
         seed: of random weights.
         from_scratch: begin with random weights whatever the source holds.
         config: used in place of the source's own; the weights must fit it.
@@ -208,7 +214,7 @@ def load_model(
     Raises:
         UserError: there is no such model, its files are broken, or the plan does not fit it.
     """
-    model, files = blank_model(source, config, dtype, from_scratch)
+    model, files = blank_model(source, config, dtype, from_scratch, task)
     plan.validate(model.config, world_size=mesh.size())
     parallelize(model, plan, mesh)
     fill(model, files, seed, device)

@@ -17,8 +17,9 @@ from .data_parallel.layouts import data_group, data_parallel
 from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
-from .models.causal_loss import IGNORED, check_tokens
+from .models.causal_loss import check_tokens
 from .models.document_mask import PADDING
+from .models.objectives import IGNORED
 from .pipeline.runner import MicroBatch, Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
@@ -26,8 +27,8 @@ from .precision.loss_scaling import LossScaler
 from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
 from .precision.replay import twice
 from .ranks import over_ranks
+from .tensor.partial_gradients import sum_partial_gradients
 from .tensor.shards import is_finite
-from .tensor.split import sum_partial_gradients
 
 MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
 
@@ -121,12 +122,15 @@ class Trainer:
         *,
         replay: bool = False,
         observer: Observer | None = None,
+        **masks: Tensor | None,
     ) -> StepResult:
         """Forward, backward, clip and update on a global batch.
 
         Args:
-            input_ids, labels: [batch, seq], aligned; -100 labels are ignored.
+            input_ids, labels: [batch, seq], aligned, or labels [batch] of a model that classifies
+                rows; -100 labels are ignored.
             documents: [batch, seq] of packed rows, see packing.py.
+            masks: `attention_mask` and `token_type_ids`, [batch, seq], as transformers takes them.
             replay: forward and backward twice, and compare: see precision/replay.py.
             observer: looks at the parts before and after the update, and changes nothing.
 
@@ -137,7 +141,7 @@ class Trainer:
         started = time.perf_counter()
 
         def take() -> tuple[float, dict[str, Tensor]]:
-            return self.backward(input_ids, labels, documents).item(), self.gradients()
+            return self.backward(input_ids, labels, documents, **masks).item(), self.gradients()
 
         loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
@@ -178,15 +182,20 @@ class Trainer:
         )
 
     def backward(
-        self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        documents: Tensor | None = None,
+        **masks: Tensor | None,
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
-        self._check(input_ids, labels)
+        batch = MicroBatch(input_ids, labels, documents, **masks)
+        self._check(batch)
         self.model.train()
-        tokens = max(1, int((labels[:, 1:] != IGNORED).sum()))
-        batches = self._micro_batches(MicroBatch(input_ids, labels, documents))
+        labelled = max(1, self.model.objective.count(labels))
         with products(self.plan, self.device):
-            loss = self.pipeline.train(batches, tokens, self.scaler.scale)
+            batches = self._micro_batches(batch)
+            loss = self.pipeline.train(batches, labelled, self.scaler.scale)
         return self._over_samples(loss)
 
     @record_function("reduce")
@@ -222,42 +231,48 @@ class Trainer:
     def evaluate(
         self, batches: Iterable[tuple[Tensor, ...]], answers: list[int] | None = None
     ) -> dict[str, float | int]:
-        """Mean loss over labelled tokens, and with `answers` the accuracy among those token ids.
+        """Mean loss over labelled tokens, and with `answers` the accuracy among those token ids; of
+        a model that classifies rows, over rows, and the accuracy among its classes.
 
         Args:
-            batches: of (input_ids, labels), each [batch, seq], and where rows are packed documents;
-                the same on every rank.
+            batches: of what a step takes: (input_ids, labels), each [batch, seq], and where there
+                are documents and masks; the same on every rank.
             answers: the token ids that a label can be; the one with the largest logit is chosen.
         """
         self.model.eval()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
-        wants = answers is not None
+        totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, labels, right
+        objective = self.model.objective
+        wants = answers is not None or objective.of_rows
         for batch in batches:
-            self._check(*batch[:2])
+            self._check(MicroBatch(*batch))
             parts = self._micro_batches(MicroBatch(*batch))
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
                     parts, num_items_in_batch=1, label_logits=wants
                 )
             for part, out in zip(parts, outputs):
-                targets = part.labels[:, 1:][part.labels[:, 1:] != IGNORED]
+                targets = objective.targets(part.labels)
+                targets = targets[targets != IGNORED]
                 totals[0] += out.loss
                 totals[1] += len(targets)
-                if answers is not None:
-                    allowed = torch.tensor(answers, device=self.device)
-                    totals[2] += (allowed[out.logits[:, answers].argmax(1)] == targets).sum()
+                if wants:
+                    among = answers or range(self.model.classes)
+                    allowed = torch.tensor(among, device=self.device)
+                    totals[2] += (allowed[out.logits[:, allowed].argmax(1)] == targets).sum()
         totals = self._over_samples(totals)
-        loss, tokens, right = totals.tolist()
-        result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
-        return result if answers is None else result | {"accuracy": right / max(1, tokens)}
+        loss, count, right = totals.tolist()
+        unit = "rows" if objective.of_rows else "tokens"
+        result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
+        return result | {"accuracy": right / max(1, count)} if wants else result
 
-    def _check(self, input_ids: Tensor, labels: Tensor) -> None:
-        if input_ids.dim() != 2 or input_ids.shape != labels.shape or not input_ids.numel():
-            raise UserError(
-                "a batch is ids and labels [batch, seq] of one shape, not "
-                f"{list(input_ids.shape)} and {list(labels.shape)}"
-            )
-        check_tokens(input_ids, labels, self.model.vocabulary)
+    def _check(self, batch: MicroBatch) -> None:
+        self.model.objective.check_shapes(batch.ids, batch.labels)
+        check_tokens(batch.ids, batch.labels, self.model.vocabulary, self.model.classes)
+        if batch.documents is not None and not self.model.objective.shift:
+            raise UserError("rows are packed for causal language models alone, not for this one")
+        for name, values in batch.inputs().items() if batch.documents is None else ():
+            if values.shape != batch.ids.shape:
+                raise UserError(f"{name} is {list(values.shape)}, ids are {list(batch.ids.shape)}")
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, on the device; under sequence
@@ -266,9 +281,16 @@ class Trainer:
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         own = _part(batch, ranks, self.group.rank())
         short = -own.ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
+        pad_id = 0  # sees what came before it, and nothing sees it
+        if short and not self.model.objective.shift:
+            pad_id = self.model.config.pad_token_id or 0
+            if own.attention_mask is None:
+                own = own._replace(attention_mask=torch.ones_like(own.ids))
         padded = (
-            None if values is None else F.pad(values, (0, short), value=fill).to(self.device)
-            for values, fill in zip(own, (0, IGNORED, PADDING), strict=True)
+            None
+            if values is None
+            else F.pad(values, (0, short if values.dim() == 2 else 0), value=fill).to(self.device)
+            for values, fill in zip(own, (pad_id, IGNORED, PADDING, 0, 0), strict=True)
         )
         own = MicroBatch(*padded)
         return [_part(own, n, index) for index in range(n)]

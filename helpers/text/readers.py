@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from helpers.engine.errors import UserError, need
-from helpers.engine.models.hub import check_hub
+from helpers.engine.models.configurations import check_hub
 from helpers.text.tokenizer import HUB_NAME
 
 Task = Literal["lm", "classify", "instruct"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError, need
-from helpers.engine.models.hub import check_hub
+from helpers.engine.models.configurations import check_hub
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
 

@@ -34,11 +34,10 @@ def linear_paths(model: nn.Module) -> list[str]:
     family = family_of(model)
     if family.blocks is None:
         raise UserError(f"{family.name} has no list of blocks whose matrices could be held so")
-    recorded = (*family.column, *family.fused_qkv, *family.shared_kv, *family.row)
     return [
         f"{family.blocks}.{number}.{path}"
         for number, block in model.get_submodule(family.blocks).named_children()
-        for path in (recorded if family.norms is not None else _linears(block))
+        for path in (family.split_layers if family.recorded else _linears(block))
     ]
 
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from ..errors import UserError, need
+from ..errors import UserError
 from ..models.architecture import base_of
 from ..models.configurations import find_model, load_config, presets
+from ..models.objectives import build
 from ..tensor.shards import is_finite, local
 from .weight_files import WeightFiles, write_weights
 
@@ -30,21 +31,23 @@ NAMES_IN_FILES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
 
 def blank_model(
-    source: str | Path, config: Any, dtype: torch.dtype, from_scratch: bool = False
+    source: str | Path,
+    config: Any,
+    dtype: torch.dtype,
+    from_scratch: bool = False,
+    task: str | None = None,
 ) -> tuple[nn.Module, WeightFiles | None]:
     """A model on the meta device, and the files to fill it from, where the source has some.
 
     Args:
         config: in place of the source's own, or None.
         from_scratch: take no weights, though the source may have some.
+        task: that the model's head is for; see models/objectives.py.
     """
-    transformers = need("transformers", "hf")
     config = config or load_config(source)
     files = find_weights(source, from_scratch)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=False
-        )
+        model = build(config, task, dtype)
     model.own_dtype = named_dtype(config)
     return model, files
 
@@ -73,9 +76,23 @@ def fill(
     ties = tied(model)
     model.to_empty(device=device)
     tie(ties)
-    draw(model, seed, weights=files is None)
+    new = new_head(model, files)
+    draw(model, seed, weights=files is None or bool(new))
     if files is not None:
-        read(model, files)
+        read(model, files, new)
+
+
+def new_head(model: nn.Module, files: WeightFiles | None) -> set[str]:
+    """What the files lack of a head that classifies: of a model that was trained for something
+    else, and gets a fresh head."""
+    if files is None or not model.objective.of_rows:
+        return set()
+    body = (f"{model.family.blocks}.", f"{model.family.embedding}.")
+    return {
+        name
+        for name, _ in model.named_parameters()
+        if not name.startswith(body) and not any(map(files.has, aliases(model, name)))
+    }
 
 
 Slots = list[tuple[nn.Module, str]]  # modules, and what a parameter is called there
@@ -98,13 +115,15 @@ def tie(ties: list[Slots]) -> None:
 
 
 @torch.no_grad()
-def read(model: nn.Module, files: WeightFiles) -> None:
-    """Read this rank's slice of every parameter.
+def read(model: nn.Module, files: WeightFiles, new: set[str] = frozenset()) -> None:
+    """Read this rank's slice of every parameter, but of those that are `new`.
 
     Raises:
         UserError: a parameter is missing from the files, has another shape there, or is not finite.
     """
     for name, parameter in model.named_parameters():
+        if name in new:
+            continue
         shape, offset = slice_of(parameter)
         stored = model.stored_shapes.get(name, parameter.shape)
         values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
@@ -172,9 +191,11 @@ def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
 
 
 def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The parts that are drawn one at a time: children, with the list of blocks taken apart."""
+    """The parts that are drawn one at a time: children, with what the list of blocks is in and the
+    list itself taken apart."""
     for name, child in module.named_children():
-        if child is base or isinstance(child, nn.ModuleList):
+        lists = (child, *child.children())
+        if child is base or any(isinstance(one, nn.ModuleList) for one in lists):
             yield from pieces(child, base, f"{prefix}{name}.")
         else:
             yield prefix + name, child

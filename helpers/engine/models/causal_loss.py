@@ -9,30 +9,32 @@ from torch import Tensor, nn
 
 from ..errors import NoToken, UserError
 from .families import Family
+from .objectives import IGNORED, objective_of
 
-IGNORED = -100  # a label that is no token, as in torch's cross-entropy
 
-
-def check_tokens(ids: Tensor | None, labels: Tensor | None, vocabulary: int) -> None:
-    """Raise NoToken if an id or a label is no token; labels may be -100.
+def check_tokens(
+    ids: Tensor | None, labels: Tensor | None, vocabulary: int, classes: int | None = None
+) -> None:
+    """Raise NoToken if an id or a label is no token, or none of `classes`; labels may be -100.
 
     A vocabulary that is split over ranks would take such an id for another rank's.
     """
     if ids is not None:
         _check_range("input id", ids, vocabulary)
     if labels is not None:
-        _check_range("label", labels.where(labels != IGNORED, 0), vocabulary)
+        labels = labels.where(labels != IGNORED, 0)
+        _check_range("label", labels, classes or vocabulary, "class" if classes else "token")
 
 
-def _check_range(what: str, values: Tensor, vocabulary: int) -> None:
+def _check_range(what: str, values: Tensor, count: int, kind: str = "token") -> None:
     if not values.numel():
         return
     lowest, highest = (int(value) for value in values.aminmax())
-    if lowest >= 0 and highest < vocabulary:
+    if lowest >= 0 and highest < count:
         return
     wrong = highest if lowest >= 0 else lowest
     place = (values == wrong).nonzero()[0].tolist()
-    raise NoToken(f"{what} {wrong} at {place} is no token: the model has 0 to {vocabulary - 1}")
+    raise NoToken(f"{what} {wrong} at {place} is no {kind}: the model has 0 to {count - 1}")
 
 
 def apply_loss(model: nn.Module, family: Family) -> None:
@@ -43,10 +45,14 @@ def apply_loss(model: nn.Module, family: Family) -> None:
     token that predicts them. `output_logits` adds the logits of all tokens, `label_logits` those at
     the labelled places alone, [tokens, vocabulary]. `return_dict=False` gives a tuple. `stage` runs
     one of the model's stages (pipeline/stages.py) alone, on what it `received`; all but the last
-    give the hidden states that go to the next. Labels are transformers': aligned with the ids,
-    -100 is ignored.
+    give the hidden states that go to the next. Labels are transformers': aligned with the ids, or
+    the rows' classes, see objectives.py; -100 is ignored.
+
+    Sets on the model: `objective`, and the number of `classes`, None of a model of tokens.
     """
     plain = model.forward
+    model.objective = objective_of(model)
+    model.classes = model.config.num_labels if model.objective.of_rows else None
 
     def forward(self: nn.Module, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
         given = [kwargs.get(name) for name in ("labels", "shift_labels")]
@@ -54,7 +60,7 @@ def apply_loss(model: nn.Module, family: Family) -> None:
         if kwargs.get("stage") is None:
             _check_call(self, kwargs)
         if not kwargs.pop("checked", False):
-            check_tokens(input_ids, labels, self.vocabulary)
+            check_tokens(input_ids, labels, self.vocabulary, self.classes)
         if labels is not None or kwargs.get("stage") is not None:
             return loss_forward(self, family, plain, input_ids, **kwargs)
         kwargs.pop("output_logits", None)
@@ -93,7 +99,7 @@ def loss_forward(
     received: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Shifted cross-entropy of [batch, seq] ids and labels, as transformers defines it."""
+    """Cross-entropy of [batch, seq] ids and their labels, as transformers defines it."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     options = {"use_cache": False} | kwargs
@@ -104,7 +110,7 @@ def loss_forward(
         outputs = stage.run(model, family, run, input_ids, received, **options)
         if not stage.last:
             return outputs
-    targets = labels[:, 1:] if shift_labels is None else shift_labels
+    targets = model.objective.targets(labels) if shift_labels is None else shift_labels
     places = targets != IGNORED
     targets = targets[places]
     wanted = "labels" if label_logits else "all" if output_logits else None
@@ -125,7 +131,8 @@ def loss_forward(
 def _loss_of_logits(
     logits: Tensor, places: Tensor, targets: Tensor, wanted: str | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The summed loss at places [batch, seq or seq - 1], and the logits that are wanted."""
+    """The summed loss at places [batch, seq or seq - 1] or [batch], and the logits that are
+    wanted."""
     at_labels = _at(logits, places)
     wide = at_labels.to(torch.promote_types(at_labels.dtype, torch.float32))
     loss = F.cross_entropy(wide, targets, reduction="sum")
@@ -142,12 +149,18 @@ def _loss_of_hidden(
 ) -> tuple[Tensor, Tensor | None]:
     """The same from the hidden states; logits are made for whoever wants them alone."""
     head, predicting = model.get_submodule(family.head), _at(hidden, places)
-    loss = head(predicting, targets)
+    top = model.get_submodule(family.top or family.head)
+    head.targets = targets
+    try:
+        loss = top(predicting)  # through what stands before the head, as BERT's transform
+    finally:
+        head.targets = None
     if wanted is None:
         return loss, None
-    return loss, family.logits(head(predicting if wanted == "labels" else hidden))
+    return loss, family.logits(top(predicting if wanted == "labels" else hidden))
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
-    """Of [batch, seq, ...] what stands at the places; the last of a row predicts nothing."""
-    return x[:, : places.shape[1]][places]
+    """Of [batch, seq, ...] what stands at the places, of which the last of a row may be none; of
+    [batch, ...] the rows."""
+    return x[places] if places.dim() == 1 else x[:, : places.shape[1]][places]

@@ -35,11 +35,20 @@ Run = Callable[[Action, Tensor | None], None]
 
 
 class MicroBatch(NamedTuple):
-    """[rows, seq] each, on the device; documents of packed rows, see models/document_mask.py."""
+    """[rows, seq] each, on the device; labels may be [rows], see models/objectives.py. Documents of
+    packed rows, see models/document_mask.py. The last two are transformers'."""
 
     ids: Tensor
     labels: Tensor
     documents: Tensor | None = None
+    attention_mask: Tensor | None = None
+    token_type_ids: Tensor | None = None
+
+    def inputs(self) -> dict[str, Tensor]:
+        """What a model takes beside ids and labels."""
+        named = {name: getattr(self, name) for name in ("attention_mask", "token_type_ids")}
+        packed = {} if self.documents is None else model_inputs(self.documents)
+        return packed | {name: value for name, value in named.items() if value is not None}
 
 
 class InFlight(NamedTuple):
@@ -179,8 +188,7 @@ class Pipeline:
     def _run_stage(
         self, action: Action, batch: MicroBatch, received: Tensor | None, options: dict[str, Any]
     ) -> Any:
-        if batch.documents is not None:
-            options = options | model_inputs(batch.documents)
+        options = options | batch.inputs()
         if self.messages.group.size() > 1:
             options = options | {"stage": self.stages[action.stage], "received": received}
         with record_function("forward"):
