@@ -48,6 +48,17 @@ def config(family: str, layers: int = 2) -> Any:
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
     }
+    like_bert = ids | {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "pad_token_id": 1,
+        "num_labels": CLASSES,
+    }
     gpt2 = ids | {"n_positions": 64, "n_embd": 32, "n_layer": layers, "n_head": 4}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     makers = {
@@ -119,6 +130,11 @@ def config(family: str, layers: int = 2) -> Any:
             final_logit_softcapping=15.0,
             pad_token_id=0,
         ),
+        "bert-mlm": lambda: transformers.BertConfig(**like_bert),
+        "bert-classes": lambda: transformers.BertConfig(**like_bert),
+        # its padding is a token like others here, and counts no position
+        "roberta-mlm": lambda: transformers.RobertaConfig(**like_bert | {"type_vocab_size": 1}),
+        "roberta-classes": lambda: transformers.RobertaConfig(**like_bert | {"type_vocab_size": 1}),
         "qwen2": lambda: transformers.Qwen2Config(**like_llama),
         "mistral": lambda: transformers.MistralConfig(sliding_window=None, **like_llama),
     }
@@ -134,20 +150,20 @@ FAMILIES = (
     "falcon-new",
     "falcon-alibi",
     "llama",
-    "gpt-neo",
-    "bloom",
 )
-# found out by their modules
-PUBLISHED = (
-    "qwen2",
-    "mistral",
-    "opt",
+PUBLISHED = ("qwen2", "mistral")  # found out by their modules
+DECODERS = (
+    "qwen3",
+    "gemma3",
     "phi3",
     "phi3-grouped",
     "olmo2",
-    "qwen3",
-    "gemma3",
+    "gpt-neo",
+    "opt",
+    "bloom",
 )
+ENCODERS = ("bert-mlm", "bert-classes", "roberta-mlm", "roberta-classes")
+CLASSES = 3  # that rows are of, where rows are
 
 
 def reference(
@@ -157,14 +173,19 @@ def reference(
     import transformers
 
     torch.manual_seed(seed)
-    made = transformers.AutoModelForCausalLM.from_config(
-        config(family, layers), dtype=torch.float64
-    )
+    made = auto_class(family).from_config(config(family, layers), dtype=torch.float64)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     make_exact(made)
     return made.to(dtype)
+
+
+def auto_class(family: str) -> Any:
+    import transformers
+
+    heads = {"mlm": "AutoModelForMaskedLM", "classes": "AutoModelForSequenceClassification"}
+    return getattr(transformers, heads.get(family.rpartition("-")[2], "AutoModelForCausalLM"))
 
 
 # What is cast to float32 in some classes, which would drown a float64 comparison, without the cast.
@@ -177,6 +198,7 @@ def make_exact(model: nn.Module) -> None:
         "GPTNeoSelfAttention": ("_attn", exact_gpt_neo),
         "BloomAttention": ("forward", exact_bloom),
         "Olmo2RMSNorm": ("forward", exact_norm),
+        "Gemma3RMSNorm": ("forward", exact_gemma_norm),
     }
     for module in model.modules():
         if type(module).__name__ in exact:
@@ -213,6 +235,10 @@ def exact_norm(self, x):
     return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
 
 
+def exact_gemma_norm(self, x):
+    return (1 + self.weight) * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+
 def batch(step: int, rows: int = 8, length: int = 17) -> tuple[Tensor, Tensor]:
     """A batch of ids and labels; rows have very different numbers of labelled tokens."""
     generator = torch.Generator().manual_seed(1000 + step)
@@ -223,11 +249,30 @@ def batch(step: int, rows: int = 8, length: int = 17) -> tuple[Tensor, Tensor]:
     return ids, labels
 
 
-def plain_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+def masked_batch(family: str, step: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """A batch for a family, and what else its model takes: an encoder's rows have padding, at their
+    ends and in their middle, and tokens of two types."""
+    ids, labels = batch(step)
+    if family not in ENCODERS:
+        return ids, labels, {}
+    generator = torch.Generator().manual_seed(2000 + step)
+    if family.endswith("-classes"):
+        labels = torch.randint(CLASSES, ids.shape[:1], generator=generator)
+    place = torch.arange(ids.shape[1])
+    mask = (place < 17 - torch.arange(len(ids)).unsqueeze(1)) & (place != 5)
+    mask |= place == 0
+    inputs = {"attention_mask": mask.long()}
+    if family.startswith("bert"):
+        inputs["token_type_ids"] = torch.randint(2, ids.shape, generator=generator)
+    return ids, labels, inputs
+
+
+def plain_loss(model: nn.Module, ids: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
     """Mean cross-entropy in the model's own precision (transformers' casts to float32)."""
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    targets = labels[:, 1:]
-    return nn.functional.cross_entropy(logits[targets != -100], targets[targets != -100])
+    logits = model(input_ids=ids, use_cache=False, **inputs).logits
+    if not any(head in type(model).__name__ for head in ("MaskedLM", "Classification")):
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return nn.functional.cross_entropy(logits[labels != -100], labels[labels != -100])
 
 
 @cache
@@ -242,7 +287,8 @@ def truth(family: str, dtype: torch.dtype, layers: int = 2) -> dict[str, Any]:
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
     for step in range(STEPS):
-        loss = plain_loss(model, *batch(step))
+        ids, labels, inputs = masked_batch(family, step)
+        loss = plain_loss(model, ids, labels, **inputs)
         loss.backward()
         if step == 0:
             gradients = {n: p.grad.clone() for n, p in model.named_parameters()}

@@ -16,7 +16,7 @@ from torch import nn
 from ..errors import UserError
 from .block_rules import BlockRules, block_rules
 from .chunked_loss import LogitTransform
-from .families import FAMILIES, Family, kv_heads, mlp_width
+from .families import RECORDS, Family, kv_heads, mlp_width
 from .overrides import fewer_layers
 
 
@@ -25,7 +25,7 @@ def family_of(model: nn.Module) -> Family:
     family = getattr(model, "family", None)
     if family is not None:
         return family
-    record = FAMILIES.get(model.config.model_type)
+    record = RECORDS.get(model.config.model_type)
     if record is None:
         attention, rest = rules_of(model)
         return discover(model, attention | rest)
@@ -124,11 +124,11 @@ def _last_norm(model: nn.Module, blocks: str) -> str | None:
 
 def check_tensor_degree(config: Any, tp: int) -> None:
     """Raise a UserError if the model's heads or MLP width cannot be split over `tp` ranks."""
-    record, text = FAMILIES.get(config.model_type), text_config(config)
+    record, text = RECORDS.get(config.model_type), text_config(config)
     rules = record or _rules_by(_Same(config.to_json_string(use_diff=False), config))
     name = record.name if record else config.model_type
     if not rules.row:
-        known = ", ".join(one.name for one in FAMILIES.values())
+        known = ", ".join(one.name for one in RECORDS.values())
         raise UserError(
             f"{name} cannot be split by tp: there is no record of it here, and its blocks have "
             "neither queries, keys and values nor an MLP that it could be done by; dp_shard and "

@@ -209,8 +209,9 @@ ROBERTA = replace(
     top="lm_head",
 )
 
-RECORDS = (GPTJ, GPT2, NEOX, FALCON, LLAMA, GPT_NEO, BLOOM, BERT, ROBERTA)
-FAMILIES = {family.model_type: family for family in RECORDS}
+# of the posts, which the planner has formulas for; and with them all others
+FAMILIES = {family.model_type: family for family in (GPTJ, GPT2, NEOX, FALCON, LLAMA)}
+RECORDS = FAMILIES | {family.model_type: family for family in (GPT_NEO, BLOOM, BERT, ROBERTA)}
 
 
 MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size", "ffn_dim")  # a field of each kind

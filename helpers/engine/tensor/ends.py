@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from ..models.architecture import has
 from ..models.blocks import on_input, on_output
 from ..models.families import Family
 from ..pipeline.stages import Elsewhere
@@ -34,13 +35,9 @@ def leave_blocks(
 def split_ends(model: nn.Module, family: Family, boundary: Boundary) -> None:
     """Embedding and head by vocabulary, where they are here; tied, they stay one parameter. A head
     whose logits the model makes itself stays as it is."""
-    embedding, head = (
-        model.get_submodule(path) if path else None for path in (family.embedding, family.head)
-    )
-    begins, ends = (
-        isinstance(module, nn.Module) and not isinstance(module, Elsewhere)
-        for module in (embedding, head)
-    )
+    paths = (family.embedding, family.head)
+    embedding, head = (model.get_submodule(p) if has(model, p) else Elsewhere() for p in paths)
+    begins, ends = (not isinstance(module, Elsewhere) for module in (embedding, head))
     tied = begins and ends and embedding.weight is head.weight
     whole = Boundary(boundary.mesh)  # positions and masks need all of the sequence
     # the head of a model that makes its logits itself needs all of a matrix that it shares

@@ -260,7 +260,7 @@ def _count_own_heads(model: nn.Module, attention: nn.Module, family: Family, ran
         for name in names:
             if getattr(attention, name, None) == count:
                 setattr(attention, name, max(1, count // ranks))
-    if family.gathered:
+    if any(inside(path, family.attention) for path in (*family.packed, *family.gathered)):
         attention.config = copy.copy(attention.config)
         attention.config.num_attention_heads = heads // ranks
 
