@@ -198,6 +198,7 @@ def make_exact(model: nn.Module) -> None:
         "GPTNeoSelfAttention": ("_attn", exact_gpt_neo),
         "BloomAttention": ("forward", exact_bloom),
         "Olmo2RMSNorm": ("forward", exact_norm),
+        "Qwen3RMSNorm": ("forward", exact_norm),
         "Gemma3RMSNorm": ("forward", exact_gemma_norm),
     }
     for module in model.modules():

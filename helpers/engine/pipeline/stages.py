@@ -124,8 +124,9 @@ class Stage:
         inputs = {"input_ids": input_ids}
         if not self.first:
             inputs = {"inputs_embeds": received.new_zeros(()).expand(shape)}
-        if self.norm is not None:
-            self.norm.shape = shape
+        after = self.norm or list(self.modules.values())[-1]
+        if isinstance(after, Elsewhere):  # what the model takes for the blocks' result
+            after.shape = shape
         self.received = received
         with self._alone(model, family):
             outputs = forward(**inputs, **options)
