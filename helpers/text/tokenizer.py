@@ -36,6 +36,10 @@ class Tokenizer:
             for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)
         ]
 
+    def id_of(self, text: str) -> int | None:
+        """The id of a token that is written so, None where there is none."""
+        return self.backend.token_to_id(text)
+
     def decode(self, ids: list[int]) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=False)
 

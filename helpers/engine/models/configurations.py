@@ -25,6 +25,11 @@ MOST = {"num_hidden_layers": 10_000} | dict.fromkeys(
     10_000_000,
 )
 MOST |= {"vocab_size": 100_000_000, "max_position_embeddings": 10**10}
+AFTER_PADDING = (
+    "roberta",
+    "camembert",
+    "data2vec-text",
+)  # count positions from beyond padding's id
 NO_NAME = re.compile("[\0-\x1f\x7f\ud800-\udfff]")  # control characters, half characters
 LONGEST_PATH, LONGEST_NAME = 4096, 255  # bytes, of Linux's PATH_MAX and NAME_MAX
 
@@ -181,5 +186,7 @@ def check_model(config: Any, task: str | None = None) -> None:
 def check_length(config: Any, seq_len: int) -> None:
     """Raise a UserError if the model has no positions for sequences of this length."""
     longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and any(name in config.model_type for name in AFTER_PADDING):
+        longest -= (config.pad_token_id or 0) + 1
     if longest is not None and seq_len > longest:
         raise UserError(f"seq_len {seq_len} is longer than the model's {longest} positions")
