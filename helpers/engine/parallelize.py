@@ -59,6 +59,7 @@ def parallelize(
     family = admitted(model, plan, mesh) if check else candidates(model, plan.tp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
+    model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began
     boundary = Boundary(mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel)
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))

@@ -61,10 +61,12 @@ def load_quantized(
     seed: int = 0,
     device: torch.device | str = "cpu",
     from_scratch: bool = False,
+    task: str | None = None,
 ) -> nn.Module:
-    """A transformers causal language model, all of it frozen, its linear layers in 4 bits.
+    """A transformers model, all of it frozen, its linear layers in 4 bits.
 
     Args:
+        task: that its head is for, as in parallelize.load_model.
         source: a preset, a folder or a hub id. A preset is drawn from `seed`, as
             parallelize.load_model draws it.
         from_scratch: draw the others, too, whatever weights they have.
@@ -74,7 +76,7 @@ def load_quantized(
         UserError: bitsandbytes is missing, or there is no such model, or its files are broken.
     """
     need("bitsandbytes", "qlora")
-    model, files = weights.blank_model(source, config, dtype, from_scratch)
+    model, files = weights.blank_model(source, config, dtype, from_scratch, task)
     fill_quantized(model, files, seed, device)
     return model.eval()
 
@@ -91,13 +93,15 @@ def fill_quantized(
     if files is None:
         _draw(model, seed, device)
     else:
-        _read(model, files, device)
+        new = weights.new_head(model, files)
+        _read(model, files, device, new)
+        weights.draw_only(model, seed, new)
     weights.tie(ties)
     model.requires_grad_(False)
     model.is_loaded_in_4bit = True  # what peft asks before it puts an adapter beside such a layer
 
 
-def _read(model: nn.Module, files: WeightFiles, device: torch.device | str) -> None:
+def _read(model: nn.Module, files: WeightFiles, device: torch.device | str, new: set[str]) -> None:
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device=device)
@@ -113,7 +117,10 @@ def _read(model: nn.Module, files: WeightFiles, device: torch.device | str) -> N
         shape = stored.get(name, parameter.shape)
         names = weights.aliases(model, name)
         like = torch.empty(0, dtype=parameter.dtype, device=device)
-        if path in matrices and leaf == "weight":
+        if name in new:
+            empty = torch.empty_like(parameter, device=device)
+            setattr(model.get_submodule(path), leaf, nn.Parameter(empty))
+        elif path in matrices and leaf == "weight":
             across = is_transposed(model.get_submodule(path))
             rows = _in_files(files, names, shape, dim=1 if across else 0)
             _replace(model, path, rows, shape, like)

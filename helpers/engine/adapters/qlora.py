@@ -72,6 +72,7 @@ def load_adapted(
     seed: int = 0,
     device: torch.device | str = "cpu",
     from_scratch: bool = False,
+    task: str | None = None,
 ) -> nn.Module:
     """This rank's part of a model with adapters, laid out; see parallelize.load_model.
 
@@ -83,7 +84,7 @@ def load_adapted(
     """
     how.check(plan)
     dtype = plan.low_dtype or torch.float32
-    model, files = weights.blank_model(source, config, dtype, from_scratch)
+    model, files = weights.blank_model(source, config, dtype, from_scratch, task)
 
     def fill(model: nn.Module) -> None:
         _unfold(model)

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..errors import UserError
-from ..models.architecture import base_of
+from ..models.architecture import base_of, family_of
 from ..models.configurations import find_model, load_config, presets
-from ..models.objectives import build
+from ..models.objectives import build, objective_of
 from ..tensor.shards import is_finite, local
 from .weight_files import WeightFiles, write_weights
 
@@ -77,17 +77,19 @@ def fill(
     model.to_empty(device=device)
     tie(ties)
     new = new_head(model, files)
-    draw(model, seed, weights=files is None or bool(new))
+    draw(model, seed, weights=files is None)
     if files is not None:
+        draw_only(model, seed, new)
         read(model, files, new)
 
 
 def new_head(model: nn.Module, files: WeightFiles | None) -> set[str]:
     """What the files lack of a head that classifies: of a model that was trained for something
     else, and gets a fresh head."""
-    if files is None or not model.objective.of_rows:
+    if files is None or not objective_of(model).of_rows:
         return set()
-    body = (f"{model.family.blocks}.", f"{model.family.embedding}.")
+    family = family_of(model)
+    body = (f"{family.blocks}.", f"{family.embedding}.")
     return {
         name
         for name, _ in model.named_parameters()
@@ -190,6 +192,17 @@ def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
             _draw_piece(piece, model._init_weights, drawn, weights)
 
 
+@torch.no_grad()
+def draw_only(model: nn.Module, seed: int, names: set[str]) -> None:
+    """Initialise these parameters, as `draw` does, and no others."""
+    rest = {id(p) for name, p in model.named_parameters() if name not in names}
+    for name, piece in pieces(model, base_of(model)):
+        if any(id(parameter) not in rest for parameter in piece.parameters()):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_of(seed, name))
+                _draw_piece(piece, model._init_weights, rest, True)
+
+
 def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The parts that are drawn one at a time: children, with what the list of blocks is in and the
     list itself taken apart."""
@@ -244,7 +257,7 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
     if first:
         folder.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(model.config)
-        config.dtype = dtype
+        config.dtype, config.architectures = dtype, [model.class_name]
         config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)

@@ -165,6 +165,7 @@ def cut(
     Sets on the model:
         stages: of this rank.
         tied_over_ranks: the parameter that the first and the last stage's rank both hold, or None.
+        after_blocks: paths of what the last stage has beyond its blocks, where there are several.
         parameter_count, vocabulary: of the whole model.
         many_losses: does the last stage begin several micro-batches before it ends the first?
     """
@@ -186,8 +187,9 @@ def cut(
     names = {id(p): name for name, p in model.named_parameters()}
     both = tied and schedule.rank_of[0] != schedule.rank_of[-1]
     model.tied_over_ranks = names[id(embedding.weight)] if both else None
+    before, after = ends_of(model, family)
+    model.after_blocks = sorted(after)
     model.stages = _stages(model, family, schedule, counts, rank)
-    before, after = _ends(model, family)
     _remove_blocks(model.get_submodule(family.blocks), model.stages)
     begins, ends = (any(getattr(stage, end) for stage in model.stages) for end in ("first", "last"))
     kept = {family.embedding} if tied and ends else set()
@@ -253,11 +255,14 @@ def _remove_blocks(stack: nn.ModuleList, stages: Sequence[Stage]) -> None:
         del stack._modules[name]
 
 
-def _ends(model: nn.Module, family: Family) -> tuple[set[str], set[str]]:
+def ends_of(model: nn.Module, family: Family) -> tuple[set[str], set[str]]:
     """Paths of what has parameters before the blocks, in the smallest modules, and after them.
 
     Beside the list of blocks all comes before them but the norm; around it the order in which the
     class makes its modules decides.
+
+    Raises:
+        UserError: a module that the blocks are in has parameters beside its modules.
     """
     before, after = set(), {family.norm} - {None}
     stack = family.blocks.split(".")
