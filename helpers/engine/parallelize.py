@@ -24,6 +24,7 @@ from .models.self_check import Trial
 from .pipeline.stages import cut
 from .plan import ParallelPlan
 from .precision.compiling import apply_compile
+from .precision.float8 import apply_float8
 from .tensor.boundary import Boundary
 from .tensor.partial_gradients import whole_gradients
 from .tensor.split import apply_tensor
@@ -81,6 +82,8 @@ def lay_out(
     cut(model, family, plan.schedule_of(1), plan.stage_layers, pipeline_rank)
     apply_tensor(model, family, boundary, postpone_weights=plan.splits_backward)
     heed_switch(model, family)
+    if plan.precision == "fp8":
+        apply_float8(model, family, boundary)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
     apply_activations(model, family, plan.activation, plan.offload)

@@ -42,6 +42,7 @@ AXES = ("dp_replicate", "dp_shard", "pp", "tp")
 LETTERS = {"D": ("dp_replicate", "dp_shard"), "P": ("pp",), "C": ("cp",), "T": ("tp",)}
 PLACEMENTS = {"cluster": "DPCT", "spread": "TCPD"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = (*DTYPES, "fp8")
 PARTITION = re.compile(r"auto|\d{1,9}(,\d{1,9})*", re.ASCII)
 # far beyond any model or batch; a schedule lists what every stage does with every micro-batch
 MOST_RANKS = 10_000_000
@@ -73,7 +74,9 @@ class ParallelPlan:
             block's input alone, `group_N` that of every N-th block, `selective` also the results of
             matrix products.
         offload: keep what is kept in host memory.
-        precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums.
+        precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums;
+            `fp8` for the blocks' matrix products in 8 bits, and all else as bf16 on a GPU and as
+            fp32 on a CPU, where nothing is quicker in fewer bits.
         reduce_dtype: in which gradients are summed over data ranks.
         microbatches: parts of a data rank's batch that go through the model one after another;
             0 chooses: 1, or with a pipeline up to 4 for each of its ranks.
@@ -110,7 +113,7 @@ class ParallelPlan:
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {getattr(self, name)!r}")
         _one_of("zero_stage", self.zero_stage, (1, 2, 3))
-        _one_of("precision", self.precision, tuple(DTYPES))
+        _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce_dtype", self.reduce_dtype, tuple(DTYPES))
         if not ACTIVATION.fullmatch(self.activation):
             raise UserError(
@@ -194,9 +197,10 @@ class ParallelPlan:
         """The stage of ZeRO at work, 0 where every data rank holds the whole state."""
         return self.zero_stage if self.dp_shard > 1 else 0
 
-    @property
-    def low_dtype(self) -> torch.dtype | None:
+    def low_dtype(self, device_type: str) -> torch.dtype | None:
         """The dtype of arithmetic where it is below float32, whose masters are then kept."""
+        if self.precision == "fp8":
+            return None if device_type == "cpu" else torch.bfloat16
         return None if self.precision == "fp32" else DTYPES[self.precision]
 
     @property

@@ -106,7 +106,7 @@ class Trainer:
             mesh,
             self.data,
             plan.schedule_of,
-            dtype=plan.low_dtype or next(floats),
+            dtype=plan.low_dtype(mesh.device_type) or next(floats),
             sequence_parts=plan.tp if plan.sequence_parallel else 1,
         )
         self.device = self.parts[0].tensor.device

@@ -48,6 +48,8 @@ class Adapting:
                 f"tp={plan.tp} splits the matrices that adapters stand beside: "
                 "use dp_replicate, dp_shard or pp with adapters"
             )
+        if plan.precision == "fp8":
+            raise UserError("precision=fp8 trains whole matrices: take bf16 with adapters")
         if plan.compile:
             raise UserError("compile is not made for adapters: leave out one of the two")
         if plan.splits_backward:
@@ -83,7 +85,7 @@ def load_adapted(
         UserError: the plan does not allow it, a package is missing, or the files are broken.
     """
     how.check(plan)
-    dtype = plan.low_dtype or torch.float32
+    dtype = plan.low_dtype(mesh.device_type) or torch.float32
     model, files = weights.blank_model(source, config, dtype, from_scratch, task)
 
     def fill(model: nn.Module) -> None:

@@ -39,7 +39,7 @@ class Later:
     """
 
     now: Hashable | None = None
-    pending: dict[Hashable, list[Pending]] = field(default_factory=dict)
+    pending: dict[Hashable, list[Any]] = field(default_factory=dict)  # of Pending, or like it
 
     @contextmanager
     def put_off(self, key: Hashable) -> Iterator[None]:
@@ -64,7 +64,11 @@ def linear(
     layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False
 ) -> Tensor:
     """A layer's product with its weight, [out, in] or `transposed` [in, out], whose outputs may lie
-    in parts, [n, out/n, in]; its weight gradient comes later where the layer is told to."""
+    in parts, [n, out/n, in]; its weight gradient comes later where the layer is told to, and a
+    layer in 8 bits has products of its own (precision/float8.py)."""
+    float8 = getattr(layer, "float8", None)
+    if float8 is not None:
+        return float8(layer, x, weight, bias, transposed)
     later = getattr(layer, "later", None)
     if later is not None and torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias, later, layer.weight_name, transposed)

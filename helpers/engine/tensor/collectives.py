@@ -10,6 +10,8 @@ A collective is a linear map over ranks, so its backward is its transpose:
     split      (keep my part)  all-gather
     collect    (all-gather)    keep my part
     share      (divide by n)   identity
+    once       (identity)      the first of the ranks that have the same part gets the sum, the
+                               others zeros
 
 `gather` feeds work that differs between ranks, so its gradients are summed on the way back;
 `collect` feeds work that every rank repeats, so its gradient is already whole.
@@ -17,6 +19,8 @@ A collective is a linear map over ranks, so its backward is its transpose:
 Sources: Shoeybi et al. 2019, Megatron-LM, section 3 (f and g); Korthikanti et al. 2022,
 Reducing Activation Recomputation, section 4.2.2 (g-bar and f-bar).
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -128,6 +132,39 @@ class _Share(torch.autograd.Function):
         return grad, None
 
 
+@dataclass(frozen=True)
+class SharedPart:
+    """The last columns of a tensor, which several ranks of a group have alike.
+
+    columns: how many.
+    place, places: which of how many such parts is this rank's.
+    first: is it the first of the ranks that have it?
+    """
+
+    columns: int
+    place: int
+    places: int
+    first: bool
+    group: ProcessGroup
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, part):
+        ctx.part = part
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        part = ctx.part
+        own, shared = grad.split([grad.shape[-1] - part.columns, part.columns], -1)
+        sums = shared.new_zeros(part.places, *shared.shape)
+        sums[part.place] = shared
+        dist.all_reduce(sums, group=part.group)
+        shared = sums[part.place] if part.first else torch.zeros_like(shared)
+        return torch.cat([own, shared], -1), None
+
+
 def copy_in(x: Tensor, group: ProcessGroup) -> Tensor:
     """Megatron's f: hand a replicated `x` to ranks that each do a part of the work."""
     return _CopyIn.apply(x, group)
@@ -156,6 +193,12 @@ def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 def collect(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Join shards into an `x` that every rank uses alike; transpose of `split`."""
     return _Collect.apply(x, dim, group)
+
+
+def once(x: Tensor, part: SharedPart) -> Tensor:
+    """Let what several ranks have alike get its gradient as one process would, whole and once: for
+    whoever rounds it, since the rounded parts of a sum are not the rounded sum."""
+    return _Once.apply(x, part)
 
 
 def share(x: Tensor, n: int) -> Tensor:

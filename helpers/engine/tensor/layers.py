@@ -72,7 +72,7 @@ def _flat(bias: Tensor | None) -> Tensor | None:
 
 def shared_kv_linear(self: nn.Linear, x: Tensor) -> Tensor:
     """Whole on every rank, of which each uses the rows of its heads: [.., in] to [.., rows]."""
-    return F.linear(x, _own_rows(self, self.weight), _own_rows(self, self.bias))
+    return linear(self, x, _own_rows(self, self.weight), _own_rows(self, self.bias))
 
 
 def gathered_linear(self: nn.Linear, x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def gathered_linear(self: nn.Linear, x: Tensor) -> Tensor:
         None if one is None else gather(local(one), 0, self.boundary.group)
         for one in (self.weight, self.bias)
     )
-    return F.linear(x, _own_rows(self, weight), _own_rows(self, bias))
+    return linear(self, x, _own_rows(self, weight), _own_rows(self, bias))
 
 
 def _own_rows(self: nn.Module, parameter: Tensor | None) -> Tensor | None:

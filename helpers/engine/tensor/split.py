@@ -16,6 +16,7 @@ from ..models.blocks import on_input
 from ..models.families import Family, head_dim, kv_heads
 from . import layers
 from .boundary import Boundary
+from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
 from .layers import bind
 from .partial_gradients import inside, mark, mark_inside, mark_outside
@@ -165,6 +166,7 @@ def split_kv(model: nn.Module, layer: nn.Linear, boundary: Boundary, path: str) 
     group_rows = layer.out_features // groups
     width = head_dim(text_config(model.config))
     layer.rows = kv_rows(group_rows, width, groups, boundary.size, boundary.rank)
+    layer.shared = _shared(boundary, groups, width if group_rows == width else 2 * width)
     bind(layer, layers.shared_kv_linear, boundary)
     mark(model, f"{path}.", layer)
 
@@ -173,12 +175,21 @@ def _share_rows(model: nn.Module, layer: nn.Linear, boundary: Boundary, path: st
     """A layer of all queries, then keys, then values: rows over the ranks, whoever uses them."""
     _check_width(layer, "gathered", path, boundary.size)
     if boundary.size == 1:
+        bind(layer, layers.column_linear, boundary)
         return
     config = text_config(model.config)
     heads, groups = config.num_attention_heads, kv_heads(config)
     width = layer.out_features // (heads + 2 * groups)
     layer.rows = own_heads(heads, groups, width, boundary.size, boundary.rank)
+    if groups < boundary.size:
+        layer.shared = _shared(boundary, groups, 2 * width)
     bind(layer, layers.gathered_linear, boundary, weight=0, bias=0)
+
+
+def _shared(boundary: Boundary, groups: int, columns: int) -> SharedPart:
+    """The keys and values of a rank's products that others have, too."""
+    place, number = divmod(boundary.rank, boundary.size // groups)
+    return SharedPart(columns, place, groups, number == 0, boundary.group)
 
 
 def own_heads(heads: int, groups: int, head_dim: int, ranks: int, rank: int) -> list[slice]:
