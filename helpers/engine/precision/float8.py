@@ -4,19 +4,20 @@
     dx = g  W      e5m2 x e4m3     gradients: 5 bits of exponent and 2 of mantissa
     dW = g' x      e5m2 x e4m3
 
-A tensor is multiplied by one scale, so that its largest number is just below the format's largest,
-and rounded; products are summed in float32 and the scales divided out. Scales are powers of two: a
-scale moves the exponent and no bit of the mantissa, so a number rounds alike whatever else is in
-its tensor, in a micro-batch or the whole batch, on one rank or eight. Only numbers 2^14 times
-smaller than the largest, which e4m3 rounds to multiples of its smallest, see the scale at all. The
-ranks of tp, which hold parts of one matrix, agree on it all the same.
+Numbers are multiplied by a scale, so that the largest is just below the format's largest, and
+rounded; products are summed in float32 and the scales divided out. Inputs and gradients have a
+scale for each token, weights one for the matrix. So a token is rounded alike in a micro-batch and
+in the whole batch, on one rank and on eight. Ranks of tp, which hold parts of one token or one
+matrix, agree on its scale. dW sums over tokens, which then need one scale: that of the largest. A
+scale is a power of two, which moves exponents and no bit of a mantissa; only what is 2^14 times
+smaller than the largest is rounded differently by another scale.
 
 Embedding, head, norms, attention and biases stay as they are, and so do the weights: each product
-rounds them anew. A GPU multiplies 8 bits as they are (torch._scaled_mm); elsewhere they are
-widened first, which gives the same sums and saves no time.
+rounds them anew. A GPU multiplies 8 bits as they are (torch._scaled_mm); a processor widens them
+first, which gives the same sums and saves no time.
 
-Sources: Micikevicius et al. 2022, FP8 Formats for Deep Learning, section 3; NVIDIA Transformer
-Engine and torchao, whose scales by tensor these are.
+Sources: Micikevicius et al. 2022, FP8 Formats for Deep Learning, section 3; torchao's recipe with a
+scale for each row.
 """
 
 import weakref
@@ -40,21 +41,91 @@ LARGEST_EXPONENT = 126  # of a scale, which is a float32
 
 
 class Rounded(NamedTuple):
-    """A tensor in 8 bits, and one over the scale that it was multiplied by."""
+    """Numbers in 8 bits, and one over the scales that they were multiplied by: [rows, columns], and
+    [rows, 1] or one for all."""
 
     values: Tensor
     inverse: Tensor
 
+    def turned(self) -> "Rounded":
+        """[columns, rows], of one scale."""
+        return Rounded(self.values.t(), self.inverse)
+
+
+def round_rows(x: Tensor, dtype: torch.dtype, group: ProcessGroup | None) -> Rounded:
+    """Each row of [rows, columns] by a scale of its own, which the ranks of `group`, that have
+    other columns, agree on."""
+    low, high = x.aminmax(dim=1, keepdim=True)
+    return _rounded(x, _scale(torch.maximum(-low, high), dtype, group), dtype)
+
+
+def round_whole(x: Tensor, dtype: torch.dtype, group: ProcessGroup | None) -> Rounded:
+    """All by one scale."""
+    low, high = x.aminmax()
+    return _rounded(x, _scale(torch.maximum(-low, high), dtype, group), dtype)
+
+
+def by_one_scale(rows: Rounded) -> Rounded:
+    """The same numbers by the scale of the row with the largest; only far smaller ones change."""
+    dtype = rows.values.dtype
+    if not rows.values.numel():
+        return Rounded(rows.values, rows.inverse.new_ones(()))
+    inverse = rows.inverse.amax()
+    moved = rows.values.float() * (rows.inverse / inverse)
+    return Rounded(moved.to(dtype), inverse)
+
+
+def _scale(largest: Tensor, dtype: torch.dtype, group: ProcessGroup | None) -> Tensor:
+    """The largest power of two by which a number fits the format; 1 for zero."""
+    largest = largest.float()
+    if group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    room = torch.log2(torch.finfo(dtype).max / largest).floor().clamp(max=LARGEST_EXPONENT)
+    return torch.where(largest == 0, 1.0, torch.exp2(room))
+
+
+def _rounded(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Rounded:
+    most = torch.finfo(dtype).max
+    return Rounded((x * scale.to(x.dtype)).clamp(-most, most).to(dtype), 1 / scale)
+
+
+def product(a: Rounded, b: Rounded, dtype: torch.dtype) -> Tensor:
+    """a [m, k] times b [k, n] of one scale, summed in at least float32."""
+    if a.values.device.type == "cpu":
+        wide = torch.promote_types(dtype, torch.float32)
+        return (a.values.to(wide) @ b.values.to(wide) * (a.inverse * b.inverse).to(wide)).to(dtype)
+    (m, k), n = a.values.shape, b.values.shape[1]
+    left = _padded(a.values, -m % MULTIPLE, -k % MULTIPLE).contiguous()
+    right = _padded(b.values.t(), -n % MULTIPLE, -k % MULTIPLE).contiguous().t()
+    scales = {"scale_a": a.inverse, "scale_b": b.inverse}
+    if a.inverse.dim():  # a scale a row has one a column beside it, and a result in bf16
+        rows = nn.functional.pad(a.inverse, (0, 0, 0, -m % MULTIPLE), value=1.0)
+        scales = {"scale_a": rows, "scale_b": b.inverse.repeat(1, right.shape[1])}
+    out = torch._scaled_mm(left, right, **scales, out_dtype=dtype)
+    return out[:m, :n]
+
+
+def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
+    if not rows and not columns:
+        return x
+    return nn.functional.pad(x.view(torch.uint8), (0, columns, 0, rows)).view(x.dtype)
+
 
 class Products:
-    """The products of a model's blocks, in 8 bits.
+    """The products of linear layers in 8 bits.
 
     Args:
-        group: of the ranks of tp, which agree on scales; None for one.
+        weights, inputs, gradients: of the ranks that hold parts of the same matrix, of the same
+            token that goes in, and of the same gradient of what comes out; None for one rank.
     """
 
-    def __init__(self, group: ProcessGroup | None) -> None:
-        self.group = group
+    def __init__(
+        self,
+        weights: ProcessGroup | None = None,
+        inputs: ProcessGroup | None = None,
+        gradients: ProcessGroup | None = None,
+    ) -> None:
+        self.weights, self.inputs, self.gradients = weights, inputs, gradients
         self.last: tuple[weakref.ref[Tensor], int, Rounded] | None = None
 
     def __call__(
@@ -73,72 +144,35 @@ class Products:
         of one tensor."""
         if self.last is not None and self.last[0]() is x and self.last[1] == x._version:
             return self.last[2]
-        rounded = self.round(x.detach(), FORWARD)
+        rounded = round_rows(x.detach().flatten(0, -2), FORWARD, self.inputs)
         self.last = weakref.ref(x), x._version, rounded
         return rounded
-
-    def round(self, x: Tensor, dtype: torch.dtype) -> Rounded:
-        """To the format's nearest numbers, by a scale that the ranks of tp agree on."""
-        ends = torch.stack(x.aminmax()) if x.numel() else x.new_zeros(2)
-        largest = ends.abs().amax().float()
-        if self.group is not None:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
-        scale = scale_of(largest, dtype)
-        most = torch.finfo(dtype).max
-        return Rounded((x * scale.to(x.dtype)).clamp(-most, most).to(dtype), 1 / scale)
-
-
-def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest power of two by which the number fits the format; 1 for zero."""
-    room = torch.log2(torch.finfo(dtype).max / largest).floor().clamp(max=LARGEST_EXPONENT)
-    return torch.where(largest == 0, 1.0, torch.exp2(room))
-
-
-def product(a: Rounded, b: Rounded, dtype: torch.dtype) -> Tensor:
-    """a [m, k] times b [k, n], summed in at least float32."""
-    if a.values.device.type == "cpu":
-        wide = torch.promote_types(dtype, torch.float32)
-        return (a.values.to(wide) @ b.values.to(wide) * (a.inverse * b.inverse).to(wide)).to(dtype)
-    (m, k), n = a.values.shape, b.values.shape[1]
-    left = _padded(a.values, -m % MULTIPLE, -k % MULTIPLE).contiguous()
-    right = _padded(b.values.t(), -n % MULTIPLE, -k % MULTIPLE).contiguous().t()
-    return torch._scaled_mm(left, right, scale_a=a.inverse, scale_b=b.inverse, out_dtype=dtype)[
-        :m, :n
-    ]
-
-
-def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
-    if not rows and not columns:
-        return x
-    return nn.functional.pad(x.view(torch.uint8), (0, columns, 0, rows)).view(x.dtype)
 
 
 class _Product(torch.autograd.Function):
     """x [.., in] times a weight [out, in], or as split_backward.matrix has it. Of x its 8 bits are
-    kept for the backward pass, and of the weight nothing but itself."""
+    kept for the backward pass, and of the weight its scale beside itself."""
 
     @staticmethod
     def forward(ctx: Any, x, weight, values, inverse, products, transposed, later):
-        rounded_x = Rounded(values.flatten(0, -2), inverse)
-        rounded_w = products.round(matrix(weight, transposed), FORWARD)
-        ctx.save_for_backward(values, inverse, weight)
-        ctx.products, ctx.transposed = products, transposed
-        ctx.later, ctx.dtype = later, x.dtype
-        y = product(rounded_x, Rounded(rounded_w.values.t(), rounded_w.inverse), x.dtype)
+        rounded = round_whole(matrix(weight, transposed), FORWARD, products.weights)
+        ctx.save_for_backward(values, inverse, weight, rounded.inverse)
+        ctx.products, ctx.transposed, ctx.later = products, transposed, later
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        y = product(Rounded(values, inverse), rounded.turned(), x.dtype)
         return y.view(*x.shape[:-1], y.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, grad):
-        values, inverse, weight = ctx.saved_tensors
-        rounded_w = ctx.products.round(matrix(weight, ctx.transposed), FORWARD)
-        rounded_g = ctx.products.round(grad.flatten(0, -2), BACKWARD)
-        of_x = product(rounded_g, rounded_w, ctx.dtype).view(values.shape)
+        values, inverse, weight, inverse_w = ctx.saved_tensors
+        rounded = _rounded(matrix(weight, ctx.transposed), 1 / inverse_w, FORWARD)
+        gradient = round_rows(grad.flatten(0, -2), BACKWARD, ctx.products.gradients)
+        of_x = product(gradient, rounded, ctx.dtype).view(ctx.shape)
         of_weight = None
         if ctx.needs_input_grad[1]:
             later, name = ctx.later or (None, "")
-            x = Rounded(values.flatten(0, -2), inverse)
-            facts = ctx.transposed, weight.shape, weight.dtype
-            pending = PendingFloat8(name, x, rounded_g, *facts)
+            x, facts = Rounded(values, inverse), (ctx.transposed, weight.shape, weight.dtype)
+            pending = PendingFloat8(name, x, gradient, *facts)
             if later is None or later.now is None:
                 of_weight = pending.compute()
             else:
@@ -158,8 +192,8 @@ class PendingFloat8(NamedTuple):
 
     def compute(self) -> Tensor:
         first, second = (self.x, self.grad) if self.transposed else (self.grad, self.x)
-        turned = Rounded(first.values.t(), first.inverse)
-        return product(turned, second, self.dtype).view(self.shape)
+        made = product(by_one_scale(first).turned(), by_one_scale(second), self.dtype)
+        return made.view(self.shape)
 
 
 def apply_float8(model: nn.Module, family: Family, boundary: Boundary) -> None:
@@ -173,8 +207,9 @@ def apply_float8(model: nn.Module, family: Family, boundary: Boundary) -> None:
             "precision=fp8 needs blocks of attention and MLP as tp splits them, not "
             f"{family.name}'s"
         )
-    products = Products(boundary.group if boundary.size > 1 else None)
+    group = boundary.group if boundary.size > 1 else None
+    columns, rows = Products(group, gradients=group), Products(group, inputs=group)
     for block in model.get_submodule(family.blocks).children():
         for path in family.split_layers:
             if has(block, path):
-                block.get_submodule(path).float8 = products
+                block.get_submodule(path).float8 = rows if path in family.row else columns
