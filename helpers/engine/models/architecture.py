@@ -6,6 +6,7 @@ but tried: see self_check.py.
 """
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -48,10 +49,13 @@ def candidates(model: nn.Module, tp: int) -> list[Family]:
 
 
 def rules_of(model: nn.Module) -> tuple[BlockRules, BlockRules]:
-    """What tp can split of a model's blocks: of attention, and of all else."""
+    """What tp can split of a model's blocks: of attention, and of all else. An attention that does
+    not ask transformers' interface stays whole: its dropout would be that of another rank's heads.
+    """
     blocks = _blocks(model)
     stack = model.get_submodule(blocks) if blocks else ()
-    return block_rules(stack, text_config(model.config))
+    attention, rest = block_rules(stack, text_config(model.config))
+    return attention if getattr(model, "_supports_sdpa", False) else BlockRules(), rest
 
 
 def has(module: nn.Module, path: str | None) -> bool:
@@ -117,7 +121,9 @@ def _last_norm(model: nn.Module, blocks: str) -> str | None:
     parent = blocks.rpartition(".")[0]
     names = [name for name, _ in model.get_submodule(parent).named_children()]
     norms = [
-        name for name in names if ("norm" in name or name.startswith("ln")) and "emb" not in name
+        name
+        for name in names
+        if ("norm" in name.lower() or name.startswith("ln")) and "emb" not in name
     ]
     return f"{parent}.{norms[0]}" if len(norms) == 1 else None
 
@@ -154,15 +160,13 @@ def _rules_by(same: _Same) -> BlockRules:
     """What tp can split, where there is but a configuration: found in a model of few layers."""
     import transformers
 
-    small = copy.deepcopy(same.config)
-    try:
-        fewer_layers(text_config(small))
-        with torch.device("meta"):
-            model = transformers.AutoModel.from_config(small, trust_remote_code=False)
-    except Exception:  # each class has its own complaints; then nothing is known to be split
-        return BlockRules()
-    attention, rest = rules_of(model)
-    return attention | rest
+    for auto in (transformers.AutoModel, transformers.AutoModelForCausalLM):
+        small = copy.deepcopy(same.config)
+        with suppress(Exception), torch.device("meta"):  # each class has its own complaints
+            fewer_layers(text_config(small))
+            attention, rest = rules_of(auto.from_config(small, trust_remote_code=False))
+            return attention | rest
+    return BlockRules()
 
 
 def _check_heads(config: Any, tp: int, name: str) -> None:

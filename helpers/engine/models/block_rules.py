@@ -81,7 +81,8 @@ def _attention(linears: dict[str, nn.Linear], config: Any) -> BlockRules:
             continue
         rest = [inner for inner in inside.values() if inner != out and inner != path]
         rest = [inner for inner in rest if inner not in [f"{parent}.{n}" for n in names]]
-        if any(linears[gate].out_features != width for gate in rest):
+        gates = (width, config.num_attention_heads)
+        if any(linears[gate].out_features not in gates for gate in rest):
             continue  # something of its own: low-rank queries, an index of keys
         column, kinds = tuple(rest), {}
         if names:

@@ -45,7 +45,8 @@ class Elsewhere(nn.Module):
         self.shape, self.looks_up = shape, looks_up
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        given = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        given = tensors[0] if tensors else torch.zeros(())
         if self.looks_up or not given.is_floating_point():
             return torch.zeros((), device=given.device).expand(self.shape)
         return given.new_zeros(()).expand(self.shape or given.shape)
@@ -258,13 +259,13 @@ def _remove_blocks(stack: nn.ModuleList, stages: Sequence[Stage]) -> None:
 def ends_of(model: nn.Module, family: Family) -> tuple[set[str], set[str]]:
     """Paths of what has parameters before the blocks, in the smallest modules, and after them.
 
-    Beside the list of blocks all comes before them but the norm; around it the order in which the
-    class makes its modules decides.
+    Beside the list of blocks all comes before them but the norm. Beside what the list is in the
+    order decides in which the class makes its modules; beside the base model all comes after it.
 
     Raises:
         UserError: a module that the blocks are in has parameters beside its modules.
     """
-    before, after = set(), {family.norm} - {None}
+    before, after = {family.embedding}, {family.norm, family.top or family.head} - {None}
     stack = family.blocks.split(".")
     for path, module in model.named_modules():
         own = any(True for _ in module.parameters(recurse=False))
@@ -278,7 +279,7 @@ def ends_of(model: nn.Module, family: Family) -> tuple[set[str], set[str]]:
         depth = next(i for i, (one, other) in enumerate(zip(steps, stack)) if one != other)
         order = list(model.get_submodule(".".join(stack[:depth]))._modules)
         beside = depth == len(stack) - 1
-        if beside or order.index(steps[depth]) < order.index(stack[depth]):
+        if beside or (depth and order.index(steps[depth]) < order.index(stack[depth])):
             before.add(path)
         else:
             after.add(".".join(steps[: depth + 1]))

@@ -5,6 +5,7 @@ from torch import nn
 from ..models.architecture import has
 from ..models.blocks import on_input, on_output
 from ..models.families import Family
+from ..models.objectives import objective_of
 from ..pipeline.stages import Elsewhere
 from . import layers
 from .boundary import Boundary
@@ -40,8 +41,8 @@ def split_ends(model: nn.Module, family: Family, boundary: Boundary) -> None:
     begins, ends = (not isinstance(module, Elsewhere) for module in (embedding, head))
     tied = begins and ends and embedding.weight is head.weight
     whole = Boundary(boundary.mesh)  # positions and masks need all of the sequence
-    # the head of a model that makes its logits itself needs all of a matrix that it shares
-    apart = not family.whole_logits or model.get_output_embeddings() is None
+    # the head of a model that makes its logits itself may need all of the same matrix
+    apart = not family.whole_logits or objective_of(model).of_rows
     if begins and boundary.size > 1 and apart:
         bind(embedding, layers.vocabulary_embedding, whole, weight=0)
     if not ends or family.whole_logits:

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from ..models.architecture import has, text_config
-from ..models.families import Family, head_dim
+from ..models.families import Family, kv_heads
 from . import layers
 from .boundary import Boundary
 from .layers import bind
@@ -60,7 +60,7 @@ def mark_inside(
 ) -> None:
     """What of a split sublayer every rank holds whole, as norms of single heads, sees the part of
     the gradient that comes from this rank's heads. A norm of a split width is split, too."""
-    widths = _split_widths(block, family, head_dim(text_config(model.config)))
+    widths = _split_widths(model, family, block)
     for sublayer in sublayers:
         for path, module in block.get_submodule(sublayer).named_modules(prefix=sublayer):
             names = [name for name, _ in module.named_parameters(recurse=False)]
@@ -74,15 +74,19 @@ def mark_inside(
             model.partial_gradients |= {f"{prefix}.{path}.{name}" for name in names}
 
 
-def _split_widths(block: nn.Module, family: Family, head_dim: int) -> dict[int, list[slice] | None]:
+def _split_widths(
+    model: nn.Module, family: Family, block: nn.Module
+) -> dict[int, list[slice] | None]:
     """Widths inside the boundary of which a rank has a part, and where ranks outnumber the heads of
     keys the rows of it. Norms of single heads are as wide as a head, and whole."""
     paths = [path for path in (*family.shared_kv, *family.column) if has(block, path)]
-    linears = [block.get_submodule(path) for path in paths]
+    layers = {path: block.get_submodule(path) for path in paths}
+    groups = kv_heads(text_config(model.config)) if family.shared_kv else 1
+    heads = {layers[path].out_features // groups for path in family.shared_kv if path in layers}
     return {
         layer.out_features: getattr(layer, "rows", None)
-        for layer in linears
-        if isinstance(layer, nn.Linear) and layer.out_features != head_dim
+        for layer in layers.values()
+        if isinstance(layer, nn.Linear) and layer.out_features not in heads
     }
 
 

@@ -216,12 +216,14 @@ def device_of_its_own() -> Iterator[None]:
     from torch.optim import optimizer
 
     fused = optimizer._get_fused_kernels_supported_devices()
+    low_dtype = ParallelPlan.low_dtype
     with ExitStack() as stack:
         for place, name, value in (
             (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
             (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device("meta")),
             (optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused, "meta"]),
             (torch, "meta", torch.cpu),  # whose streams it has
+            (ParallelPlan, "low_dtype", lambda plan, mesh_of: low_dtype(plan, "meta")),
         ):
             stack.enter_context(mock.patch.object(place, name, value, create=True))
         yield
