@@ -17,7 +17,7 @@ from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
 from .memory.recomputing import apply_activations, group_size, heed_switch
-from .models.architecture import candidates
+from .models.architecture import candidates, text_config
 from .models.causal_loss import apply_loss
 from .models.families import Family
 from .models.self_check import Trial
@@ -56,6 +56,8 @@ def parallelize(
     if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
     plan.validate(model.config, world_size=mesh.size())
+    if getattr(text_config(model.config), "layerdrop", None):
+        raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
     began = time.perf_counter()
     family = admitted(model, plan, mesh) if check else candidates(model, plan.tp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())

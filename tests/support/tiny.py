@@ -170,7 +170,6 @@ def reference(
     family: str, dtype: torch.dtype = torch.float64, seed: int = 0, layers: int = 2
 ) -> nn.Module:
     """transformers' own model with random weights, spread wide so that mistakes show."""
-    import transformers
 
     torch.manual_seed(seed)
     made = auto_class(family).from_config(config(family, layers), dtype=torch.float64)
