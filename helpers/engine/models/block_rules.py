@@ -137,7 +137,9 @@ def _mlps(block: nn.Module, linears: dict[str, nn.Linear], config: Any) -> Itera
         parent = row.rpartition(".")[0]
         here = [path for path in outwards if path.rpartition(".")[0] == parent]
         columns = here or list(outwards)
-        one_module = bool(here) and parent != "" and _holds_only(block, parent, [*columns, row])
+        one_module = bool(here) and parent != ""
+        if one_module and not _holds_only(block, parent, [*columns, row]):
+            continue  # a mixture of experts, a state space
         if not columns or (not one_module and len(columns) > 1):
             continue
         yield BlockRules(
