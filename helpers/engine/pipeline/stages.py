@@ -166,7 +166,8 @@ def cut(
     Sets on the model:
         stages: of this rank.
         tied_over_ranks: the parameter that the first and the last stage's rank both hold, or None.
-        after_blocks: paths of what the last stage has beyond its blocks, where there are several.
+        after_blocks, linears: where there are several stages, paths of what the last one has beyond
+            its blocks, and of all linear layers of the whole model.
         parameter_count, vocabulary: of the whole model.
         many_losses: does the last stage begin several micro-batches before it ends the first?
     """
@@ -190,6 +191,7 @@ def cut(
     model.tied_over_ranks = names[id(embedding.weight)] if both else None
     before, after = ends_of(model, family)
     model.after_blocks = sorted(after)
+    model.linears = [n for n, module in model.named_modules() if isinstance(module, nn.Linear)]
     model.stages = _stages(model, family, schedule, counts, rank)
     _remove_blocks(model.get_submodule(family.blocks), model.stages)
     begins, ends = (any(getattr(stage, end) for stage in model.stages) for end in ("first", "last"))
