@@ -20,6 +20,9 @@ from .chunked_loss import LogitTransform
 from .families import RECORDS, Family, kv_heads, mlp_width
 from .overrides import fewer_layers
 
+# what a class that asks transformers' attention interface says of itself
+INTERFACE = ("_supports_sdpa", "_supports_attention_backend")
+
 
 def family_of(model: nn.Module) -> Family:
     """What is known of a model's architecture: its record, or what its modules say."""
@@ -55,7 +58,8 @@ def rules_of(model: nn.Module) -> tuple[BlockRules, BlockRules]:
     blocks = _blocks(model)
     stack = model.get_submodule(blocks) if blocks else ()
     attention, rest = block_rules(stack, text_config(model.config))
-    return attention if getattr(model, "_supports_sdpa", False) else BlockRules(), rest
+    asks = any(getattr(model, name, False) for name in INTERFACE)
+    return attention if asks else BlockRules(), rest
 
 
 def has(module: nn.Module, path: str | None) -> bool:

@@ -17,7 +17,7 @@ from .families import kv_heads
 
 SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 BY_HEAD = "query_key_value"  # a head's query, key and value after another
-IN_THREE = "qkv_proj"  # all queries, all keys, all values
+FUSED = (BY_HEAD, "qkv_proj")  # the other: all queries, all keys, all values
 OUT = ("o_proj", "out_proj", "dense")
 ATTENTION = "att"  # in the path of all that belongs to it
 
@@ -71,44 +71,45 @@ def _attention(linears: dict[str, nn.Linear], config: Any) -> BlockRules:
     """Queries, keys and values that one module makes, and the layer that their heads go to."""
     for path in linears:
         parent, _, name = path.rpartition(".")
-        inside = {inner: f"{parent}.{inner}" for inner in _names_in(parent, linears)}
-        names = next((each for each in SEPARATE if each[0] == name and {*each} <= {*inside}), ())
-        if not parent or not (names or name in (BY_HEAD, IN_THREE)):
+        here = {other for other in linears if other.rpartition(".")[0] == parent}
+        names = next((each for each in SEPARATE if each[0] == name), (name,))
+        parts = tuple(f"{parent}.{one}" for one in names)
+        if not parent or not here.issuperset(parts) or not (parts[1:] or name in FUSED):
             continue
-        width = _query_width(linears[path], name, config)
-        out = _out(parent, linears, width)
-        if out is None:
-            continue
-        rest = [inner for inner in inside.values() if inner != out and inner != path]
-        rest = [inner for inner in rest if inner not in [f"{parent}.{n}" for n in names]]
-        gates = (width, config.num_attention_heads)
-        if any(linears[gate].out_features not in gates for gate in rest):
-            continue  # something of its own: low-rank queries, an index of keys
-        column, kinds = tuple(rest), {}
-        if names:
-            column = (path, *column)
-            kinds["shared_kv"] = tuple(f"{parent}.{name}" for name in names[1:])
-        elif name == BY_HEAD:
-            column = (path, *column)
-        elif kv_heads(config) == config.num_attention_heads:
-            kinds["packed"] = {path: 3}
-        else:
-            kinds["gathered"] = (path,)
-        return BlockRules(attention=parent, sublayers=(parent,), column=column, row=(out,), **kinds)
+        queries, head = _widths(linears, parts, config)
+        out = _out(parent, linears, queries)
+        gates = here - {*parts, out}
+        # all else is something of its own: low-rank queries, an index of keys
+        if out and all(linears[gate].out_features in (queries, queries // head) for gate in gates):
+            return BlockRules(
+                attention=parent,
+                sublayers=(parent,),
+                row=(out,),
+                **_kinds(parts, tuple(sorted(gates)), config),
+            )
     return BlockRules()
 
 
-def _names_in(parent: str, linears: dict[str, nn.Linear]) -> list[str]:
-    paths = (path.rpartition(".") for path in linears)
-    return [name for module, _, name in paths if module == parent]
-
-
-def _query_width(layer: nn.Linear, name: str, config: Any) -> int:
-    """Numbers of all queries of a token, which attention turns into as many."""
-    if name not in (BY_HEAD, IN_THREE):
-        return layer.out_features
+def _widths(linears: dict[str, nn.Linear], parts: tuple[str, ...], config: Any) -> tuple[int, int]:
+    """Numbers of all queries of a token, which attention turns into as many, and of a head."""
+    first, groups = linears[parts[0]], kv_heads(config)
+    if parts[1:]:
+        return first.out_features, max(1, linears[parts[1]].out_features // groups)
     heads = config.num_attention_heads
-    return layer.out_features * heads // (heads + 2 * kv_heads(config))
+    head = first.out_features // (heads + 2 * groups)
+    return heads * head, head
+
+
+def _kinds(parts: tuple[str, ...], gates: tuple[str, ...], config: Any) -> dict[str, Any]:
+    """How the layers of queries, keys and values are split, and gates of what attention gives."""
+    first, *others = parts
+    if others:
+        return {"column": (first, *gates), "shared_kv": tuple(others)}
+    if first.endswith(BY_HEAD):
+        return {"column": (first, *gates)}
+    if kv_heads(config) == config.num_attention_heads:
+        return {"column": gates, "packed": {first: 3}}
+    return {"column": gates, "gathered": (first,)}
 
 
 def _out(parent: str, linears: dict[str, nn.Linear], width: int) -> str | None:
