@@ -125,7 +125,7 @@ def split_block(
             find(block, path, family).register_forward_pre_hook(
                 on_input(boundary.enter), with_kwargs=True
             )
-        _draw_own_dropout(model, block, boundary)
+        _draw_own_dropout(block, boundary)
     if boundary.size > 1:
         mark_inside(model, family, boundary, block, prefix, here)
         mark_outside(model, family, boundary, block, prefix, here)
@@ -276,12 +276,17 @@ def _count_own_heads(model: nn.Module, attention: nn.Module, family: Family, ran
         attention.config.num_attention_heads = heads // ranks
 
 
-def _draw_own_dropout(model: nn.Module, block: nn.Module, boundary: Boundary) -> None:
+def _draw_own_dropout(block: nn.Module, boundary: Boundary) -> None:
     """Under sequence parallelism ranks have other tokens, and draw other dropout of them."""
-    rates = [value for name, value in vars(text_config(model.config)).items() if "drop" in name]
-    rates += [module.p for module in block.modules() if isinstance(module, nn.Dropout)]
-    if boundary.sequence_parallel and any(isinstance(p, float) and p > 0 for p in rates):
+    if boundary.sequence_parallel and any(map(_drops_out, block.modules())):
         block.forward = partial(_in_own_stream, boundary, block, block.forward)
+
+
+def _drops_out(module: nn.Module) -> bool:
+    """Is it dropout, or does it keep a rate for its own forward to take?"""
+    rates = [rate for name, rate in vars(module).items() if "drop" in name]
+    rates += [module.p] if isinstance(module, nn.Dropout) else []
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _in_own_stream(
