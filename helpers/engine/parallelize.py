@@ -3,24 +3,29 @@
 import copy
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .context.attention import Context
+from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
 from .memory.recomputing import apply_activations, group_size, heed_switch
+from .messages.carriers import sum_of
 from .models.architecture import candidates, text_config
 from .models.causal_loss import apply_loss
 from .models.families import Family
-from .models.self_check import Trial
+from .models.self_check import Trial, WholeRows
+from .pipeline.micro_batches import MicroBatch, own_tokens
 from .pipeline.stages import cut
 from .plan import ParallelPlan
 from .precision.compiling import apply_compile
@@ -59,15 +64,18 @@ def parallelize(
     if getattr(text_config(model.config), "layerdrop", None):
         raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
     began = time.perf_counter()
-    family = admitted(model, plan, mesh) if check else candidates(model, plan.tp)[0]
+    family = admitted(model, plan, mesh) if check else candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
     model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began
-    boundary = Boundary(mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel)
+    boundary = Boundary(
+        mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel, context_of(plan, mesh)
+    )
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:
         fill(model)
+    model.state_axes = state_axes(mesh, plan)
     if plan.zero == 3:
         apply_fully_shard(model, plan, mesh)  # last: it takes over the parameters as it finds them
     for stage in model.stages:
@@ -75,6 +83,11 @@ def parallelize(
     model.plan, model.mesh = plan, mesh
     answer_transformers(model)
     return model
+
+
+def context_of(plan: ParallelPlan, mesh: DeviceMesh) -> Context | None:
+    """What attention over the ranks of cp needs; None where there is one."""
+    return Context(mesh["cp"], plan.cp_attention) if plan.cp > 1 else None
 
 
 def lay_out(
@@ -88,7 +101,10 @@ def lay_out(
         apply_float8(model, family, boundary)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
-    apply_activations(model, family, plan.activation, plan.offload)
+        if boundary.context:
+            boundary.context.stay_out_of_graphs()
+    kept = boundary.context.kept if boundary.context else None
+    apply_activations(model, family, plan.activation, plan.offload, kept)
     apply_loss(model, family)
     model.family, model.masters = family, {}
     return model
@@ -119,7 +135,11 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Family:
         UserError: there is none; the line says what would be different, and what works.
     """
     kind = _Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
-    return _admitted(kind, _tried(plan), mesh["tp"] if plan.tp > 1 else None, mesh.device_type)
+    axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
+    return _admitted(kind, _tried(plan), axes, mesh.device_type)
+
+
+Axes = tuple[DeviceMesh | None, DeviceMesh | None]  # tp and cp, where they are wider than 1
 
 
 @dataclass(frozen=True)
@@ -137,26 +157,32 @@ def _tried(plan: ParallelPlan) -> ParallelPlan:
     return ParallelPlan(
         tp=plan.tp,
         pp=min(plan.pp, 2),
+        cp=plan.cp,
+        cp_attention=plan.cp_attention,
         sequence_parallel=plan.sequence_parallel,
         activation="group_2" if group > 1 else plan.activation,
     )
 
 
 @lru_cache(maxsize=256)  # a run asks once, a test suite many times
-def _admitted(kind: _Kind, plan: ParallelPlan, mesh: DeviceMesh | None, device: str) -> Family:
-    trial = Trial(kind.model_class, kind.config, plan.tp, group_size(plan.activation), device)
+def _admitted(kind: _Kind, plan: ParallelPlan, axes: Axes, device: str) -> Family:
+    heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
+    trial = Trial(kind.model_class, kind.config, heads, group_size(plan.activation), device)
     with torch.device("meta"):
         model = kind.model_class._from_config(copy.deepcopy(kind.config))
     reasons = []
-    for family in candidates(model, plan.tp):
-        difference = _difference(trial, family, plan, mesh)
+    for family in candidates(model, plan.tp, plan.cp):
+        difference = _difference(trial, family, plan, axes)
         if difference is None:
             return family
         reasons.append(difference)
     works = [
         words
         for words, simpler in _simpler(plan)
-        if any(not _difference(trial, f, simpler, mesh) for f in candidates(model, simpler.tp))
+        if any(
+            not _difference(trial, f, simpler, axes)
+            for f in candidates(model, simpler.tp, simpler.cp)
+        )
     ]
     raise UserError(
         f"{kind.config.model_type} would not be exact under {_words(plan)}: {reasons[0]}; "
@@ -164,21 +190,43 @@ def _admitted(kind: _Kind, plan: ParallelPlan, mesh: DeviceMesh | None, device: 
     )
 
 
-def _difference(
-    trial: Trial, family: Family, plan: ParallelPlan, mesh: DeviceMesh | None
-) -> str | None:
-    boundary = Boundary(mesh if plan.tp > 1 else None, plan.sequence_parallel)
+def _difference(trial: Trial, family: Family, plan: ParallelPlan, axes: Axes) -> str | None:
+    tp, cp = axes
+    context = Context(cp, plan.cp_attention) if plan.cp > 1 else None
+    boundary = Boundary(tp if plan.tp > 1 else None, plan.sequence_parallel, context)
     return trial.difference(
         lambda model, rank: lay_out(model, family, plan, boundary, rank),
         ranks=plan.pp,
         gradients=whole_gradients,
+        rows=PartsOfRows(context, plan, cp.get_local_rank()) if context else None,
     )
+
+
+class PartsOfRows(WholeRows):
+    """How ranks of cp hand a batch to a laid-out model."""
+
+    def __init__(self, context: Context, plan: ParallelPlan, rank: int) -> None:
+        self.context, self.plan, self.rank = context, plan, rank
+
+    def inputs(self, batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
+        ids = batch["input_ids"]
+        whole = MicroBatch(ids.cpu(), batch["labels"].cpu())
+        own = own_tokens(whole, self.rank, self.plan.cp, multiple=self.plan.sequence_parts)
+        self.context.part = own.part
+        return own.to(ids.device).inputs(config)
+
+    def working(self) -> AbstractContextManager:
+        return self.context.working_on(None)
+
+    def whole(self, term: Tensor) -> Tensor:
+        return sum_of(term, self.context.group)
 
 
 def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
     """Plans with less, and what to call them."""
     alone = ParallelPlan()
     options = {
+        "the same without cp": replace(plan, cp=1),
         "tp without sequence_parallel": replace(plan, sequence_parallel=False),
         "pp": replace(alone, pp=plan.pp),
         "recomputing": replace(alone, activation=plan.activation),

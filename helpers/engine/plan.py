@@ -1,6 +1,6 @@
 """How a model is laid out over processes: a plan of degrees and switches, and the mesh it makes.
 
-    world = dp_replicate x dp_shard x pp x tp       axis: a direction of the mesh
+    world = dp_replicate x dp_shard x pp x cp x tp       axis: a direction of the mesh
 
 A plan is a frozen value. It can be checked before anything starts, printed, compared and stored;
 nothing else in the engine reads flags or the environment to learn the layout.
@@ -17,8 +17,7 @@ permutation of four letters, the last of which varies fastest:
     spread  = TCPD    data-parallel ranks are neighbours, tensor-parallel ones far apart
 
 Source of the placements: `placement_strategy` of the SageMaker model parallel library, whose
-cluster is DPT and whose spread is TPD. It had no context axis; a letter may be left out where its
-axes have degree 1.
+cluster is DPT and whose spread is TPD. A letter may be left out where its axes have degree 1.
 """
 
 import math
@@ -33,12 +32,15 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from .context.attention import WAYS
+from .context.balance import SPLITS
+from .context.check import check_context
 from .errors import UserError
 from .models.architecture import check_tensor_degree, text_config
 from .pipeline.partition import check_partition, check_stages
 from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
 
-AXES = ("dp_replicate", "dp_shard", "pp", "tp")
+AXES = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 LETTERS = {"D": ("dp_replicate", "dp_shard"), "P": ("pp",), "C": ("cp",), "T": ("tp",)}
 PLACEMENTS = {"cluster": "DPCT", "spread": "TCPD"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -64,12 +66,16 @@ class ParallelPlan:
     dp_replicate: copies of the model that each see other samples.
     dp_shard: ranks that share one copy's state and each see other samples.
     pp: ranks that each hold some of the layers and hand samples on to the next.
+    cp: ranks that each hold a part of every sequence, in attention too; they share state as those
+        of dp_shard do.
     tp: ranks that share each layer's matrices and see the same samples.
 
     Switches:
-        zero_stage: what the ranks of dp_shard share: 1 the optimizer's state, 2 also the gradients,
-            3 also the parameters.
+        zero_stage: what the ranks of dp_shard and cp share: 1 the optimizer's state, 2 also the
+            gradients, 3 also the parameters.
         sequence_parallel: between the layers that tp splits, split the sequence over tp.
+        cp_attention: how ranks of cp attend to each other's tokens: `ring`, `gather` or `ulysses`.
+        cp_split: which tokens they hold: `balanced` by the work of attention, or `contiguous`.
         activation: what is kept for the backward pass: `none` recomputes nothing, `full` keeps each
             block's input alone, `group_N` that of every N-th block, `selective` also the results of
             matrix products.
@@ -90,9 +96,12 @@ class ParallelPlan:
     dp_replicate: int = 1
     dp_shard: int = 1
     pp: int = 1
+    cp: int = 1
     tp: int = 1
     zero_stage: int = 3
     sequence_parallel: bool = False
+    cp_attention: str = "ring"
+    cp_split: str = "balanced"
     activation: str = "none"
     offload: bool = False
     compile: bool = False
@@ -113,6 +122,8 @@ class ParallelPlan:
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {getattr(self, name)!r}")
         _one_of("zero_stage", self.zero_stage, (1, 2, 3))
+        _one_of("cp_attention", self.cp_attention, tuple(WAYS))
+        _one_of("cp_split", self.cp_split, SPLITS)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce_dtype", self.reduce_dtype, tuple(DTYPES))
         if not ACTIVATION.fullmatch(self.activation):
@@ -195,7 +206,17 @@ class ParallelPlan:
     @cached_property
     def zero(self) -> int:
         """The stage of ZeRO at work, 0 where every data rank holds the whole state."""
-        return self.zero_stage if self.dp_shard > 1 else 0
+        return self.zero_stage if self.shards > 1 else 0
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share one copy's state: ZeRO's, and those that hold parts of its sequences."""
+        return self.dp_shard * self.cp
+
+    @property
+    def sequence_parts(self) -> int:
+        """Ranks over which sequence parallelism splits what lies between layers."""
+        return self.tp if self.sequence_parallel else 1
 
     def low_dtype(self, device_type: str) -> torch.dtype | None:
         """The dtype of arithmetic where it is below float32, whose masters are then kept."""
@@ -227,6 +248,8 @@ class ParallelPlan:
             )
         if config is not None and self.tp > 1:
             check_tensor_degree(config, self.tp)
+        if config is not None and self.cp > 1:
+            check_context(config, self.cp, self.cp_attention, self.tp)
         if config is not None and (self.pp > 1 or self.stage_layers is not None):
             layers = getattr(text_config(config), "num_hidden_layers", 0)
             check_stages(layers, self.stages)

@@ -11,6 +11,7 @@ another token, 10 % as they are); Liu et al. 2019, RoBERTa, section 4.1 (masked 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,8 +82,7 @@ def _room(seq_len: int) -> int:
     return seq_len - 2
 
 
-@dataclass(frozen=True)
-class Masking:
+class Masking(NamedTuple):
     """Which tokens of a batch are predicted, and what stands in their place.
 
     special: that are never masked.

@@ -16,22 +16,24 @@ from helpers.text.label_words import classes, shown, verbalize
 from helpers.text.readers import Example, Task
 from helpers.text.tokenizer import Tokenizer
 
+DIGESTED = 2**20  # numbers at a time
+
 
 @dataclass(frozen=True)
 class TokenData:
     """Rows of token ids, end to end in one tensor.
 
     Attributes:
-        ids: LongTensor [tokens], all rows one after another.
-        targets: LongTensor [tokens], the same with IGNORED where no loss is taken.
-        offsets: LongTensor [rows + 1]; row i is ids[offsets[i]:offsets[i + 1]].
+        ids: integers [tokens], all rows one after another.
+        targets: integers [tokens], the same with IGNORED where no loss is taken.
+        offsets: integers [rows + 1]; row i is ids[offsets[i]:offsets[i + 1]].
         pad_id: fills the end of a shorter row in a batch; its label is IGNORED.
-        documents: LongTensor [tokens], of which document of its row a token is; None where each row
+        documents: integers [tokens], of which document of its row a token is; None where each row
             is one. See engine/models/document_mask.py for what a model does with it.
         truncated: rows that were longer than seq_len and kept their beginning.
         label_names: the classes in order; empty for language modelling.
         label_token_ids: the one token that stands for each class.
-        row_labels: LongTensor [rows], the number of each row's class where a head classifies rows.
+        row_labels: integers [rows], the number of each row's class where a head classifies rows.
         masking: of masked language modelling, which is done anew for each batch.
     """
 
@@ -58,11 +60,16 @@ class TokenData:
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ where any id, target or row does."""
         checksum = hashlib.sha256()
-        for values in (self.ids, self.targets, self.offsets, self.documents):
-            checksum.update(b"none" if values is None else values.numpy().tobytes())
+        fields = [self.ids, self.targets, self.offsets, self.documents]
         if self.for_encoders:
-            labels = b"" if self.row_labels is None else self.row_labels.numpy().tobytes()
-            checksum.update(labels + repr(self.masking).encode())
+            fields.append(self.row_labels)
+            checksum.update(repr(self.masking).encode())
+        for values in fields:
+            if values is None:
+                checksum.update(b"none")
+                continue
+            for part in values.split(DIGESTED):
+                checksum.update(part.long().numpy())
         return checksum.hexdigest()[:12]
 
 

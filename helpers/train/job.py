@@ -33,6 +33,7 @@ from helpers.planner.shape import model_shape
 from helpers.text import tokens
 from helpers.text.bundled import bundled
 from helpers.text.encoder_rows import SpecialTokens
+from helpers.text.token_files import tokenized
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
 from helpers.train.arguments import AUTO, BUNDLED, is_first
 from helpers.train.tracking import check_trackers
@@ -211,7 +212,7 @@ def read_tokens(source, split, args, tokenizer, labels=None) -> tokens.TokenData
     if name.startswith("data/") and not Path(name).exists():
         source = bundled(name.removeprefix("data/"))  # the project's own, from any folder
     examples = tokens.load_examples(source, args.task, split=split, template=args.template)
-    return tokens.tokenize(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
+    return tokenized(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
 
 
 def default_tokenizer(model: str) -> str:

@@ -41,6 +41,7 @@ from helpers.engine.ranks import (
 )
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens
+from helpers.text.prefetching import prefetched
 from helpers.trace import timelines
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
@@ -51,6 +52,10 @@ from helpers.train.preflight import preflight
 from helpers.train.record import finish, measured, tracking_of, utilization
 from helpers.train.tracking import Tracking
 from helpers.watch.watch import Watch
+
+# steps of which each asks all ranks for their peak of memory; later ones seldom have another
+FIRST_STEPS = 3
+AGREE_EVERY = 10  # steps, from one such question to the next
 
 
 def run(job: Job, clock: Clock) -> None:
@@ -152,6 +157,7 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
         seed=args.seed,
         optimizer=args.optimizer,
     )
+    trainer.runs_on = True  # until `train` is over
     if job.resume_from is not None:
         checkpoints.load(trainer, job.resume_from)
         changed = changed_settings(read_manifest(job.resume_from, {}), job.settings())
@@ -162,7 +168,7 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
 
 def traced_batches(job: Job, trainer: Trainer) -> Iterator[tokens.Batch]:
     """The run's batches, traced from the first to the last of the steps to profile."""
-    batches = job.batches(trainer.steps_done)
+    batches = prefetched(job.batches(trainer.steps_done), pin=trainer.device.type == "cuda")
     if job.args.profile is None:
         return batches
     return profiled(
@@ -194,6 +200,7 @@ def train(
     """
     used = utilization(job, trainer.device)
     lately = LossRange()
+    peak, new_peaks = 0, trainer.steps_done + FIRST_STEPS
     for batch in batches:
         before_s = compile_s() if job.plan.compile else 0.0
         with clock.phase("train"):
@@ -212,7 +219,8 @@ def train(
             compiling_s = compile_s() - before_s if job.plan.compile else 0.0
             clock.move(compiling_s, "train", "compile")
             line = measured(batch, result, result.step_s - compiling_s, used)
-            peak = largest_over_ranks(peak_memory_bytes(trainer.device))
+            if result.step <= new_peaks or result.step % AGREE_EVERY == 0:
+                peak = largest_over_ranks(peak_memory_bytes(trainer.device))
             metrics.add(line | {"peak_memory_bytes": peak})
         warning = lately.spike(result.step, result.loss)
         if warning is not None:
@@ -227,7 +235,7 @@ def train(
             due = job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0
             if due and not result.skipped:
                 checkpoints.save(trainer)
-            checkpoints.poll()
+    trainer.settle()
     with clock.phase("save"):
         checkpoints.finish()
     if metrics.lines and all(line.get("skipped") for line in metrics.lines):

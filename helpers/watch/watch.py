@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from helpers.engine.models.causal_loss import IGNORED
+from helpers.engine.models.objectives import IGNORED
 from helpers.engine.trainer import StepResult
 from helpers.watch.observe import Observer
 from helpers.watch.rules import RULES, History, Watched

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, need
 from ..files import weights
+from ..files.random_weights import seed_of
 from ..files.weight_files import WeightFiles, stored_names, write_weights
 from ..models.architecture import family_of
 from ..models.objectives import objective_of
@@ -77,7 +78,7 @@ def add_adapters(
         here = "meta" if layer.get_base_layer().weight.is_meta else "cpu"
         first, second = (torch.empty(w.shape, device=here) for w in _halves(layer))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights.seed_of(seed, path))
+            torch.manual_seed(seed_of(seed, path))
             nn.init.kaiming_uniform_(first, a=math.sqrt(5))  # as peft does
         _set(layer, "lora_A", first)
         _set(layer, "lora_B", nn.init.zeros_(second))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, need
-from ..files import weights
+from ..files import random_weights, weights
 from ..files.weight_files import WeightFiles
 from ..models.architecture import family_of
 
@@ -93,19 +93,22 @@ def fill_quantized(
     if files is None:
         _draw(model, seed, device)
     else:
-        new = weights.new_head(model, files)
-        _read(model, files, device, new)
-        weights.draw_only(model, seed, new)
+        _read(model, files, seed, device)
     weights.tie(ties)
     model.requires_grad_(False)
     model.is_loaded_in_4bit = True  # what peft asks before it puts an adapter beside such a layer
 
 
-def _read(model: nn.Module, files: WeightFiles, device: torch.device | str, new: set[str]) -> None:
+def _read(model: nn.Module, files: WeightFiles, seed: int, device: torch.device | str) -> None:
+    new = weights.new_head(model, files)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device=device)
-    weights.draw(model, 0, weights=False)  # the buffers, most of which no file holds
+    for name in new:
+        path, _, leaf = name.rpartition(".")
+        empty = torch.empty_like(model.get_parameter(name), device=device)
+        setattr(model.get_submodule(path), leaf, nn.Parameter(empty))
+    random_weights.draw(model, seed, new)  # and the buffers, most of which no file holds
     for name, buffer in model.named_buffers():
         if files.has(name):
             rows = _in_files(files, [name], buffer.shape, buffer=True)
@@ -118,9 +121,8 @@ def _read(model: nn.Module, files: WeightFiles, device: torch.device | str, new:
         names = weights.aliases(model, name)
         like = torch.empty(0, dtype=parameter.dtype, device=device)
         if name in new:
-            empty = torch.empty_like(parameter, device=device)
-            setattr(model.get_submodule(path), leaf, nn.Parameter(empty))
-        elif path in matrices and leaf == "weight":
+            continue
+        if path in matrices and leaf == "weight":
             across = is_transposed(model.get_submodule(path))
             rows = _in_files(files, names, shape, dim=1 if across else 0)
             _replace(model, path, rows, shape, like)
@@ -149,10 +151,10 @@ def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
     """One piece of the model (the embedding, a block, ...) at a time in full precision."""
     matrices = set(linear_paths(model))
     names = {id(module): path for path, module in model.named_modules()}
-    for name, piece in weights.pieces(model, model.base_model):
+    for name, piece in random_weights.pieces(model, model.base_model):
         piece.to_empty(device="cpu")  # drawn there, so that every device has the same
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights.seed_of(seed, name))
+            torch.manual_seed(random_weights.seed_of(seed, name))
             piece.apply(model._init_weights)
         for path in [names[id(module)] for module in piece.modules()]:
             if path in matrices:

@@ -3,7 +3,7 @@
     cut into stages -> base filled, matrix by matrix -> adapters -> shared over data ranks
 
 The adapters are all that is trained, summed and kept in checkpoints; the base comes from its files
-again, or from its seed. Under ZeRO-3 the ranks of dp_shard share the 4-bit codes too. Their
+again, or from its seed. Under ZeRO-3 the ranks of dp_shard and cp share the 4-bit codes too. Their
 magnitudes, an eighth of a bit a weight, are on every rank.
 """
 
@@ -21,6 +21,8 @@ from ..parallelize import parallelize
 from ..plan import ParallelPlan
 from .lora import add_adapters, fuse, load_adapters
 from .nf4 import fill_quantized
+
+SHARES_CODES = (2, 12)  # torch's fully_shard before it takes codes for numbers, and casts them
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,15 @@ class Adapting:
         need("peft", "qlora")
         if self.quantize:
             need("bitsandbytes", "qlora")
+            if plan.zero == 3 and torch.__version__ < SHARES_CODES:
+                raise UserError(
+                    f"zero_stage=3 shares 4-bit codes from torch 2.12 on, and this is "
+                    f"{torch.__version__}: take a newer torch, or zero_stage=2"
+                )
         if plan.tp > 1:
             raise UserError(
                 f"tp={plan.tp} splits the matrices that adapters stand beside: "
-                "use dp_replicate, dp_shard or pp with adapters"
+                "use dp_replicate, dp_shard, cp or pp with adapters"
             )
         if plan.precision == "fp8":
             raise UserError("precision=fp8 trains whole matrices: take bf16 with adapters")

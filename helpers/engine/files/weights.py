@@ -1,14 +1,11 @@
 """A model from a preset, a folder or the hub, each rank holding only its slices; and back again.
 
 The model is built without memory, laid out, and only then filled: from safetensors files, of which
-a rank reads just its part, or by initialisation. Initialisation draws one piece of the model (the
-embedding, a block, ...) at a time from a seed of that piece's own, and keeps this rank's slice, so
-it is the same whatever the layout and never holds more than one whole piece.
+a rank reads just its part, or with random numbers (random_weights.py).
 """
 
 import copy
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..errors import UserError
-from ..models.architecture import base_of, family_of
+from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
-from ..tensor.shards import is_finite, local
+from ..tensor.shards import is_finite, local, slice_of
+from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -77,9 +74,8 @@ def fill(
     model.to_empty(device=device)
     tie(ties)
     new = new_head(model, files)
-    draw(model, seed, weights=files is None)
+    draw(model, seed, None if files is None else new)
     if files is not None:
-        draw_only(model, seed, new)
         read(model, files, new)
 
 
@@ -168,78 +164,6 @@ def aliases(model: nn.Module, name: str) -> list[str]:
 def name_in_files(model: nn.Module, name: str) -> str:
     """What transformers calls a parameter in the files that it writes."""
     return NAMES_IN_FILES.get(model.config.model_type, {}).get(name, name)
-
-
-def slice_of(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """This rank's part of a parameter: its shape, and its offset in the whole."""
-    if not isinstance(parameter, DTensor):
-        return tuple(parameter.shape), (0,) * parameter.dim()
-    return compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-
-
-@torch.no_grad()
-def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
-    """Initialise as transformers does, piece by piece; also sets the buffers no file holds.
-
-    With `weights` false only the buffers are set.
-    """
-    drawn: set[int] = set()  # a tied parameter is drawn once, in the first piece that has it
-    for name, piece in pieces(model, base_of(model)):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(seed, name))
-            _draw_piece(piece, model._init_weights, drawn, weights)
-
-
-@torch.no_grad()
-def draw_only(model: nn.Module, seed: int, names: set[str]) -> None:
-    """Initialise these parameters, as `draw` does, and no others."""
-    rest = {id(p) for name, p in model.named_parameters() if name not in names}
-    for name, piece in pieces(model, base_of(model)):
-        if any(id(parameter) not in rest for parameter in piece.parameters()):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_of(seed, name))
-                _draw_piece(piece, model._init_weights, rest, True)
-
-
-def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The parts that are drawn one at a time: children, with what the list of blocks is in and the
-    list itself taken apart."""
-    for name, child in module.named_children():
-        lists = (child, *child.children())
-        if child is base or any(isinstance(one, nn.ModuleList) for one in lists):
-            yield from pieces(child, base, f"{prefix}{name}.")
-        else:
-            yield prefix + name, child
-
-
-def _draw_piece(piece: nn.Module, initialise: Callable, drawn: set[int], weights: bool) -> None:
-    """Put whole parameters in the place of this rank's slices, initialise, and keep the slices."""
-    slots = [
-        (module, name, parameter)
-        for module in piece.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-    ]
-    for module, name, parameter in slots:
-        device = "cpu" if weights else "meta"  # on the CPU, so that every device draws alike
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        module._parameters[name] = nn.Parameter(whole)
-    piece.apply(initialise)
-    for module, name, parameter in slots:
-        whole, module._parameters[name] = module._parameters[name], parameter
-        if weights and id(parameter) not in drawn:
-            shape, offset = slice_of(parameter)
-            local(parameter).copy_(whole[_window(shape, offset)])
-            drawn.add(id(parameter))
-
-
-def _window(shape: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
-
-
-def seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
 
 
 def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:

@@ -38,16 +38,24 @@ def family_of(model: nn.Module) -> Family:
     return replace(record, head=None, top=None, whole_logits=True)  # as of a class that classifies
 
 
-def candidates(model: nn.Module, tp: int) -> list[Family]:
+def candidates(model: nn.Module, tp: int, cp: int = 1) -> list[Family]:
     """Ways to lay the model out, the one that can do most first. A model without a record can be
-    split less, and its loss taken of its own logits. So can every model that is not split at all,
-    with the class's own attention.
+    split less, and its loss taken of its own logits. So can every model whose layers are not split
+    at all, with the class's own attention, unless ranks of cp share its sequences.
+
+    Raises:
+        UserError: cp splits sequences, and the model's attention is not known.
     """
     first = family_of(model)
     ways = [] if first.recorded or tp == 1 else [discover(model, part) for part in rules_of(model)]
     ways = [discover(model)] if tp == 1 else [way for way in ways if way.splits]
     whole = [replace(way, whole_logits=True, head=None, top=None) for way in ways]
-    ways = [first, *ways, *whole]
+    ways = [way for way in (first, *ways, *whole) if way.attention or cp == 1]
+    if not ways:
+        raise UserError(
+            f"{first.name} cannot be split by cp={cp}: its attention is not found by a record here "
+            "or by its blocks' own modules; dp_shard and dp_replicate work with it"
+        )
     return [way for place, way in enumerate(ways) if way not in ways[:place]]
 
 

@@ -107,10 +107,11 @@ def falcon_attention(
         )
     elif attention_mask is not None:
         attention_mask = self.boundary.heads(attention_mask)
+    bias = None if alibi is None else falcon_alibi(self, query)
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
     dropout = self.attention_dropout.p if self.training and alibi is not None else 0.0
-    attended = attend(self.boundary, query, key, value, attention_mask, dropout)
+    attended = attend(self.boundary, query, key, value, attention_mask, dropout, key_bias=bias)
     return self.dense(attended.flatten(2)), None
 
 
@@ -132,11 +133,14 @@ def gpt_neo_attention(
     )
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_id)
+    window = None
     if self.attention_type == "local":
-        queries, keys = query.shape[2], key.shape[2]
+        window, queries, keys = self.config.window_size, query.shape[2], key.shape[2]
         attention_mask = _both(self.bias[:, :, keys - queries : keys, :keys], attention_mask)
     dropout = self.attn_dropout.p if self.training else 0.0
-    attended = attend(self.boundary, query, key, value, attention_mask, dropout, scale=1.0)
+    attended = attend(
+        self.boundary, query, key, value, attention_mask, dropout, scale=1.0, window=window
+    )
     return self.resid_dropout(self.out_proj(attended.flatten(2))), None
 
 
@@ -160,14 +164,43 @@ def bloom_attention(
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
     queries, keys = query.shape[2], key.shape[2]
-    if attention_mask is None:
-        attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
-        attention_mask = attention_mask.tril(keys - queries)
-    slopes = self.boundary.heads(alibi.unflatten(0, (query.shape[0], -1)))
+    bias = bloom_alibi(self, query)
+    if bias is None:
+        if attention_mask is None:
+            attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+            attention_mask = attention_mask.tril(keys - queries)
+        slopes = self.boundary.heads(alibi.unflatten(0, (query.shape[0], -1)))
+        attention_mask = _both(attention_mask, slopes)
     dropout = self.attention_dropout.p if self.training else 0.0
-    attended = attend(self.boundary, query, key, value, _both(attention_mask, slopes), dropout)
+    attended = attend(self.boundary, query, key, value, attention_mask, dropout, key_bias=bias)
     out = F.dropout(self.dense(attended.flatten(2)), self.hidden_dropout, self.training)
     return residual + out, None
+
+
+def falcon_alibi(self: nn.Module, query: Tensor) -> Tensor | None:
+    """What Falcon adds to the scores, see `_alibi`."""
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    alibi = _alibi(self, query, build_alibi_tensor)
+    return None if alibi is None else alibi * self.inv_norm_factor
+
+
+def bloom_alibi(self: nn.Module, query: Tensor) -> Tensor | None:
+    """What BLOOM adds to the scores, see `_alibi`."""
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    return _alibi(self, query, build_alibi_tensor)
+
+
+def _alibi(self: nn.Module, query: Tensor, build: Callable[..., Tensor]) -> Tensor | None:
+    """What ALiBi adds to the scores, by the key's place in the whole row, [heads, seq], where ranks
+    of cp have parts of it; None where it is in the mask."""
+    context = self.boundary.context
+    if context is None or context.part is None:
+        return None
+    ones = torch.ones(1, context.part.length, dtype=torch.long, device=query.device)
+    alibi = build(ones, self.num_heads, dtype=query.dtype)
+    return self.boundary.heads(alibi.transpose(0, 1))[0]
 
 
 def _both(allowed: Tensor, mask: Tensor | None) -> Tensor:

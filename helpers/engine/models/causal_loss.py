@@ -1,5 +1,6 @@
 """The model's own forward with a loss that never holds the logits of all tokens, stage by stage."""
 
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import NoToken, UserError
+from .document_mask import one_document_a_row
 from .families import Family
 from .objectives import IGNORED, objective_of
 
@@ -37,16 +39,30 @@ def _check_range(what: str, values: Tensor, count: int, kind: str = "token") -> 
     raise NoToken(f"{what} {wrong} at {place} is no {kind}: the model has 0 to {count - 1}")
 
 
+def label_places(targets: Tensor, seq: int) -> Tensor:
+    """Where a token, or a row, has a label: numbers [n], all rows of `seq` end to end.
+
+    To know how many there are a host waits for its GPU, so this is best asked of a batch before it
+    goes there.
+
+    Args:
+        targets: [batch, seq or seq - 1], beside what predicts them; a row's with `seq` 1.
+    """
+    rows, columns = (targets != IGNORED).nonzero().unbind(1)
+    return rows * seq + columns
+
+
 def apply_loss(model: nn.Module, family: Family) -> None:
     """Give `model(input_ids, labels=...)` the head's chunked loss; without labels it is as before.
 
     Keywords: `num_items_in_batch` is transformers' own, what the sum over tokens is divided by
     (the labelled tokens of this call where None). `shift_labels` too, labels that stand beside the
-    token that predicts them. `output_logits` adds the logits of all tokens, `label_logits` those at
-    the labelled places alone, [tokens, vocabulary]. `return_dict=False` gives a tuple. `stage` runs
-    one of the model's stages (pipeline/stages.py) alone, on what it `received`; all but the last
-    give the hidden states that go to the next. Labels are transformers': aligned with the ids, or
-    the rows' classes, see objectives.py; -100 is ignored.
+    token that predicts them. `places` are the labels' where they are known (label_places).
+    `output_logits` adds the logits of all tokens, `label_logits` those at the labelled places,
+    [tokens, vocabulary]. `return_dict=False` gives a tuple. `stage` runs one of the model's stages
+    (pipeline/stages.py) alone, on what it `received`; all but the last give the hidden states that
+    go to the next. Labels are transformers': aligned with the ids, or the rows' classes, see
+    objectives.py; -100 is ignored.
 
     Sets on the model: `objective`, and the number of `classes`, None of a model of tokens.
     """
@@ -91,6 +107,7 @@ def loss_forward(
     input_ids: Tensor | None,
     labels: Tensor | None = None,
     shift_labels: Tensor | None = None,
+    places: Tensor | None = None,
     num_items_in_batch: Tensor | int | None = None,
     output_logits: bool = False,
     label_logits: bool = False,
@@ -104,20 +121,25 @@ def loss_forward(
 
     options = {"use_cache": False} | kwargs
     run = plain if family.whole_logits else model.base_model
-    if stage is None:
-        outputs = run(input_ids=input_ids, **options)
-    else:
-        outputs = stage.run(model, family, run, input_ids, received, **options)
-        if not stage.last:
-            return outputs
+    packed = options.get("position_ids") is not None
+    with nullcontext() if packed else one_document_a_row():
+        if stage is None:
+            outputs = run(input_ids=input_ids, **options)
+        else:
+            outputs = stage.run(model, family, run, input_ids, received, **options)
+    if stage is not None and not stage.last:
+        return outputs
+    made = outputs.logits if family.whole_logits else outputs[0]  # [batch, seq, ..] or [batch, ..]
+    seq = 1 if model.objective.of_rows else made.shape[1]
     targets = model.objective.targets(labels) if shift_labels is None else shift_labels
-    places = targets != IGNORED
-    targets = targets[places]
+    if places is None:
+        places = label_places(targets, seq)
+    targets = F.pad(targets, (0, seq - targets.shape[1])).flatten().index_select(0, places)
     wanted = "labels" if label_logits else "all" if output_logits else None
     if family.whole_logits:
-        loss, logits = _loss_of_logits(outputs.logits, places, targets, wanted)
+        loss, logits = _loss_of_logits(made, places, targets, wanted)
     else:
-        loss, logits = _loss_of_hidden(model, family, outputs[0], places, targets, wanted)
+        loss, logits = _loss_of_hidden(model, family, made, places, targets, wanted)
     result = CausalLMOutputWithPast(
         loss=loss / (targets.numel() if num_items_in_batch is None else num_items_in_batch),
         logits=logits,
@@ -131,8 +153,7 @@ def loss_forward(
 def _loss_of_logits(
     logits: Tensor, places: Tensor, targets: Tensor, wanted: str | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The summed loss at places [batch, seq or seq - 1] or [batch], and the logits that are
-    wanted."""
+    """The summed loss at places [n], and the logits that are wanted."""
     at_labels = _at(logits, places)
     wide = at_labels.to(torch.promote_types(at_labels.dtype, torch.float32))
     loss = F.cross_entropy(wide, targets, reduction="sum")
@@ -161,6 +182,5 @@ def _loss_of_hidden(
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
-    """Of [batch, seq, ...] what stands at the places, of which the last of a row may be none; of
-    [batch, ...] the rows."""
-    return x[places] if places.dim() == 1 else x[:, : places.shape[1]][places]
+    """Of [batch, seq, ..] or [batch, ..] what stands at the places."""
+    return x.flatten(0, -2).index_select(0, places)

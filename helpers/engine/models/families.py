@@ -225,6 +225,11 @@ def kv_heads(config: Any) -> int:
     return heads or config.num_attention_heads
 
 
+def has_alibi(config: Any) -> bool:
+    """Are positions told by ALiBi, which the attention mask carries?"""
+    return config.model_type == "bloom" or bool(getattr(config, "alibi", False))
+
+
 def head_dim(config: Any) -> int:
     """Width of a head."""
     given = getattr(config, "head_dim", None)

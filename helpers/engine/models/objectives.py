@@ -37,8 +37,9 @@ class Objective:
     of_rows: bool = False
 
     def targets(self, labels: Tensor) -> Tensor:
-        """The labels that are predicted, each beside what predicts it."""
-        return labels[:, self.shift :] if self.shift else labels
+        """The labels that are predicted, each beside what predicts it: [batch, seq - shift], of
+        rows [batch, 1]."""
+        return labels.unsqueeze(1) if self.of_rows else labels[:, self.shift :]
 
     def count(self, labels: Tensor) -> int:
         """How many labels there are to predict."""

@@ -11,6 +11,7 @@ norm between two layers) shows as a difference.
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,6 +33,24 @@ WINDOWS = ("sliding_window", "window_size")
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 LayOut = Callable[[nn.Module, int], nn.Module]  # a model and a pipeline rank, to this rank's stage
+
+
+class WholeRows:
+    """How a batch is handed to a laid-out model, where each rank has all of its tokens."""
+
+    def inputs(self, batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
+        """What the model with this configuration is called with."""
+        return batch
+
+    def working(self) -> AbstractContextManager:
+        """In which forward and backward run."""
+        return nullcontext()
+
+    def whole(self, term: Tensor) -> Tensor:
+        """A loss or gradient over all tokens, of this rank's term of it."""
+        return term
+
+
 Gradients = Callable[[nn.Module], dict[str, Tensor]]  # whole gradients, by name
 
 
@@ -48,7 +67,7 @@ class Truth(NamedTuple):
 class Trial:
     """Small copies of a model, to try layouts on.
 
-    tp: ranks that must be able to split them.
+    tp: ranks that must be able to split their heads and widths.
     group: blocks that are recomputed together.
     """
 
@@ -99,14 +118,26 @@ class Trial:
         }
         return Truth(plain, batch | {"labels": labels}, loss.detach(), gradients)
 
-    def difference(self, lay_out: LayOut, ranks: int, gradients: Gradients) -> str | None:
-        """What is not the same where `lay_out` lays the small model out over `ranks` stages."""
+    def difference(
+        self, lay_out: LayOut, ranks: int, gradients: Gradients, rows: WholeRows | None = None
+    ) -> str | None:
+        """What is not the same where `lay_out` lays the small model out over `ranks` stages.
+
+        Args:
+            rows: how the batch is handed over; of each row a part where ranks of cp share it.
+        """
+        rows = rows or WholeRows()
         truth = self.truth
         limit = TOLERANCE[truth.loss.dtype]
         try:
             stages = [lay_out(copy.deepcopy(truth.model), rank) for rank in range(ranks)]
-            loss = _run(stages, truth)
+            with rows.working():
+                loss = rows.whole(_run(stages, truth, rows))
             found = _added(map(gradients, stages))
+            found = {
+                name: rows.whole(found.get(name, torch.zeros_like(expected)))
+                for name, expected in truth.gradients.items()
+            }
         except UserError as error:
             return str(error)
         except Exception as error:  # whatever breaks a class's forward
@@ -115,8 +146,7 @@ class Trial:
             return f"its loss would be {loss.item():.6g} for {truth.loss.item():.6g}"
         largest = max(gradient.abs().max() for gradient in truth.gradients.values())
         for name, expected in truth.gradients.items():
-            actual = found.get(name, torch.zeros_like(expected))
-            if not is_same_gradient(actual, expected, limit, largest):
+            if not is_same_gradient(found[name], expected, limit, largest):
                 return f"the gradient of {name} would be wrong"
         return None
 
@@ -153,8 +183,10 @@ def _loss(objective: Objective, logits: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits, targets.flatten())
 
 
-def _run(stages: list[nn.Module], truth: Truth) -> Tensor:
+def _run(stages: list[nn.Module], truth: Truth, rows: WholeRows) -> Tensor:
     """Forward through all stages and backward through them again, on one batch."""
+    labelled = objective_of(truth.model).count(truth.batch["labels"])
+    inputs = rows.inputs(truth.batch, truth.model.config) | {"num_items_in_batch": labelled}
     passed: list[tuple[Tensor | None, Tensor]] = []  # what each received, and what it gave
     received = None
     for model in stages:
@@ -162,7 +194,7 @@ def _run(stages: list[nn.Module], truth: Truth) -> Tensor:
         if len(stages) > 1:
             model.stages[0].listen()
             options = {"stage": model.stages[0], "received": received}
-        out = model(**truth.batch, **options)
+        out = model(**inputs, **options)
         out = out if isinstance(out, Tensor) else out.loss
         passed.append((received, out))
         received = out.detach().requires_grad_()

@@ -13,6 +13,7 @@ only its graph and its input are kept, and the backward frees both.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from ..models.architecture import text_config
-from ..models.document_mask import model_inputs
 from .messages import MessageKey, PipelineMessages
+from .micro_batches import MicroBatch
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Schedule
 from .simulator import Span
 
@@ -32,23 +33,6 @@ AHEAD = 2  # actions whose messages are on their way while one runs
 HISTORY = 10  # training batches whose times are kept
 
 Run = Callable[[Action, Tensor | None], None]
-
-
-class MicroBatch(NamedTuple):
-    """[rows, seq] each, on the device; labels may be [rows], see models/objectives.py. Documents of
-    packed rows, see models/document_mask.py. The last two are transformers'."""
-
-    ids: Tensor
-    labels: Tensor
-    documents: Tensor | None = None
-    attention_mask: Tensor | None = None
-    token_type_ids: Tensor | None = None
-
-    def inputs(self) -> dict[str, Tensor]:
-        """What a model takes beside ids and labels."""
-        named = {name: getattr(self, name) for name in ("attention_mask", "token_type_ids")}
-        packed = {} if self.documents is None else model_inputs(self.documents)
-        return packed | {name: value for name, value in named.items() if value is not None}
 
 
 class InFlight(NamedTuple):
@@ -139,9 +123,15 @@ class Pipeline:
                 self._expect(coming, batches)
             key = self._needs(action)
             message = None if key is None else self._take(key)
-            run(action, message)
+            with self._part(batches[action.microbatch]):
+                run(action, message)
         with record_function("wait"):
             self.messages.finish()
+
+    def _part(self, batch: MicroBatch) -> AbstractContextManager:
+        """For so long, attention is over the whole of the rows of which this rank has a part."""
+        context = self.model.boundary.context
+        return nullcontext() if context is None else context.working_on(batch.part)
 
     @record_function("wait")
     def _take(self, key: MessageKey) -> Tensor:
@@ -188,11 +178,11 @@ class Pipeline:
     def _run_stage(
         self, action: Action, batch: MicroBatch, received: Tensor | None, options: dict[str, Any]
     ) -> Any:
-        options = options | batch.inputs()
+        options = batch.inputs(self.model.config) | options
         if self.messages.group.size() > 1:
             options = options | {"stage": self.stages[action.stage], "received": received}
         with record_function("forward"):
-            return self.model(input_ids=batch.ids, labels=batch.labels, checked=True, **options)
+            return self.model(checked=True, **options)
 
 
 class _Step:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from ..errors import UserError
+from ..messages.carriers import all_reduce
 from ..models.architecture import has
 from ..models.families import Family
 from ..pipeline.split_backward import matrix
@@ -79,7 +80,7 @@ def _scale(largest: Tensor, dtype: torch.dtype, group: ProcessGroup | None) -> T
     """The largest power of two by which a number fits the format; 1 for zero."""
     largest = largest.float()
     if group is not None:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        all_reduce(largest, group, dist.ReduceOp.MAX)
     room = torch.log2(torch.finfo(dtype).max / largest).floor().clamp(max=LARGEST_EXPONENT)
     return torch.where(largest == 0, 1.0, torch.exp2(room))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..context.attention import Context
 from . import collectives
 
 
@@ -28,10 +29,12 @@ class Boundary:
 
     mesh: None where there is one rank.
     sequence_parallel: is the sequence split outside?
+    context: the ranks over which it is split inside attention too; None where there are none.
     """
 
     mesh: DeviceMesh | None = None
     sequence_parallel: bool = False
+    context: Context | None = None
 
     @property
     def group(self) -> ProcessGroup | None:

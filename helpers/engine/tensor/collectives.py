@@ -23,20 +23,20 @@ Reducing Activation Recomputation, section 4.2.2 (g-bar and f-bar).
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .gloo_exchange import gather_single, scatter_single
+from ..messages.carriers import gather_single, scatter_single, sum_of
+from .compiled_messages import in_one_graph, resized
 
 
+@in_one_graph(lambda x, n: x.new_empty(x.shape))
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """The sum of `x` over the group, in a new tensor of the same shape."""
-    x = x.contiguous().clone()
-    dist.all_reduce(x, group=group)
-    return x
+    return sum_of(x, group)
 
 
+@in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] * n)))
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The ranks' equal parts joined along `dim`: [.., s/n, ..] becomes [.., s, ..]."""
     parts = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
@@ -44,6 +44,7 @@ def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     return parts if dim == 0 else torch.cat(parts.chunk(group.size()), dim)
 
 
+@in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] // n)))
 def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The sum over the group, of which each rank keeps its equal part along `dim`."""
     parts = x.contiguous() if dim == 0 else torch.cat(x.chunk(group.size(), dim))
@@ -160,7 +161,7 @@ class _Once(torch.autograd.Function):
         own, shared = grad.split([grad.shape[-1] - part.columns, part.columns], -1)
         sums = shared.new_zeros(part.places, *shared.shape)
         sums[part.place] = shared
-        dist.all_reduce(sums, group=part.group)
+        sums = all_reduce(sums, part.group)
         shared = sums[part.place] if part.first else torch.zeros_like(shared)
         return torch.cat([own, shared], -1), None
 

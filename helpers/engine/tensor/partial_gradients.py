@@ -8,11 +8,11 @@ a key-value head            where ranks outnumber heads, several use one
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+from ..messages.carriers import all_reduce
 from ..models.architecture import has, text_config
 from ..models.families import Family, kv_heads
 from . import layers
@@ -111,7 +111,7 @@ def sum_partial_gradients(
     if group is None or group.size() == 1 or not names:
         return
     flat = torch.cat([gradients[name].flatten() for name in names])
-    dist.all_reduce(flat, group=group)
+    all_reduce(flat, group)
     sizes = [gradients[name].numel() for name in names]
     for name, piece in zip(names, flat.split(sizes), strict=True):
         gradients[name] = piece.view_as(gradients[name])

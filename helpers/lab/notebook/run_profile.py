@@ -3,6 +3,8 @@
 tiny         CPU ranks over gloo, a tiny model, bundled text: seconds, anywhere
 single_gpu   the same, and one more run on the GPU at a size that fills some of it
 multi_gpu    ranks on GPUs over NCCL, and the published model where it fits
+
+Runs on GPUs are in bf16, or in fp16 where a GPU has no bf16: so they are trained.
 """
 
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ FOLDER = Path(__file__).parent
 # flags of scripts/train.py that a profile sets as they are
 SETTINGS = ("steps", "batch_size", "seq_len", "data", "eval_data", "task", "lr")
 WIDTHS = ("layers", "hidden", "heads")  # where the model is cut
+# by how much two layouts' losses of a first step may differ: a number of the precision's own size
+ROUNDING = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,18 @@ class Profile:
     def plan(self) -> ParallelPlan:
         """The plan of the parallel run. Raises a UserError if the degrees cannot be."""
         degrees = {"tp": self.tp, "pp": self.pp, "dp_shard": self.dp_shard}
-        return ParallelPlan(**degrees, microbatches=self.microbatches)
+        return ParallelPlan(**degrees, microbatches=self.microbatches, precision=self.precision)
+
+    @property
+    def rounding(self) -> float:
+        """Relative: by how much the first loss may differ between two layouts."""
+        return ROUNDING[self.precision]
+
+    @property
+    def state(self) -> str:
+        """The planner's name for what a parameter takes where no data ranks share it: in 16 bits
+        the engine sums gradients in float32 beside float32 masters."""
+        return "fp32" if self.precision == "fp32" else "half"
 
     @property
     def config(self) -> Any:
@@ -97,6 +112,8 @@ class Profile:
         for name in ("model", *SETTINGS, *WIDTHS):
             if getattr(self, name) is not None:
                 flags[name] = getattr(self, name)
+        if self.precision != "fp32":
+            flags["precision"] = self.precision
         if self.device == "cpu":
             flags["env"] = {"CUDA_VISIBLE_DEVICES": ""}
         return flags

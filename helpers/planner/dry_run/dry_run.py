@@ -14,7 +14,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from helpers.engine.data_parallel.layouts import data_group
+from helpers.engine.data_parallel.axes import data_group, token_group
 from helpers.engine.errors import UserError, need
-from helpers.engine.files.weights import draw, tie, tied
+from helpers.engine.files.random_weights import draw
+from helpers.engine.files.weights import tie, tied
 from helpers.engine.models.configurations import check_length
 from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline.messages import PipelineMessages, message_groups
@@ -65,6 +65,7 @@ class DryRun:
     largest: the most bytes of each category, each at a moment of its own.
     flops: of products and attention, over the whole square of scores.
     messages: how many of each kind.
+    host_waits: how often the host has waited for a device of its own.
     """
 
     states: dict[str, int]
@@ -72,6 +73,7 @@ class DryRun:
     largest: dict[str, int]
     flops: int
     messages: Counter[MessageKind]
+    host_waits: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -97,17 +99,21 @@ def dry_run(
     batch: int,
     seq_len: int,
     device: str = "cpu",
+    packed: bool = False,
 ) -> DryRun:
     """One training step of a transformers configuration as `rank` of the plan's world. Every token
     is taken to have a label.
 
     Args:
         batch: samples of a step, over all ranks.
+        device: `cpu`; or `meta`, which stands for an accelerator: as there, no operation takes
+            tensors of both.
+        packed: let rows have several documents.
 
     Raises:
         UserError: the plan does not fit the model, there is no such rank, the model has too few
-            positions, a number is not above 0, the plan offloads or compiles, or a process group is
-            there already.
+            positions, a number is not above 0, the plan compiles, or offloads to the same memory,
+            or a process group is there already.
     """
     transformers = need("transformers", "hf")
     plan.validate(config)
@@ -116,34 +122,39 @@ def dry_run(
     if not isinstance(rank, int) or not 0 <= rank < plan.world_size:
         raise UserError(f"rank must be 0 to {plan.world_size - 1}, not {rank!r}")
     for switch in ("offload", "compile"):
-        if getattr(plan, switch):
+        if getattr(plan, switch) and (switch, device) != ("offload", "meta"):
             raise UserError(f"a dry run cannot {switch}: leave {switch} out of the plan")
     config = copy.deepcopy(config)  # laying a model out changes its configuration
     own_device = device_of_its_own() if device == "meta" else nullcontext()
     with pretended(plan.world_size, rank), own_device:
         mesh = plan.mesh("cpu")
-        data_group(mesh, plan)  # makes a mesh of ranks, which are real numbers
+        for together in (data_group, token_group):
+            together(mesh, plan)  # makes a mesh of ranks, which are real numbers
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
             )
         parallelize(model, plan, mesh, check=False)  # on tensors without values nothing is equal
         ties = tied(model)
-        with SizesOnly(allow_non_fake_inputs=True), unmasked():
+        with SizesOnly(allow_non_fake_inputs=True) as sizes:
             model.to_empty(device=device)
             tie(ties)
-            draw(model, 0, weights=False)
+            draw(model, 0, only=())
             settle(model)
             trainer = Trainer(model, plan, mesh, lr=1e-3)
             send_at_once(trainer.pipeline.messages)
             ids = torch.zeros((batch, seq_len), dtype=torch.long)
             trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
-            return watched(trainer, ids, ids)
+            sizes.host_waits = 0
+            found = watched(trainer, ids, ids, ids if packed else None)
+            return replace(found, host_waits=sizes.host_waits)
 
 
-def watched(trainer: Trainer, ids: Tensor, labels: Tensor) -> DryRun:
+def watched(
+    trainer: Trainer, ids: Tensor, labels: Tensor, documents: Tensor | None = None
+) -> DryRun:
     """One step of a trainer, real or not, as a DryRun. Its optimizer has its state already."""
-    watch = Watch()
+    watch = Watch(trainer.device)
     moments = [t for state in trainer.optimizer.state.values() for t in state.values()]
     masters = [part.tensor for part in trainer.parts]
     watch.hold("parameters", map(local, trainer.model.parameters()))
@@ -151,9 +162,9 @@ def watched(trainer: Trainer, ids: Tensor, labels: Tensor) -> DryRun:
     watch.hold("optimizer", moments + masters)
     watch.leave_out([ids, labels])  # the whole batch stays in host memory
     with watch:
-        trainer.step(ids, labels)
+        trainer.step(ids, labels, documents)
     at_peak, largest = watch.peak()
-    messages = _by_axis(watch, trainer.plan, trainer.mesh)
+    messages = _by_axis(watch, trainer)
     return DryRun(trainer.state_bytes(), at_peak, largest, watch.flops, messages)
 
 
@@ -162,15 +173,18 @@ class SizesOnly(FakeTensorMode):
     everything.
 
     Attributes:
-        host_reads: how often the host has waited for a value that a device of its own computed.
+        host_waits: how often the host has waited for a device of its own.
     """
 
-    host_reads = 0
+    host_waits = 0
 
     def dispatch(self, func, types, args=(), kwargs=None):
-        self.host_reads += _reads_device(func, args, kwargs or {})
+        self.host_waits += _waits(func, args, kwargs or {})
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1.0 if args[0].is_floating_point() else 1
+        if func is aten.nonzero.default:
+            mask = args[0]
+            return mask.new_empty((mask.numel(), mask.dim()), dtype=torch.long)
         if func is aten.index.Tensor and _is_mask(args[1]):
             values, (mask,) = args
             return values.new_empty((mask.numel(), *values.shape[mask.dim() :]))
@@ -181,26 +195,39 @@ class SizesOnly(FakeTensorMode):
         return super().dispatch(func, types, args, kwargs)
 
 
-MASKABLE = (
+INDEXING = (
     aten.index,
     aten.index_put,
     aten.index_put_,
     aten._unsafe_index_put,
     aten._index_put_impl_,
 )
+READS = (aten._local_scalar_dense, aten.nonzero, aten.masked_select)
 
 
-def _reads_device(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Does the host wait for values of `meta` in this operation? How many numbers a mask keeps is
-    one, for it is the size of what comes out."""
-    if not (args and isinstance(args[0], FakeTensor) and args[0].device.type == "meta"):
+def _waits(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Does the host wait for `meta` in this operation? For a value; for how many a mask keeps, the
+    size of what comes out; for a copy to or from it, unless that is told not to block, so for an
+    index in host memory."""
+    first = args[0] if args else None
+    if not isinstance(first, FakeTensor):
         return False
     if func is aten._to_copy.default:
-        device = kwargs.get("device")
-        return device is not None and torch.device(device).type == "cpu"
-    if func._overloadpacket in MASKABLE:
-        return any(index is not None and index.dtype == torch.bool for index in args[1])
-    return func._overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.masked_select)
+        target = kwargs.get("device") or first.device
+        return _crosses(first.device, torch.device(target)) and not kwargs.get("non_blocking")
+    if func is aten.copy_.default:
+        no_waiting = kwargs.get("non_blocking") or args[2:] == (True,)
+        return _crosses(args[1].device, first.device) and not no_waiting
+    if first.device.type != "meta":
+        return False
+    if func._overloadpacket in INDEXING:
+        indices = [index for index in args[1] if index is not None]
+        return any(one.dtype == torch.bool or one.device.type == "cpu" for one in indices)
+    return func._overloadpacket in READS
+
+
+def _crosses(source: torch.device, target: torch.device) -> bool:
+    return "meta" in (source.type, target.type) and source.type != target.type
 
 
 def _is_mask(indices: list[Tensor | None]) -> bool:
@@ -227,20 +254,6 @@ def device_of_its_own() -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(place, name, value, create=True))
         yield
-
-
-@contextmanager
-def unmasked() -> Iterator[None]:
-    """Let transformers skip the causal mask as it does with real tensors. It makes one where it may
-    not read values, and attention would keep it in every layer."""
-    from transformers import masking_utils
-
-    before = masking_utils.is_tracing
-    masking_utils.is_tracing = lambda tensor=None: False
-    try:
-        yield
-    finally:
-        masking_utils.is_tracing = before
 
 
 def settle(model: nn.Module) -> None:
@@ -293,9 +306,12 @@ def pretended(world: int, rank: int = 0) -> Iterator[None]:
         _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone
 
 
-def _by_axis(watch: Watch, plan: ParallelPlan, mesh: DeviceMesh) -> Counter[MessageKind]:
+def _by_axis(watch: Watch, trainer: Trainer) -> Counter[MessageKind]:
+    plan, mesh = trainer.plan, trainer.mesh
     axes = {mesh.get_group(axis).group_name: axis for axis in AXES}
     axes.setdefault(data_group(mesh, plan).group_name, "dp")
+    axes.setdefault(token_group(mesh, plan).group_name, "dp x cp")
+    axes.setdefault(trainer.model.state_axes.shard.get_group().group_name, "dp_shard x cp")
     axes |= {group.group_name: "pp" for group in message_groups(mesh).values()}
     messages: Counter[MessageKind] = Counter()
     for sent, count in watch.sent.items():

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from helpers.engine.messages.carriers import gather_single, scatter_single
 from helpers.engine.ranks import join, pick_device, run_and_leave
-from helpers.engine.tensor.gloo_exchange import gather_single, scatter_single
 from helpers.planner.hardware.cluster import Link
 from helpers.planner.time.messages import Message, message_s
 

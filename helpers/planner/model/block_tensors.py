@@ -26,7 +26,6 @@ class Widths:
     inside: the hidden states where every tensor rank has them whole all the same.
     query, kv, ffn: queries, keys and values together, the MLP's middle; tp splits them.
     scores: a row of attention scores of every head; tp splits them.
-    mask: a row of the causal mask, one for all heads, whole on every tensor rank.
     """
 
     outside: float = 0
@@ -35,7 +34,6 @@ class Widths:
     kv: float = 0
     ffn: float = 0
     scores: float = 0
-    mask: float = 0
 
     def on(self, shape: Shape, tp: int, sequence_parallel: bool, seq_len: int) -> float:
         """Elements of one token and one block on one tensor rank."""
@@ -48,7 +46,6 @@ class Widths:
             + self.kv * key_value * shape.head_dim
             + self.ffn * part * shape.ffn
             + self.scores * part * shape.heads * seq_len
-            + self.mask * seq_len
         )
 
 

@@ -1,6 +1,7 @@
 """Gathers and reduce-scatters of sends and receives: against one process and gloo's own."""
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -8,15 +9,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.engine.tensor.gloo_exchange import (
-    Exchange,
+from helpers.engine.messages import carriers
+from helpers.engine.messages.carriers import (
     _gather_by_backend,
     _scatter_by_backend,
     gather_single,
     scatter_single,
 )
+from helpers.engine.messages.gloo_exchange import Exchange
 from helpers.planner.dry_run.tensor_watch import Watch
 from tests.support.ranks import pool
+
+
+@contextmanager
+def without_boards():
+    with patch.object(carriers, "board_of", return_value=None):
+        yield
 
 
 def parts_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -25,6 +33,7 @@ def parts_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Ten
     return torch.randint(-9, 10, shape, generator=numbers).to(dtype)
 
 
+@without_boards()
 def scattered(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     group = dist.group.WORLD
     n, rank = group.size(), group.rank()
@@ -45,6 +54,7 @@ def test_each_rank_gets_its_piece_of_the_sum(ranks, shape, dtype):
     pool(ranks).run(scattered, shape, dtype)
 
 
+@without_boards()
 def gathered(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     n, rank = dist.get_world_size(), dist.get_rank()
     every = [parts_of(other, shape, dtype) for other in range(n)]
@@ -65,6 +75,7 @@ def test_each_rank_gets_all_pieces(ranks, shape, dtype):
     pool(ranks).run(gathered, shape, dtype)
 
 
+@without_boards()
 def messages_of_a_gather(each_node: str) -> list[str]:
     with patch.dict(os.environ, LOCAL_WORLD_SIZE=each_node), Watch() as watch:
         gather_single(torch.empty(4), torch.ones(1))
@@ -77,6 +88,7 @@ def test_between_nodes_the_backend_gathers():
     assert pool(4).run(messages_of_a_gather, "2") == [ring] * 4
 
 
+@without_boards()
 def several_at_once() -> list[float]:
     """Sums that are waited for in another order than they were started in, and a gather between."""
     group = dist.group.WORLD
@@ -102,6 +114,7 @@ def test_several_on_their_way(ranks):
     assert pool(ranks).run(several_at_once) == [[whole, 10 * whole, 100 * whole]] * ranks
 
 
+@without_boards()
 def in_halves() -> list[float]:
     """Groups of two ranks each: peers are named by their place in the group."""
     halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -122,6 +135,7 @@ def loopback_bytes() -> int:
     return int(line.split(":")[1].split()[8])
 
 
+@without_boards()
 def sent_bytes(collective, elements: int) -> int:
     whole = torch.ones(elements)
     mine = torch.ones(elements // dist.get_world_size())

@@ -1,0 +1,23 @@
+"""Which models cp can split, said before anything starts."""
+
+from typing import Any
+
+from ..errors import UserError
+from ..models.families import kv_heads
+
+
+def check_context(config: Any, cp: int, way: str, tp: int) -> None:
+    """Raise a UserError if the sequence of a model with this configuration cannot be split so."""
+    if not getattr(config, "is_causal", True) or getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"cp={cp} splits causal attention, which {config.model_type} has not")
+    if way != "ulysses":
+        return
+    heads, groups = config.num_attention_heads // tp, max(1, kv_heads(config) // tp)
+    if heads % cp or (groups % cp and cp % groups):
+        fits = [n for n in range(2, heads + 1) if heads % n == 0 and 0 in (groups % n, n % groups)]
+        instead = f"cp can be {', '.join(map(str, fits))} with it" if fits else "none would fit"
+        raise UserError(
+            f"cp_attention=ulysses gives every rank a head, and cp={cp} does not divide "
+            f"{heads} heads{f' of a rank of tp={tp}' if tp > 1 else ''} and {groups} of keys: "
+            f"{instead}; ring and gather work with any number of heads"
+        )
