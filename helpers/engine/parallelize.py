@@ -24,6 +24,7 @@ from .messages.carriers import sum_of
 from .models.architecture import candidates, text_config
 from .models.causal_loss import apply_loss
 from .models.families import Family
+from .models.objectives import objective_of
 from .models.self_check import Trial, WholeRows
 from .pipeline.micro_batches import MicroBatch, own_tokens
 from .pipeline.stages import cut
@@ -60,7 +61,7 @@ def parallelize(
     """
     if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
-    plan.validate(model.config, world_size=mesh.size())
+    plan.validate(model.config, world_size=mesh.size(), task=objective_of(model).task)
     if getattr(text_config(model.config), "layerdrop", None):
         raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
     began = time.perf_counter()
@@ -269,7 +270,6 @@ def load_model(
         UserError: there is no such model, its files are broken, or the plan does not fit it.
     """
     model, files = blank_model(source, config, dtype, from_scratch, task)
-    plan.validate(model.config, world_size=mesh.size())
     parallelize(model, plan, mesh)
     fill(model, files, seed, device)
     return model

@@ -234,8 +234,13 @@ class ParallelPlan:
         """Ranks that see different samples."""
         return self.dp_replicate * self.dp_shard
 
-    def validate(self, config: Any = None, world_size: int | None = None) -> None:
+    def validate(
+        self, config: Any = None, world_size: int | None = None, task: str | None = None
+    ) -> None:
         """Check the plan against a transformers configuration and a number of processes.
+
+        Args:
+            task: that the model's head is for, see models/objectives.py.
 
         Raises:
             UserError: one line that names the rule that is broken and what would work.
@@ -249,7 +254,7 @@ class ParallelPlan:
         if config is not None and self.tp > 1:
             check_tensor_degree(config, self.tp)
         if config is not None and self.cp > 1:
-            check_context(config, self.cp, self.cp_attention, self.tp)
+            check_context(config, self.cp, self.cp_attention, self.tp, task)
         if config is not None and (self.pp > 1 or self.stage_layers is not None):
             layers = getattr(text_config(config), "num_hidden_layers", 0)
             check_stages(layers, self.stages)

@@ -148,7 +148,7 @@ def prepare(args: argparse.Namespace) -> Job:
     plan = ParallelPlan(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )
-    plan.validate(config, world_size=world_size())
+    plan.validate(config, world_size=world_size(), task=head_of(args.task))
     if args.preflight_record is not None:
         load_cluster(args.preflight_record)  # what is no such record is said before anything starts
     if is_first():

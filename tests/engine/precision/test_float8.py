@@ -150,6 +150,8 @@ LAYOUTS = {
     "zero1": {"dp_shard": 2, "zero_stage": 1},
     "zero3": {"dp_shard": 2},
     "tp2-zero3": {"tp": 2, "dp_shard": 2},
+    "cp2": {"cp": 2},
+    "cp2-tp2-sp": {"cp": 2, "tp": 2, "sequence_parallel": True},
     "pp2": {"pp": 2},
     "zero-bubble": {"pp": 2, "schedule": "zero-bubble"},
     "full": {"activation": "full", "tp": 2},
