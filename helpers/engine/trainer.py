@@ -17,8 +17,7 @@ from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
-from .models.causal_loss import check_tokens
-from .pipeline.micro_batches import MASKS, MicroBatch, own_tokens, placed, some_rows
+from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
@@ -197,7 +196,7 @@ class Trainer:
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
         batch = MicroBatch(input_ids, labels, documents, **masks)
-        self._check(batch)
+        check_batch(batch, self.model, self.plan.cp)
         self.model.train()
         labelled = max(1, self.model.objective.count(labels))
         batches = self._micro_batches(batch)
@@ -256,8 +255,9 @@ class Trainer:
         among = range(self.model.classes) if objective.of_rows else answers
         allowed = None if among is None else torch.tensor(among, device=self.device)
         for batch in batches:
-            self._check(MicroBatch(*batch))
-            parts = self._micro_batches(MicroBatch(*batch))
+            whole = MicroBatch(*batch)
+            check_batch(whole, self.model, self.plan.cp)
+            parts = self._micro_batches(whole)
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
                     parts, num_items_in_batch=1, label_logits=allowed is not None
@@ -273,20 +273,6 @@ class Trainer:
         unit = "rows" if objective.of_rows else "tokens"
         result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
         return result if allowed is None else result | {"accuracy": right / max(1, count)}
-
-    def _check(self, batch: MicroBatch) -> None:
-        self.model.objective.check_shapes(batch.ids, batch.labels)
-        check_tokens(batch.ids, batch.labels, self.model.vocabulary, self.model.classes)
-        if batch.documents is not None and not self.model.objective.shift:
-            raise UserError("rows are packed for causal language models alone, not for this one")
-        for name in MASKS:
-            values = getattr(batch, name)
-            if values is None:
-                continue
-            if self.plan.cp > 1:
-                raise UserError(f"{name} is not split over cp, whose attention makes its own masks")
-            if values.shape != batch.ids.shape:
-                raise UserError(f"{name} is {list(values.shape)}, ids are {list(batch.ids.shape)}")
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own

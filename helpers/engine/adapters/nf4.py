@@ -116,12 +116,12 @@ def _read(model: nn.Module, files: WeightFiles, seed: int, device: torch.device 
     stored = getattr(model, "stored_shapes", {})
     matrices = set(linear_paths(model))
     for name, parameter in list(model.named_parameters()):
+        if name in new:
+            continue
         path, _, leaf = name.rpartition(".")
         shape = stored.get(name, parameter.shape)
         names = weights.aliases(model, name)
         like = torch.empty(0, dtype=parameter.dtype, device=device)
-        if name in new:
-            continue
         if path in matrices and leaf == "weight":
             across = is_transposed(model.get_submodule(path))
             rows = _in_files(files, names, shape, dim=1 if across else 0)

@@ -4,10 +4,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..context.parts import Part, share
-from ..models.causal_loss import label_places
+from ..errors import UserError
+from ..models.causal_loss import check_tokens, label_places
 from ..models.document_mask import PADDING, model_inputs
 from ..models.families import has_alibi
 from ..models.objectives import IGNORED, Objective
@@ -58,6 +59,22 @@ class MicroBatch(NamedTuple):
         mask = None if has_alibi(config) else self.ids.new_ones(1, 1, 1, 1).bool()
         given = {"position_ids": self.positions, "attention_mask": mask, "places": self.places}
         return {"input_ids": self.ids, "shift_labels": self.labels} | given
+
+
+def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
+    """Raise a UserError if a whole batch is none that a laid-out model can train on."""
+    model.objective.check_shapes(batch.ids, batch.labels)
+    check_tokens(batch.ids, batch.labels, model.vocabulary, model.classes)
+    if batch.documents is not None and not model.objective.shift:
+        raise UserError("rows are packed for causal language models alone, not for this one")
+    for name in MASKS:
+        mask = getattr(batch, name)
+        if mask is None:
+            continue
+        if cp > 1:
+            raise UserError(f"{name} is not split over cp, whose attention makes its own masks")
+        if mask.shape != batch.ids.shape:
+            raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
 
 
 def some_rows(batch: MicroBatch, n: int, index: int) -> MicroBatch:

@@ -24,17 +24,15 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from ..errors import UserError
-from ..messages.carriers import all_reduce
 from ..models.architecture import has
 from ..models.families import Family
 from ..pipeline.split_backward import matrix
 from ..tensor.boundary import Boundary
-from ..tensor.collectives import once
+from ..tensor.collectives import largest, once
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # a GPU's products want such sizes
@@ -76,13 +74,14 @@ def by_one_scale(rows: Rounded) -> Rounded:
     return Rounded(moved.to(dtype), inverse)
 
 
-def _scale(largest: Tensor, dtype: torch.dtype, group: ProcessGroup | None) -> Tensor:
-    """The largest power of two by which a number fits the format; 1 for zero."""
-    largest = largest.float()
+def _scale(most: Tensor, dtype: torch.dtype, group: ProcessGroup | None) -> Tensor:
+    """The largest power of two by which a number fits the format. Zero, which fits by any, gets the
+    largest of all: it never decides for what is beside it."""
+    most = most.float().abs()  # zero may be a negative one
     if group is not None:
-        all_reduce(largest, group, dist.ReduceOp.MAX)
-    room = torch.log2(torch.finfo(dtype).max / largest).floor().clamp(max=LARGEST_EXPONENT)
-    return torch.where(largest == 0, 1.0, torch.exp2(room))
+        most = largest(most, group)
+    room = torch.log2(torch.finfo(dtype).max / most).floor().clamp(max=LARGEST_EXPONENT)
+    return torch.exp2(room)
 
 
 def _rounded(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Rounded:

@@ -23,9 +23,11 @@ Reducing Activation Recomputation, section 4.2.2 (g-bar and f-bar).
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from ..messages import carriers
 from ..messages.carriers import gather_single, scatter_single, sum_of
 from .compiled_messages import in_one_graph, resized
 
@@ -34,6 +36,14 @@ from .compiled_messages import in_one_graph, resized
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """The sum of `x` over the group, in a new tensor of the same shape."""
     return sum_of(x, group)
+
+
+@in_one_graph(lambda x, n: x.new_empty(x.shape))
+def largest(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The largest of each number over the group, in a new tensor; it has no backward."""
+    x = x.contiguous().clone()
+    carriers.all_reduce(x, group, dist.ReduceOp.MAX)
+    return x
 
 
 @in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] * n)))

@@ -268,8 +268,9 @@ def mamba() -> str:
 
 
 def of_an_encoder(family: str) -> str:
+    plan = ParallelPlan(cp=2)
     with pytest.raises(UserError) as caught:
-        parallelize(tiny.fresh(family), ParallelPlan(cp=2), mesh_of(ParallelPlan(cp=2)))
+        parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan))
     return str(caught.value)
 
 
