@@ -104,10 +104,8 @@ def _inject(model: nn.Module, config: Any) -> None:
     if hasattr(model, "adapter_config"):
         raise UserError("this model has adapters already: load it anew")
     peft = need("peft", "qlora")
-    head = (
-        config.modules_to_save or [path.rpartition(".")[2] for path in head_modules(model)] or None
-    )
-    config.modules_to_save = None
+    own = [path.rpartition(".")[2] for path in head_modules(model)]
+    head, config.modules_to_save = config.modules_to_save or own or None, None
     peft.inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
     model.requires_grad_(False)
     config.modules_to_save = head  # what peft trains beside adapters, in layers of its own

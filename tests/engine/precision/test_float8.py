@@ -396,8 +396,9 @@ def test_what_has_no_such_products_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_blocks_round_alike() -> None:
+@pytest.mark.parametrize("fields", ({}, {"tp": 2}))
+def test_compiled_blocks_round_alike(fields: dict) -> None:
     expected, _ = pool(1).run(train, "neox", ParallelPlan(precision="fp8"), torch.float32, 1)[0]
-    plan = ParallelPlan(precision="fp8", compile=True)
-    found, _ = pool(1).run(train, "neox", plan, torch.float32, 1)[0]
-    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    plan = ParallelPlan(precision="fp8", compile=True, **fields)
+    for found, _ in pool(plan.world_size).run(train, "neox", plan, torch.float32, 1):
+        assert found[0] == pytest.approx(expected[0], rel=1e-5)
