@@ -50,6 +50,8 @@ HOMES = {
     "JOINED": "drawings.fusion",
     "draw_adapters": "drawings.lora",
     "draw_shards": "drawings.shards",
+    "draw_ring": "drawings.sequence_parts",
+    "draw_shares": "drawings.sequence_parts",
     "draw_timeline": "drawings.profile_trace",
     "draw_memory": "drawings.profile_trace",
     # tables that several notebooks show

@@ -15,6 +15,9 @@ from helpers.planner.time.step_time import step_time
 from tests.planner.shapes import gpt
 
 
+pytestmark = pytest.mark.alone
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp("calibrate") / "new/machine.json"

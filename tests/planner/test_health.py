@@ -277,6 +277,7 @@ def test_a_preflight_that_warns(tmp_path: Path) -> None:
     assert summary["phases_s"]["check"] > 0.5
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a core for one process")
 def test_a_rank_beside_a_busy_neighbour_is_refused(tmp_path: Path, warm) -> None:

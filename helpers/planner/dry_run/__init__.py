@@ -2,7 +2,7 @@
 
 dry_run.py runs one training step on torch's fake tensors over a process group that sends nothing;
 tensor_watch.py notes what each operation does to memory, FLOPs and messages. Nothing is modelled,
-so this is what the formulas of memory and time are held against (tests/planner/test_dry_run.py).
+so this is what the formulas of memory and time are held against (tests/planner/dry_run/).
 
 Source: torch's FakeTensorMode and fake process group, which its own tests use.
 """
