@@ -14,7 +14,6 @@ from helpers.planner.model.training_job import make_job
 from helpers.planner.time.step_time import step_time
 from tests.planner.shapes import gpt
 
-
 pytestmark = pytest.mark.alone
 
 
