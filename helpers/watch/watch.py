@@ -78,8 +78,9 @@ class Watch:
 
 
 def commonest_share(labels: Tensor) -> float | None:
-    """The share of samples that have the commonest label, of [batch, seq] with one label a row;
-    None where rows have several."""
+    """The share of samples that have the commonest label, of [batch], or [batch, seq] with one
+    label a row; None where rows have several."""
+    labels = labels.view(len(labels), -1)
     counts = (labels != IGNORED).sum(1)
     if not bool((counts == 1).all()):
         return None
