@@ -30,7 +30,7 @@ from .pipeline.micro_batches import MicroBatch, own_tokens
 from .pipeline.stages import cut
 from .plan import ParallelPlan
 from .precision.compiling import apply_compile
-from .precision.float8 import apply_float8
+from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
 from .tensor.partial_gradients import whole_gradients
 from .tensor.split import apply_tensor
@@ -64,6 +64,8 @@ def parallelize(
     plan.validate(model.config, world_size=mesh.size(), task=objective_of(model).task)
     if getattr(text_config(model.config), "layerdrop", None):
         raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
+    if plan.precision == "fp8":
+        check_float8(mesh.device_type)
     began = time.perf_counter()
     family = admitted(model, plan, mesh) if check else candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())

@@ -37,6 +37,7 @@ from ..tensor.collectives import largest, once
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # a GPU's products want such sizes
 LARGEST_EXPONENT = 126  # of a scale, which is a float32
+CAPABILITY = (8, 9)  # of the first GPUs with such products: Ada, then Hopper
 
 
 class Rounded(NamedTuple):
@@ -194,6 +195,15 @@ class PendingFloat8(NamedTuple):
         first, second = (self.x, self.grad) if self.transposed else (self.grad, self.x)
         made = product(by_one_scale(first).turned(), by_one_scale(second), self.dtype)
         return made.view(self.shape)
+
+
+def check_float8(device_type: str) -> None:
+    """Raise a UserError if this rank's GPU has no products of 8 bits."""
+    if device_type == "cuda" and torch.cuda.get_device_capability() < CAPABILITY:
+        raise UserError(
+            f"precision=fp8 needs a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or "
+            f"newer, as Hopper's, not {torch.cuda.get_device_name()}: take bf16"
+        )
 
 
 def apply_float8(model: nn.Module, family: Family, boundary: Boundary) -> None:

@@ -1,6 +1,7 @@
 """Products in 8 bits: as exact as their format, alike in every layout, and trained with."""
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,7 @@ from helpers.engine.precision.float8 import (
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import dry_run
+from helpers.planner.model.training_job import make_job
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
 
@@ -391,8 +393,20 @@ def test_what_has_no_such_products_is_refused() -> None:
     assert "precision=fp8 needs blocks of attention and MLP" in pool(1).run(unsplit)[0]
     with pytest.raises(UserError, match="precision=fp8 trains whole matrices"):
         Adapting().check(ParallelPlan(precision="fp8"))
+    with pytest.raises(UserError, match="no formula knows precision=fp8"):
+        make_job(tiny.config("llama"), ParallelPlan(precision="fp8"), batch=8, seq_len=16)
     with pytest.raises(UserError, match="reduce_dtype must be one of fp32, bf16, fp16"):
         ParallelPlan(reduce_dtype="fp8")
+
+
+def test_a_gpu_without_such_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
+    for capability in ((8, 0), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda one=capability: one)
+        float8.check_float8("cpu")
+        with pytest.raises(UserError) if capability < (8, 9) else nullcontext() as raised:
+            float8.check_float8("cuda")
+    assert raised is None
 
 
 @pytest.mark.slow
