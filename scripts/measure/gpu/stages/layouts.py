@@ -40,7 +40,7 @@ def one_rank(report: Report) -> None:
     from tests.support import tiny
 
     every = [*tiny.FAMILIES, *tiny.PUBLISHED, *tiny.DECODERS]
-    every.remove("opt")  # the gradient of a key's bias is rounding alone, which moves no softmax
+    every.remove("opt")  # a key's bias moves no softmax: its gradient is rounding alone
     families = every[:1] if report.tiny else every
     with distributed(ParallelPlan(), DEVICE) as mesh:
         for family in families:
