@@ -25,6 +25,7 @@ HOMES = {
     "plot_bubbles": "figures.pipeline_plots",
     "compare_rungs": "runs.shard_ladder",
     "plot_ladder": "figures.sharding_plots",
+    "plot_by_length": "figures.sharding_plots",
     # figures of plans
     "plot_fit": "figures.planning_plots",
     "plot_scaling": "figures.planning_plots",

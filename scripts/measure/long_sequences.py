@@ -4,9 +4,9 @@ weights and rows.
     torchrun --nproc-per-node 2 scripts/measure/long_sequences.py --out runs/long
 
 In a round every way takes one step over one row, so what else the machine does meets all alike.
-Writes long.json: by way and length, the losses, the seconds of each step, and of one step, counted
-over the tensors that are alive, the most bytes of activations on any rank; the bytes that the first
-rank sends, by the axis's messages.
+Writes long.json: by way and length, the losses, the seconds of each step, and of one step, as its
+tensors were watched, the most bytes of activations on any rank and what the first rank sends over
+each axis.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import record
-from turns import WARMUP, say_loading, take_turns
+from turns import say_loading, take_turns
 from zero_stages import batches
 
 from helpers.engine.errors import UserError
@@ -27,7 +27,8 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
 from helpers.engine.trainer import Trainer
-from helpers.planner.dry_run.tensor_watch import Watch
+from helpers.planner.dry_run.dry_run import DryRun, watched
+from helpers.planner.time.messages import SENT
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 from helpers.train.arguments import is_first, refuse
@@ -54,10 +55,10 @@ class Way:
 
     plan: ParallelPlan
     trainer: Trainer
+    steps: int  # that are timed
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
-    sent: Counter[str] = field(default_factory=Counter)
-    activation_bytes: int = 0
+    seen: DryRun | None = None
 
     def step(self, batch: data.Batch) -> None:
         result = self.trainer.step(batch.input_ids, batch.labels)
@@ -65,20 +66,19 @@ class Way:
         self.step_s.append(result.step_s)
 
     def step_counting(self, batch: data.Batch) -> None:
-        with Watch(self.trainer.device) as watch:
-            self.step(batch)
-        _, most = watch.peak()
-        self.activation_bytes = most.get("activations", 0)
-        for message, count in watch.sent.items():
-            self.sent[message.kind] += count * message.payload_bytes
+        self.seen = watched(self.trainer, batch.input_ids, batch.labels)
 
     def report(self) -> dict[str, Any]:
+        sent: Counter[str] = Counter()
+        for message, count in self.seen.messages.items():
+            share = 0 if message.kind == "receive" else SENT[message.kind](message.ranks)
+            sent[message.axis] += count * message.payload_bytes * share
         return {
             "plan": self.plan.to_dict(),
             "losses": self.losses,
-            "step_s": self.step_s[WARMUP:],
-            "activation_bytes": max(over_ranks(self.activation_bytes)),
-            "message_bytes": dict(self.sent),
+            "step_s": self.step_s[-self.steps :],
+            "activation_bytes": max(over_ranks(self.seen.largest["activations"])),
+            "sent_bytes": dict(sent),
         }
 
 
@@ -122,7 +122,8 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
                 model = load_model(
                     args.model, plan, mesh, config=own, seed=args.seed, device=device
                 )
-                cases[name] = Way(plan, Trainer(model, plan, mesh, lr=1e-3, seed=args.seed))
+                trainer = Trainer(model, plan, mesh, lr=1e-3, seed=args.seed)
+                cases[name] = Way(plan, trainer, args.steps)
             rows = argparse.Namespace(**vars(args) | {"seq_len": length, "batch_size": 1})
             take_turns(cases.values(), batches(rows), args.steps)
             for name, way in cases.items():

@@ -138,8 +138,9 @@ def largest(by_rank: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="gptj-tiny", help="preset or folder; weights are random")
-    for degree in ("tp", "pp", "dp-replicate", "dp-shard"):
+    for degree in ("tp", "pp", "cp", "dp-replicate", "dp-shard"):
         parser.add_argument(f"--{degree}", type=int, default=1)
+    parser.add_argument("--cp-attention", default="ring", help="of cp: ring, gather or ulysses")
     parser.add_argument("--zero-stage", type=int, default=3, help="of dp-shard")
     parser.add_argument("--schedule", default="1f1b", help="of a pipeline")
     parser.add_argument("--microbatches", type=int, default=0, help="0 chooses")
@@ -148,8 +149,8 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     try:
-        degrees = ("tp", "pp", "dp_replicate", "dp_shard")
-        names = (*degrees, "zero_stage", "schedule", "microbatches")
+        degrees = ("tp", "pp", "cp", "dp_replicate", "dp_shard")
+        names = (*degrees, "cp_attention", "zero_stage", "schedule", "microbatches")
         plan = ParallelPlan(**{name: getattr(args, name) for name in names})
         config = load_config(args.model)
         plan.validate(config, world_size=world_size())

@@ -59,7 +59,7 @@ def documents_forgotten(*given: Any, **options: Any) -> parts.Share:
 
 def mean_of_means(self: runner.Pipeline, batches: Any, tokens: int, scale: float) -> Tensor:
     """Each rank takes the mean over its own tokens, and the ranks the mean of these."""
-    own = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
+    own = sum(len(batch.places) for batch in batches)
     return train(self, batches, max(1, own) * self.model.boundary.context.ranks, scale)
 
 

@@ -119,7 +119,7 @@ def test_flags_are_the_training_scripts_own():
     of_the_plan = {field.name for field in dataclasses.fields(ParallelPlan)}
     for profile in every_profile():
         flags = profile.flags()
-        assert profile.flags(tp=1, pp=1, dp_shard=1)["nproc"] == 1
+        assert profile.flags(tp=1, pp=1, cp=1, dp_shard=1)["nproc"] == 1
         for name in set(flags) - {"nproc", "env"} - of_the_plan:
             assert f'"--{name.replace("_", "-")}"' in script, name
         assert None not in flags.values()

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroup, distributed_c10d
 
 from .shared_memory import Board, board_bytes
@@ -40,6 +41,11 @@ def calls_on_board(group: ProcessGroup) -> int:
     """How many collectives of the group this rank has begun there."""
     board = _boards.get(group)
     return board.calls if board else 0
+
+
+def memory_of_boards() -> list[Tensor]:
+    """What this process has mapped for them."""
+    return [board.slots for board in _boards.values() if board]
 
 
 def _can_have(group: ProcessGroup) -> bool:

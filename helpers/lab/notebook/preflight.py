@@ -21,8 +21,8 @@ LEAST_GPU_BYTES = 15 * 10**9  # the GPU profiles' smaller runs fit a T4
 FILLED = 0.7  # of a GPU's memory by the training state; activations need the rest
 RANK_WORDS = {"cpu": "CPU rank", "cuda": "GPU"}
 
-CHANGEABLE = ("tp", "pp", "microbatches", *SETTINGS)
-COUNTS = {"tp", "pp", "microbatches", "steps", "batch_size", "seq_len"}
+CHANGEABLE = ("tp", "pp", "cp", "microbatches", *SETTINGS)
+COUNTS = {"tp", "pp", "cp", "microbatches", "steps", "batch_size", "seq_len"}
 
 
 @dataclass(frozen=True)

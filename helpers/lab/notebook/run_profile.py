@@ -28,7 +28,7 @@ ROUNDING = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
 class Profile:
     """Settings of a notebook's runs. `parameters` is the model's size, for the memory estimate.
 
-    tp, pp, dp_shard: of the parallel run.
+    tp, pp, cp, dp_shard: of the parallel run.
     microbatches: of a pipeline; 0 leaves them to the plan.
     device: `cpu` keeps the ranks off the GPUs; `cuda` gives each rank one.
     least_gpus: that a machine must have for it.
@@ -54,6 +54,7 @@ class Profile:
     hidden: int | None = None
     heads: int | None = None
     pp: int = 1
+    cp: int = 1
     dp_shard: int = 1
     microbatches: int = 0
     least_gpus: int = 0
@@ -64,12 +65,12 @@ class Profile:
     @property
     def nproc(self) -> int:
         """Ranks of the parallel run."""
-        return self.tp * self.pp * self.dp_shard
+        return self.tp * self.pp * self.cp * self.dp_shard
 
     @property
     def plan(self) -> ParallelPlan:
         """The plan of the parallel run. Raises a UserError if the degrees cannot be."""
-        degrees = {"tp": self.tp, "pp": self.pp, "dp_shard": self.dp_shard}
+        degrees = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp_shard": self.dp_shard}
         return ParallelPlan(**degrees, microbatches=self.microbatches, precision=self.precision)
 
     @property
@@ -99,12 +100,19 @@ class Profile:
         return model_shape(self.config)
 
     def flags(
-        self, tp: int | None = None, pp: int | None = None, dp_shard: int | None = None
+        self,
+        tp: int | None = None,
+        pp: int | None = None,
+        cp: int | None = None,
+        dp_shard: int | None = None,
     ) -> dict[str, Any]:
         """Arguments of `launch("scripts/train.py", ...)` for this profile's parallel run, or with
         a degree of 1 for its baseline on one process."""
-        tp, pp, dp_shard = tp or self.tp, pp or self.pp, dp_shard or self.dp_shard
-        flags: dict[str, Any] = {"nproc": tp * pp * dp_shard, "tp": tp}
+        tp, pp, cp = tp or self.tp, pp or self.pp, cp or self.cp
+        dp_shard = dp_shard or self.dp_shard
+        flags: dict[str, Any] = {"nproc": tp * pp * cp * dp_shard, "tp": tp}
+        if self.cp > 1:
+            flags["cp"] = cp
         if pp > 1:
             flags |= {"pp": pp, "microbatches": self.microbatches}
         if self.dp_shard > 1:

@@ -28,6 +28,7 @@ from helpers.engine.data_parallel.axes import data_group, token_group
 from helpers.engine.errors import UserError, need
 from helpers.engine.files.random_weights import draw
 from helpers.engine.files.weights import tie, tied
+from helpers.engine.messages.boards import memory_of_boards
 from helpers.engine.models.configurations import check_length
 from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline.messages import PipelineMessages, message_groups
@@ -161,6 +162,7 @@ def watched(
     watch.hold("buffers", trainer.model.buffers())
     watch.hold("optimizer", moments + masters)
     watch.leave_out([ids, labels])  # the whole batch stays in host memory
+    watch.leave_out(memory_of_boards())
     with watch:
         trainer.step(ids, labels, documents)
     at_peak, largest = watch.peak()

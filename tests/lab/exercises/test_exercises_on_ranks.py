@@ -77,6 +77,7 @@ def test_a_wrong_answer_is_refused_and_told_why(name, place):
     assert found.done and not found.right and WRONG_ON_RANKS[name][place][1] in found.words, seen
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", DEADLOCKS)
 def test_ranks_that_wait_for_each_other_are_named_with_their_lines(name, ranks):
     answer, line = DEADLOCKS[name]
