@@ -21,16 +21,19 @@ from .errors import UserError
 from .files.weights import blank_model, fill, save_model
 from .memory.recomputing import apply_activations, group_size, heed_switch
 from .messages.carriers import sum_of
-from .models.architecture import candidates
+from .models.architecture import candidates, text_config
 from .models.causal_loss import apply_loss
 from .models.families import Family
+from .models.objectives import objective_of
 from .models.self_check import Trial, WholeRows
 from .pipeline.micro_batches import MicroBatch, own_tokens
 from .pipeline.stages import cut
 from .plan import ParallelPlan
 from .precision.compiling import apply_compile
+from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
-from .tensor.split import apply_tensor, whole_gradients
+from .tensor.partial_gradients import whole_gradients
+from .tensor.split import apply_tensor
 
 
 def parallelize(
@@ -40,7 +43,8 @@ def parallelize(
     fill: Callable[[nn.Module], None] | None = None,
     check: bool = True,
 ) -> nn.Module:
-    """Lay a transformers causal language model out over the mesh, in place.
+    """Lay a transformers model out over the mesh, in place: of a causal language model, a masked
+    one, or one that classifies rows.
 
     The model must hold the same weights on every rank, or be on the meta device. Its class and the
     names of its parameters stay; modules that other pipeline ranks own go. Optimizers are made
@@ -57,11 +61,16 @@ def parallelize(
     """
     if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
-    plan.validate(model.config, world_size=mesh.size())
+    plan.validate(model.config, world_size=mesh.size(), task=objective_of(model).task)
+    if getattr(text_config(model.config), "layerdrop", None):
+        raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
+    if plan.precision == "fp8":
+        check_float8(mesh.device_type)
     began = time.perf_counter()
-    family = admitted(model, plan, mesh) if check else candidates(model, plan.tp)[0]
+    family = admitted(model, plan, mesh) if check else candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
+    model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began
     boundary = Boundary(
         mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel, context_of(plan, mesh)
@@ -91,6 +100,8 @@ def lay_out(
     cut(model, family, plan.schedule_of(1), plan.stage_layers, pipeline_rank)
     apply_tensor(model, family, boundary, postpone_weights=plan.splits_backward)
     heed_switch(model, family)
+    if plan.precision == "fp8":
+        apply_float8(model, family, boundary)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
         if boundary.context:
@@ -200,11 +211,12 @@ class PartsOfRows(WholeRows):
     def __init__(self, context: Context, plan: ParallelPlan, rank: int) -> None:
         self.context, self.plan, self.rank = context, plan, rank
 
-    def inputs(self, ids: Tensor, labels: Tensor, config: Any) -> dict[str, Any]:
-        whole = MicroBatch(ids.cpu(), labels.cpu())
-        batch = own_tokens(whole, self.rank, self.plan.cp, multiple=self.plan.sequence_parts)
-        self.context.part = batch.part
-        return batch.to(ids.device).inputs(config)
+    def inputs(self, batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
+        ids = batch["input_ids"]
+        whole = MicroBatch(ids.cpu(), batch["labels"].cpu())
+        own = own_tokens(whole, self.rank, self.plan.cp, multiple=self.plan.sequence_parts)
+        self.context.part = own.part
+        return own.to(ids.device).inputs(config)
 
     def working(self) -> AbstractContextManager:
         return self.context.working_on(None)
@@ -243,11 +255,15 @@ def load_model(
     seed: int = 0,
     device: torch.device | str = "cpu",
     from_scratch: bool = False,
+    task: str | None = None,
 ) -> nn.Module:
-    """A transformers causal language model, laid out over the mesh, on this rank's device.
+    """A transformers model, laid out over the mesh, on this rank's device.
 
     Args:
         source: a preset, a folder or a hub id. A preset has no weights and begins with random ones.
+        task: that its head is for: lm, mlm or classify-head, see models/objectives.py; what the
+            configuration's `architectures` are for where None. A head that classifies begins with
+            random weights where the source has none of it.
         seed: of random weights.
         from_scratch: begin with random weights whatever the source holds.
         config: used in place of the source's own; the weights must fit it.
@@ -255,8 +271,7 @@ def load_model(
     Raises:
         UserError: there is no such model, its files are broken, or the plan does not fit it.
     """
-    model, files = blank_model(source, config, dtype, from_scratch)
-    plan.validate(model.config, world_size=mesh.size())
+    model, files = blank_model(source, config, dtype, from_scratch, task)
     parallelize(model, plan, mesh)
     fill(model, files, seed, device)
     return model

@@ -44,6 +44,7 @@ AXES = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 LETTERS = {"D": ("dp_replicate", "dp_shard"), "P": ("pp",), "C": ("cp",), "T": ("tp",)}
 PLACEMENTS = {"cluster": "DPCT", "spread": "TCPD"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = (*DTYPES, "fp8")
 PARTITION = re.compile(r"auto|\d{1,9}(,\d{1,9})*", re.ASCII)
 # far beyond any model or batch; a schedule lists what every stage does with every micro-batch
 MOST_RANKS = 10_000_000
@@ -79,7 +80,9 @@ class ParallelPlan:
             block's input alone, `group_N` that of every N-th block, `selective` also the results of
             matrix products.
         offload: keep what is kept in host memory.
-        precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums.
+        precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums;
+            `fp8` for the blocks' matrix products in 8 bits, and all else as bf16 on a GPU and as
+            fp32 on a CPU, where nothing is quicker in fewer bits.
         reduce_dtype: in which gradients are summed over data ranks.
         microbatches: parts of a data rank's batch that go through the model one after another;
             0 chooses: 1, or with a pipeline up to 4 for each of its ranks.
@@ -121,7 +124,7 @@ class ParallelPlan:
         _one_of("zero_stage", self.zero_stage, (1, 2, 3))
         _one_of("cp_attention", self.cp_attention, tuple(WAYS))
         _one_of("cp_split", self.cp_split, SPLITS)
-        _one_of("precision", self.precision, tuple(DTYPES))
+        _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce_dtype", self.reduce_dtype, tuple(DTYPES))
         if not ACTIVATION.fullmatch(self.activation):
             raise UserError(
@@ -215,9 +218,10 @@ class ParallelPlan:
         """Ranks over which sequence parallelism splits what lies between layers."""
         return self.tp if self.sequence_parallel else 1
 
-    @property
-    def low_dtype(self) -> torch.dtype | None:
+    def low_dtype(self, device_type: str) -> torch.dtype | None:
         """The dtype of arithmetic where it is below float32, whose masters are then kept."""
+        if self.precision == "fp8":
+            return None if device_type == "cpu" else torch.bfloat16
         return None if self.precision == "fp32" else DTYPES[self.precision]
 
     @property
@@ -230,8 +234,13 @@ class ParallelPlan:
         """Ranks that see different samples."""
         return self.dp_replicate * self.dp_shard
 
-    def validate(self, config: Any = None, world_size: int | None = None) -> None:
+    def validate(
+        self, config: Any = None, world_size: int | None = None, task: str | None = None
+    ) -> None:
         """Check the plan against a transformers configuration and a number of processes.
+
+        Args:
+            task: that the model's head is for, see models/objectives.py.
 
         Raises:
             UserError: one line that names the rule that is broken and what would work.
@@ -245,7 +254,7 @@ class ParallelPlan:
         if config is not None and self.tp > 1:
             check_tensor_degree(config, self.tp)
         if config is not None and self.cp > 1:
-            check_context(config, self.cp, self.cp_attention, self.tp)
+            check_context(config, self.cp, self.cp_attention, self.tp, task)
         if config is not None and (self.pp > 1 or self.stage_layers is not None):
             layers = getattr(text_config(config), "num_hidden_layers", 0)
             check_stages(layers, self.stages)

@@ -17,8 +17,7 @@ from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
-from .models.causal_loss import IGNORED, check_tokens
-from .pipeline.micro_batches import MicroBatch, own_tokens, placed, some_rows
+from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
@@ -26,8 +25,8 @@ from .precision.loss_scaling import LossScaler
 from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
 from .precision.replay import twice
 from .ranks import over_ranks
+from .tensor.partial_gradients import sum_partial_gradients
 from .tensor.shards import is_finite
-from .tensor.split import sum_partial_gradients
 
 MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
 
@@ -110,7 +109,7 @@ class Trainer:
             mesh,
             self.data,
             plan.schedule_of,
-            dtype=plan.low_dtype or next(floats),
+            dtype=plan.low_dtype(mesh.device_type) or next(floats),
             sequence_parts=plan.sequence_parts,
         )
         self.device = self.parts[0].tensor.device
@@ -127,12 +126,15 @@ class Trainer:
         *,
         replay: bool = False,
         observer: Observer | None = None,
+        **masks: Tensor | None,
     ) -> StepResult:
         """Forward, backward, clip and update on a global batch.
 
         Args:
-            input_ids, labels: [batch, seq], aligned; -100 labels are ignored.
+            input_ids, labels: [batch, seq], aligned, or labels [batch] of a model that classifies
+                rows; -100 labels are ignored.
             documents: [batch, seq] of packed rows, see packing.py.
+            masks: `attention_mask` and `token_type_ids`, [batch, seq], as transformers takes them.
             replay: forward and backward twice, and compare: see precision/replay.py.
             observer: looks at the parts before and after the update, and changes nothing.
 
@@ -143,7 +145,7 @@ class Trainer:
         started = time.perf_counter()
 
         def take() -> tuple[Tensor, dict[str, Tensor]]:
-            return self.backward(input_ids, labels, documents), self.gradients()
+            return self.backward(input_ids, labels, documents, **masks), self.gradients()
 
         loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
@@ -186,15 +188,20 @@ class Trainer:
         )
 
     def backward(
-        self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        documents: Tensor | None = None,
+        **masks: Tensor | None,
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
-        self._check(input_ids, labels)
+        batch = MicroBatch(input_ids, labels, documents, **masks)
+        check_batch(batch, self.model, self.plan.cp)
         self.model.train()
-        tokens = max(1, int((labels[:, 1:] != IGNORED).sum()))
-        batches = self._micro_batches(MicroBatch(input_ids, labels, documents))
+        labelled = max(1, self.model.objective.count(labels))
+        batches = self._micro_batches(batch)
         with products(self.plan, self.device):
-            loss = self.pipeline.train(batches, tokens, self.scaler.scale)
+            loss = self.pipeline.train(batches, labelled, self.scaler.scale)
         return self._over_samples(loss)
 
     @record_function("reduce")
@@ -234,19 +241,23 @@ class Trainer:
     def evaluate(
         self, batches: Iterable[tuple[Tensor, ...]], answers: list[int] | None = None
     ) -> dict[str, float | int]:
-        """Mean loss over labelled tokens, and with `answers` the accuracy among those token ids.
+        """Mean loss over labelled tokens, and with `answers` the accuracy among those token ids; of
+        a model that classifies rows, over rows, and the accuracy among its classes.
 
         Args:
-            batches: of (input_ids, labels), each [batch, seq], and where rows are packed documents;
-                the same on every rank.
+            batches: of what a step takes: (input_ids, labels), each [batch, seq], and where there
+                are documents and masks; the same on every rank.
             answers: the token ids that a label can be; the one with the largest logit is chosen.
         """
         self.model.eval()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
-        allowed = None if answers is None else torch.tensor(answers, device=self.device)
+        totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, labels, right
+        objective = self.model.objective
+        among = range(self.model.classes) if objective.of_rows else answers
+        allowed = None if among is None else torch.tensor(among, device=self.device)
         for batch in batches:
-            self._check(*batch[:2])
-            parts = self._micro_batches(MicroBatch(*batch))
+            whole = MicroBatch(*batch)
+            check_batch(whole, self.model, self.plan.cp)
+            parts = self._micro_batches(whole)
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
                     parts, num_items_in_batch=1, label_logits=allowed is not None
@@ -256,29 +267,24 @@ class Trainer:
                 totals[1] += len(part.places)
                 if allowed is not None:
                     chosen = allowed[out.logits.index_select(1, allowed).argmax(1)]
-                    totals[2] += (chosen == part.answers).sum()
+                    totals[2] += (chosen == part.answers(objective)).sum()
         totals = self._over_samples(totals)
-        loss, tokens, right = totals.tolist()
-        result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
-        return result if answers is None else result | {"accuracy": right / max(1, tokens)}
-
-    def _check(self, input_ids: Tensor, labels: Tensor) -> None:
-        if input_ids.dim() != 2 or input_ids.shape != labels.shape or not input_ids.numel():
-            raise UserError(
-                "a batch is ids and labels [batch, seq] of one shape, not "
-                f"{list(input_ids.shape)} and {list(labels.shape)}"
-            )
-        check_tokens(input_ids, labels, self.model.vocabulary)
+        loss, count, right = totals.tolist()
+        unit = "rows" if objective.of_rows else "tokens"
+        result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
+        return result if allowed is None else result | {"accuracy": right / max(1, count)}
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
         tokens, on the device."""
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
+        objective, config = self.model.objective, self.model.config
         own = some_rows(batch, ranks, self.group.rank())
         parts = (some_rows(own, n, index) for index in range(n))
-        how = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts
-        return [placed(own_tokens(part, *how)).to(self.device) for part in parts]
+        pad_id = None if objective.shift else config.pad_token_id or 0
+        how = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts, pad_id
+        return [placed(own_tokens(part, *how), objective).to(self.device) for part in parts]
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other tokens, from the pipeline ranks that have results."""

@@ -14,18 +14,21 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from helpers.engine.errors import need
+from helpers.text.encoder_rows import Masking
 from helpers.text.readers import Example, Task
+from helpers.text.rows import TokenData, tokenize
 from helpers.text.tokenizer import Tokenizer
-from helpers.text.tokens import TokenData, tokenize
 
-FORMAT = 1  # another number makes all anew
+FORMAT = 2  # another number makes all anew
 LEAST_CHARACTERS = 8_000_000  # of text; less is tokenized in about a second
 MOST = 8  # that stay: the last used
 STORED = {
@@ -33,8 +36,9 @@ STORED = {
     "targets": torch.int32,
     "offsets": torch.int64,
     "documents": torch.int32,
+    "row_labels": torch.int64,
 }
-OTHERS = ("pad_id", "truncated", "label_names", "label_token_ids")
+OTHERS = ("pad_id", "truncated", "label_names", "label_token_ids", "masking")
 
 
 def tokenized(
@@ -105,11 +109,11 @@ def _write(data: TokenData, folder: Path) -> None:
         values = getattr(data, name)
         if values is not None and not (name == "targets" and values is data.ids):
             values.to(dtype).numpy().tofile(draft / f"{name}.bin")
-    facts = {name: getattr(data, name) for name in OTHERS} | {"digest": _digest(data)}
-    (draft / "facts.json").write_text(json.dumps(facts))
+    (draft / "facts.json").write_text(json.dumps(_others(data) | {"digest": _digest(data)}))
+    _note_use(draft)
     shutil.rmtree(folder, ignore_errors=True)  # a damaged one
     draft.rename(folder)
-    by_use = sorted(cache().glob("*/facts.json"), key=lambda path: path.stat().st_mtime)
+    by_use = sorted(cache().glob("*/facts.json"), key=lambda path: path.stat().st_mtime_ns)
     for facts_of_old in by_use[:-MOST]:
         shutil.rmtree(facts_of_old.parent, ignore_errors=True)
 
@@ -122,15 +126,27 @@ def _read(folder: Path) -> TokenData | None:
         stored = {name: _mapped(folder / f"{name}.bin", dtype) for name, dtype in STORED.items()}
         stored["targets"] = stored["ids"] if stored["targets"] is None else stored["targets"]
         facts["label_names"] = tuple(facts["label_names"])
+        if facts["masking"]:
+            mask, special, others = facts["masking"]
+            facts["masking"] = Masking(mask, tuple(special), tuple(others))
         data = TokenData(**stored, **facts)
-        os.utime(folder / "facts.json")
+        _note_use(folder)
         return data if _digest(data) == digest else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         return None
 
 
+def _note_use(folder: Path) -> None:
+    """By a finer clock than files have by themselves."""
+    os.utime(folder / "facts.json", ns=(time.time_ns(),) * 2)
+
+
+def _others(data: TokenData) -> dict[str, Any]:
+    return {name: getattr(data, name) for name in OTHERS}
+
+
 def _digest(data: TokenData) -> str:
-    others = json.dumps([getattr(data, name) for name in OTHERS])
+    others = json.dumps(list(_others(data).values()))
     return hashlib.sha256(f"{data.digest} {others}".encode()).hexdigest()
 
 

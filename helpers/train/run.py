@@ -133,7 +133,7 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
     args = job.args
     models: list[nn.Module] = []  # not a result of `on_all_ranks`: those travel to every rank
     options = {"config": job.config, "seed": args.seed, "device": device}
-    options["from_scratch"] = args.from_scratch
+    options |= {"from_scratch": args.from_scratch, "task": job.head}
 
     def fetch() -> None:  # first, for a rank without them must not miss at the layout's check
         find_weights(args.model, args.from_scratch)
@@ -213,6 +213,7 @@ def train(
                     batch.documents,
                     replay=replay_due(job, trainer),
                     observer=observer,
+                    **batch.masks,
                 )
             if watch:
                 new = watching.judge(watch, job, result, batch, observer)
@@ -265,7 +266,9 @@ def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:
     data = job.evaluation
     batches = tokens.batches(data, job.args.batch_size, seed=0, shuffle=False)
     answers = list((data.label_token_ids or {}).values())
-    rows = ((batch.input_ids, batch.labels, batch.documents) for batch in batches)
+    rows = (
+        (batch.input_ids, batch.labels, batch.documents, batch.attention_mask) for batch in batches
+    )
     return trainer.evaluate(rows, answers or None) | {"samples": len(data)}
 
 

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from helpers.engine.context import parts
 from helpers.engine.context.documents import Document
-from helpers.engine.models.causal_loss import IGNORED
+from helpers.engine.models.objectives import IGNORED
 from helpers.engine.parallelize import load_model
 from helpers.engine.pipeline import micro_batches, runner
 from helpers.engine.plan import ParallelPlan
@@ -59,7 +59,7 @@ def documents_forgotten(*given: Any, **options: Any) -> parts.Share:
 
 def mean_of_means(self: runner.Pipeline, batches: Any, tokens: int, scale: float) -> Tensor:
     """Each rank takes the mean over its own tokens, and the ranks the mean of these."""
-    own = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
+    own = sum(len(batch.places) for batch in batches)
     return train(self, batches, max(1, own) * self.model.boundary.context.ranks, scale)
 
 

@@ -19,6 +19,8 @@ CASES = {
     "classify": ("reviews/train.tsv", "classify", True),
     "packed": ("instructions/train.jsonl", "instruct", True),
     "instruct": ("instructions/train.jsonl", "instruct", False),
+    "mlm": ("reviews/train.tsv", "mlm", True),
+    "classify-head": ("reviews/train.tsv", "classify-head", True),
 }
 
 
@@ -44,7 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def assert_same(found: TokenData, expected: TokenData) -> None:
     assert found.digest == expected.digest
-    for name in ("pad_id", "truncated", "label_names", "label_token_ids"):
+    for name in ("pad_id", "truncated", "label_names", "label_token_ids", "masking"):
         assert getattr(found, name) == getattr(expected, name)
     for one, other in zip(batches(found, 8, seed=3), batches(expected, 8, seed=3), strict=True):
         for name, value in vars(other).items():

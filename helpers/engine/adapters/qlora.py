@@ -55,6 +55,8 @@ class Adapting:
                 f"tp={plan.tp} splits the matrices that adapters stand beside: "
                 "use dp_replicate, dp_shard, cp or pp with adapters"
             )
+        if plan.precision == "fp8":
+            raise UserError("precision=fp8 trains whole matrices: take bf16 with adapters")
         if plan.compile:
             raise UserError("compile is not made for adapters: leave out one of the two")
         if plan.splits_backward:
@@ -79,6 +81,7 @@ def load_adapted(
     seed: int = 0,
     device: torch.device | str = "cpu",
     from_scratch: bool = False,
+    task: str | None = None,
 ) -> nn.Module:
     """This rank's part of a model with adapters, laid out; see parallelize.load_model.
 
@@ -89,8 +92,8 @@ def load_adapted(
         UserError: the plan does not allow it, a package is missing, or the files are broken.
     """
     how.check(plan)
-    dtype = plan.low_dtype or torch.float32
-    model, files = weights.blank_model(source, config, dtype, from_scratch)
+    dtype = plan.low_dtype(mesh.device_type) or torch.float32
+    model, files = weights.blank_model(source, config, dtype, from_scratch, task)
 
     def fill(model: nn.Module) -> None:
         _unfold(model)

@@ -4,10 +4,20 @@ from typing import Any
 
 from ..errors import UserError
 from ..models.families import kv_heads
+from ..models.objectives import CAUSAL
 
 
-def check_context(config: Any, cp: int, way: str, tp: int) -> None:
-    """Raise a UserError if the sequence of a model with this configuration cannot be split so."""
+def check_context(config: Any, cp: int, way: str, tp: int, task: str | None = None) -> None:
+    """Raise a UserError if the sequence of a model with this configuration cannot be split so.
+
+    Args:
+        task: that its head is for, see models/objectives.py; None means a causal language model.
+    """
+    if task not in (None, CAUSAL.task):
+        raise UserError(
+            f"cp={cp} splits the rows of causal language models, not those of {task}: take tp, pp, "
+            "dp_shard or dp_replicate"
+        )
     if not getattr(config, "is_causal", True) or getattr(config, "is_encoder_decoder", False):
         raise UserError(f"cp={cp} splits causal attention, which {config.model_type} has not")
     if way != "ulysses":

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.causal_loss import IGNORED
 from ..models.document_mask import positions
+from ..models.objectives import IGNORED
 from .balance import deal
 from .documents import Document, documents_of
 from .stretches import Rows, Stretch, pairs, stretches

@@ -43,7 +43,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    low = plan.low_dtype
+    low = plan.low_dtype(mesh.device_type)
     policy = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=plan.sum_dtype if low else None, cast_forward_inputs=False
     )
@@ -85,7 +85,7 @@ class FullyShard:
         self.gradient_bytes = 0
         self.trainable = _trainable(model)
         own_dtype = next(iter(self.trainable.values())).dtype
-        self.dtype = plan.sum_dtype if plan.low_dtype else own_dtype
+        self.dtype = plan.sum_dtype if plan.low_dtype(mesh.device_type) else own_dtype
         self.sums = None
         if plan.dp_replicate > 1:
             every, replicas = _wrapped(model, plan), mesh.get_group("dp_replicate")
@@ -154,7 +154,7 @@ class Bucketed:
         self.shard = self.axes.shard.get_group()
         # with weight gradients that come later there is nothing complete to send before the end
         self.sends_each_time = self.stage == 2 and not plan.splits_backward
-        low = plan.low_dtype
+        low = plan.low_dtype(mesh.device_type)
         before = _trainable(model)
         self.parts = [
             self._owned(name, p, low is not None, *_facts(model, name, p))

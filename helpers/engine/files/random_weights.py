@@ -5,7 +5,7 @@ own, and this rank's slice of it kept, so a thread never holds more than one who
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -19,19 +19,22 @@ from ..tensor.shards import local, slice_of
 
 
 @torch.no_grad()
-def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
+def draw(model: nn.Module, seed: int, only: Container[str] | None = None) -> None:
     """Initialise as transformers does, piece by piece; also sets the buffers no file holds.
 
-    With `weights` false only the buffers are set. Each piece has random numbers of its own, so as
-    many are drawn at a time as this process has threads.
+    Each piece has random numbers of its own, so as many are drawn at a time as this process has
+    threads.
+
+    Args:
+        only: the names of the parameters that are drawn, all of them where None.
     """
-    seen: set[int] = set()  # a tied parameter is that of the first piece that has it
+    wanted = {id(p) for name, p in model.named_parameters() if only is None or name in only}
     works = []
     for name, piece in pieces(model, base_of(model)):
-        own = {id(p) for p in piece.parameters() if weights} - seen
-        seen |= own
+        own = {id(p) for p in piece.parameters()} & wanted
+        wanted -= own  # a tied parameter is that of the first piece that has it
         works.append(partial(_draw_piece, piece, model._init_weights, seed_of(seed, name), own))
-    threads = torch.get_num_threads() if weights else 1
+    threads = torch.get_num_threads() if only is None else 1
     if threads == 1:
         for work in works:
             work()
@@ -42,9 +45,11 @@ def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
 
 
 def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The parts that are drawn one at a time: children, with the list of blocks taken apart."""
+    """The parts that are drawn one at a time: children, with what the list of blocks is in and the
+    list itself taken apart."""
     for name, child in module.named_children():
-        if child is base or isinstance(child, nn.ModuleList):
+        lists = (child, *child.children())
+        if child is base or any(isinstance(one, nn.ModuleList) for one in lists):
             yield from pieces(child, base, f"{prefix}{name}.")
         else:
             yield prefix + name, child

@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import UserError, need
+from ..errors import UserError
+from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
+from ..models.objectives import build, objective_of
 from ..tensor.shards import is_finite, local, slice_of
 from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
@@ -26,21 +28,23 @@ NAMES_IN_FILES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
 
 def blank_model(
-    source: str | Path, config: Any, dtype: torch.dtype, from_scratch: bool = False
+    source: str | Path,
+    config: Any,
+    dtype: torch.dtype,
+    from_scratch: bool = False,
+    task: str | None = None,
 ) -> tuple[nn.Module, WeightFiles | None]:
     """A model on the meta device, and the files to fill it from, where the source has some.
 
     Args:
         config: in place of the source's own, or None.
         from_scratch: take no weights, though the source may have some.
+        task: that the model's head is for; see models/objectives.py.
     """
-    transformers = need("transformers", "hf")
     config = config or load_config(source)
     files = find_weights(source, from_scratch)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=False
-        )
+        model = build(config, task, dtype)
     model.own_dtype = named_dtype(config)
     return model, files
 
@@ -69,9 +73,24 @@ def fill(
     ties = tied(model)
     model.to_empty(device=device)
     tie(ties)
-    draw(model, seed, weights=files is None)
+    new = new_head(model, files)
+    draw(model, seed, None if files is None else new)
     if files is not None:
-        read(model, files)
+        read(model, files, new)
+
+
+def new_head(model: nn.Module, files: WeightFiles | None) -> set[str]:
+    """What the files lack of a head that classifies: of a model that was trained for something
+    else, and gets a fresh head."""
+    if files is None or not objective_of(model).of_rows:
+        return set()
+    family = family_of(model)
+    body = (f"{family.blocks}.", f"{family.embedding}.")
+    return {
+        name
+        for name, _ in model.named_parameters()
+        if not name.startswith(body) and not any(map(files.has, aliases(model, name)))
+    }
 
 
 Slots = list[tuple[nn.Module, str]]  # modules, and what a parameter is called there
@@ -94,13 +113,15 @@ def tie(ties: list[Slots]) -> None:
 
 
 @torch.no_grad()
-def read(model: nn.Module, files: WeightFiles) -> None:
-    """Read this rank's slice of every parameter.
+def read(model: nn.Module, files: WeightFiles, new: set[str] = frozenset()) -> None:
+    """Read this rank's slice of every parameter, but of those that are `new`.
 
     Raises:
         UserError: a parameter is missing from the files, has another shape there, or is not finite.
     """
     for name, parameter in model.named_parameters():
+        if name in new:
+            continue
         shape, offset = slice_of(parameter)
         stored = model.stored_shapes.get(name, parameter.shape)
         values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
@@ -160,7 +181,7 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
     if first:
         folder.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(model.config)
-        config.dtype = dtype
+        config.dtype, config.architectures = dtype, [model.class_name]
         config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)

@@ -35,6 +35,7 @@ COSTLY = {
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,
+    aten._scaled_mm.default,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,

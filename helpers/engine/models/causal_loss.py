@@ -11,40 +11,42 @@ from torch import Tensor, nn
 from ..errors import NoToken, UserError
 from .document_mask import one_document_a_row
 from .families import Family
+from .objectives import IGNORED, objective_of
 
-IGNORED = -100  # a label that is no token, as in torch's cross-entropy
 
-
-def check_tokens(ids: Tensor | None, labels: Tensor | None, vocabulary: int) -> None:
-    """Raise NoToken if an id or a label is no token; labels may be -100.
+def check_tokens(
+    ids: Tensor | None, labels: Tensor | None, vocabulary: int, classes: int | None = None
+) -> None:
+    """Raise NoToken if an id or a label is no token, or none of `classes`; labels may be -100.
 
     A vocabulary that is split over ranks would take such an id for another rank's.
     """
     if ids is not None:
         _check_range("input id", ids, vocabulary)
     if labels is not None:
-        _check_range("label", labels.where(labels != IGNORED, 0), vocabulary)
+        labels = labels.where(labels != IGNORED, 0)
+        _check_range("label", labels, classes or vocabulary, "class" if classes else "token")
 
 
-def _check_range(what: str, values: Tensor, vocabulary: int) -> None:
+def _check_range(what: str, values: Tensor, count: int, kind: str = "token") -> None:
     if not values.numel():
         return
     lowest, highest = (int(value) for value in values.aminmax())
-    if lowest >= 0 and highest < vocabulary:
+    if lowest >= 0 and highest < count:
         return
     wrong = highest if lowest >= 0 else lowest
     place = (values == wrong).nonzero()[0].tolist()
-    raise NoToken(f"{what} {wrong} at {place} is no token: the model has 0 to {vocabulary - 1}")
+    raise NoToken(f"{what} {wrong} at {place} is no {kind}: the model has 0 to {count - 1}")
 
 
 def label_places(targets: Tensor, seq: int) -> Tensor:
-    """Where a token has a label: numbers [n] of tokens, all rows of `seq` end to end.
+    """Where a token, or a row, has a label: numbers [n], all rows of `seq` end to end.
 
     To know how many there are a host waits for its GPU, so this is best asked of a batch before it
     goes there.
 
     Args:
-        targets: [batch, seq or seq - 1], beside the tokens that predict them.
+        targets: [batch, seq or seq - 1], beside what predicts them; a row's with `seq` 1.
     """
     rows, columns = (targets != IGNORED).nonzero().unbind(1)
     return rows * seq + columns
@@ -59,9 +61,14 @@ def apply_loss(model: nn.Module, family: Family) -> None:
     `output_logits` adds the logits of all tokens, `label_logits` those at the labelled places,
     [tokens, vocabulary]. `return_dict=False` gives a tuple. `stage` runs one of the model's stages
     (pipeline/stages.py) alone, on what it `received`; all but the last give the hidden states that
-    go to the next. Labels are transformers': aligned with the ids, -100 is ignored.
+    go to the next. Labels are transformers': aligned with the ids, or the rows' classes, see
+    objectives.py; -100 is ignored.
+
+    Sets on the model: `objective`, and the number of `classes`, None of a model of tokens.
     """
     plain = model.forward
+    model.objective = objective_of(model)
+    model.classes = model.config.num_labels if model.objective.of_rows else None
 
     def forward(self: nn.Module, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
         given = [kwargs.get(name) for name in ("labels", "shift_labels")]
@@ -69,7 +76,7 @@ def apply_loss(model: nn.Module, family: Family) -> None:
         if kwargs.get("stage") is None:
             _check_call(self, kwargs)
         if not kwargs.pop("checked", False):
-            check_tokens(input_ids, labels, self.vocabulary)
+            check_tokens(input_ids, labels, self.vocabulary, self.classes)
         if labels is not None or kwargs.get("stage") is not None:
             return loss_forward(self, family, plain, input_ids, **kwargs)
         kwargs.pop("output_logits", None)
@@ -109,7 +116,7 @@ def loss_forward(
     received: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Shifted cross-entropy of [batch, seq] ids and labels, as transformers defines it."""
+    """Cross-entropy of [batch, seq] ids and their labels, as transformers defines it."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     options = {"use_cache": False} | kwargs
@@ -122,8 +129,9 @@ def loss_forward(
             outputs = stage.run(model, family, run, input_ids, received, **options)
     if stage is not None and not stage.last:
         return outputs
-    made = outputs.logits if family.whole_logits else outputs[0]  # [batch, seq, ..]
-    targets, seq = labels[:, 1:] if shift_labels is None else shift_labels, made.shape[1]
+    made = outputs.logits if family.whole_logits else outputs[0]  # [batch, seq, ..] or [batch, ..]
+    seq = 1 if model.objective.of_rows else made.shape[1]
+    targets = model.objective.targets(labels) if shift_labels is None else shift_labels
     if places is None:
         places = label_places(targets, seq)
     targets = F.pad(targets, (0, seq - targets.shape[1])).flatten().index_select(0, places)
@@ -162,12 +170,17 @@ def _loss_of_hidden(
 ) -> tuple[Tensor, Tensor | None]:
     """The same from the hidden states; logits are made for whoever wants them alone."""
     head, predicting = model.get_submodule(family.head), _at(hidden, places)
-    loss = head(predicting, targets)
+    top = model.get_submodule(family.top or family.head)
+    head.targets = targets
+    try:
+        loss = top(predicting)  # through what stands before the head, as BERT's transform
+    finally:
+        head.targets = None
     if wanted is None:
         return loss, None
-    return loss, family.logits(head(predicting if wanted == "labels" else hidden))
+    return loss, family.logits(top(predicting if wanted == "labels" else hidden))
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
-    """Of [batch, seq, ...] what stands at the places."""
-    return x.flatten(0, 1).index_select(0, places)
+    """Of [batch, seq, ..] or [batch, ..] what stands at the places."""
+    return x.flatten(0, -2).index_select(0, places)

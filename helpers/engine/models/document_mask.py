@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from .families import has_alibi
 
 PADDING = -1
 
@@ -59,7 +60,7 @@ def one_document_a_row() -> Iterator[None]:
 
 def check_packing(config: Any, seq_len: int) -> None:
     """Raise a UserError if the model's attention cannot be kept inside documents by a mask."""
-    if getattr(config, "alibi", False):
+    if has_alibi(config):
         raise UserError("this model's ALiBi takes no mask of documents: train it without packing")
     window = getattr(config, "sliding_window", None)
     if window and seq_len > window:

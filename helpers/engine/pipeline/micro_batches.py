@@ -4,37 +4,43 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..context.parts import Part, share
-from ..models.causal_loss import IGNORED, label_places
+from ..errors import UserError
+from ..models.causal_loss import check_tokens, label_places
 from ..models.document_mask import PADDING, model_inputs
+from ..models.families import has_alibi
+from ..models.objectives import IGNORED, Objective
+
+MASKS = ("attention_mask", "token_type_ids")  # as transformers calls them
 
 
 class MicroBatch(NamedTuple):
-    """[rows, seq] each; documents of packed rows, see models/document_mask.py.
+    """[rows, seq] each; labels may be [rows], see models/objectives.py. Documents of packed rows,
+    see models/document_mask.py.
 
     positions, part: where ranks of cp have parts of the rows; the labels are then those of
         context/parts.py, which stand beside the token that predicts them.
-    places: [n] of the tokens that predict one, see models/causal_loss.py.
+    places: [n] of what predicts a label, see models/causal_loss.py.
     """
 
     ids: Tensor
     labels: Tensor
     documents: Tensor | None = None
+    attention_mask: Tensor | None = None
+    token_type_ids: Tensor | None = None
     positions: Tensor | None = None
     part: Part | None = None
     places: Tensor | None = None
 
-    @property
-    def targets(self) -> Tensor:
-        """What the tokens predict: [rows, seq - 1], of a part [rows, seq]."""
-        return self.labels[:, 1:] if self.part is None else self.labels
+    def targets(self, objective: Objective) -> Tensor:
+        """What is predicted: see objectives.py; of a part [rows, seq]."""
+        return objective.targets(self.labels) if self.part is None else self.labels
 
-    @property
-    def answers(self) -> Tensor:
-        """What the tokens at the places predict, [n]."""
-        beside = self.places + 1 if self.part is None else self.places
+    def answers(self, objective: Objective) -> Tensor:
+        """What is predicted at the places, [n]."""
+        beside = self.places + objective.shift if self.part is None else self.places
         return self.labels.flatten().index_select(0, beside)
 
     def to(self, device: torch.device) -> "MicroBatch":
@@ -45,12 +51,30 @@ class MicroBatch(NamedTuple):
     def inputs(self, config: Any) -> dict[str, Any]:
         """What the model with this configuration is called with."""
         if self.part is None:
-            more = {} if self.documents is None else model_inputs(self.documents)
-            return {"input_ids": self.ids, "labels": self.labels, "places": self.places} | more
+            given = {"input_ids": self.ids, "labels": self.labels, "places": self.places}
+            packed = {} if self.documents is None else model_inputs(self.documents)
+            masks = {name: getattr(self, name) for name in MASKS}
+            return given | packed | {name: mask for name, mask in masks.items() if mask is not None}
         # attention makes its own masks; this keeps the model from making any. ALiBi's takes none
-        mask = None if getattr(config, "alibi", False) else self.ids.new_ones(1, 1, 1, 1).bool()
+        mask = None if has_alibi(config) else self.ids.new_ones(1, 1, 1, 1).bool()
         given = {"position_ids": self.positions, "attention_mask": mask, "places": self.places}
         return {"input_ids": self.ids, "shift_labels": self.labels} | given
+
+
+def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
+    """Raise a UserError if a whole batch is none that a laid-out model can train on."""
+    model.objective.check_shapes(batch.ids, batch.labels)
+    check_tokens(batch.ids, batch.labels, model.vocabulary, model.classes)
+    if batch.documents is not None and not model.objective.shift:
+        raise UserError("rows are packed for causal language models alone, not for this one")
+    for name in MASKS:
+        mask = getattr(batch, name)
+        if mask is None:
+            continue
+        if cp > 1:
+            raise UserError(f"{name} is not split over cp, whose attention makes its own masks")
+        if mask.shape != batch.ids.shape:
+            raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
 
 
 def some_rows(batch: MicroBatch, n: int, index: int) -> MicroBatch:
@@ -64,27 +88,36 @@ def some_rows(batch: MicroBatch, n: int, index: int) -> MicroBatch:
 
 
 def own_tokens(
-    batch: MicroBatch, rank: int, ranks: int, split: str = "balanced", multiple: int = 1
+    batch: MicroBatch,
+    rank: int,
+    ranks: int,
+    split: str = "balanced",
+    multiple: int = 1,
+    pad_id: int | None = None,
 ) -> MicroBatch:
     """What a rank of cp has of whole rows, on the CPU.
 
     Args:
         split: one of context.balance.SPLITS.
         multiple: what the number of its tokens must be one of.
+        pad_id: of a model whose tokens see those after them: what is added is masked.
     """
     if ranks > 1:
         own = share(*batch[:3], rank, ranks, split, multiple)
-        return MicroBatch(own.ids, own.targets, None, own.positions, own.part)
+        return MicroBatch(own.ids, own.targets, positions=own.positions, part=own.part)
     short = -batch.ids.shape[1] % multiple
     if not short:
         return batch
+    if pad_id is not None and batch.attention_mask is None:
+        batch = batch._replace(attention_mask=torch.ones_like(batch.ids))
     padded = (
-        None if values is None else F.pad(values, (0, short), value=fill)
-        for values, fill in zip(batch, (0, IGNORED, PADDING))
+        values if values is None or values.dim() == 1 else F.pad(values, (0, short), value=fill)
+        for values, fill in zip(batch, (pad_id or 0, IGNORED, PADDING, 0, 0))
     )
     return MicroBatch(*padded)
 
 
-def placed(batch: MicroBatch) -> MicroBatch:
+def placed(batch: MicroBatch, objective: Objective) -> MicroBatch:
     """With the places of its labels: found on the CPU, where nobody waits for a device."""
-    return batch._replace(places=label_places(batch.targets, batch.ids.shape[1]))
+    seq = 1 if objective.of_rows else batch.ids.shape[1]
+    return batch._replace(places=label_places(batch.targets(objective), seq))

@@ -140,7 +140,7 @@ def dry_run(
         with SizesOnly(allow_non_fake_inputs=True) as sizes:
             model.to_empty(device=device)
             tie(ties)
-            draw(model, 0, weights=False)
+            draw(model, 0, only=())
             settle(model)
             trainer = Trainer(model, plan, mesh, lr=1e-3)
             send_at_once(trainer.pipeline.messages)
@@ -245,12 +245,14 @@ def device_of_its_own() -> Iterator[None]:
     from torch.optim import optimizer
 
     fused = optimizer._get_fused_kernels_supported_devices()
+    low_dtype = ParallelPlan.low_dtype
     with ExitStack() as stack:
         for place, name, value in (
             (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
             (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device("meta")),
             (optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused, "meta"]),
             (torch, "meta", torch.cpu),  # whose streams it has
+            (ParallelPlan, "low_dtype", lambda plan, mesh_of: low_dtype(plan, "meta")),
         ):
             stack.enter_context(mock.patch.object(place, name, value, create=True))
         yield

@@ -159,6 +159,10 @@ def make_job(
         UserError: the plan does not fit the model, or a number is not above 0.
     """
     check_counts(batch, seq_len)
+    if plan.precision not in BYTES:
+        raise UserError(
+            f"no formula knows precision={plan.precision}: dry_run counts its bytes and FLOPs"
+        )
     shape = model if isinstance(model, Shape) else model_shape(model)
     check_stages(shape.layers, plan.stages)
     if plan.stage_layers is not None:

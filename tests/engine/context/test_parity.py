@@ -7,7 +7,7 @@ import torch
 
 from helpers.engine.plan import ParallelPlan
 from tests.engine.context import rows
-from tests.support import parity
+from tests.support import parity, tiny
 from tests.support.matrix import product
 from tests.support.ranks import pool
 
@@ -57,6 +57,15 @@ def test_rows(family: str, way: str, beside: str, kind: str) -> None:
 def test_packed_rows(family: str, way: str, beside: str) -> None:
     plan = plan_of(way, BESIDE[beside])
     pool(plan.world_size).run(rows.check, family, plan, "packed")
+
+
+@pytest.mark.parametrize(
+    ("family", "way", "beside"), product(tiny.DECODERS, WAYS, ("alone", "tp2", "pp2"))
+)
+def test_more_families(family: str, way: str, beside: str) -> None:
+    """Windows in some layers, softcaps, ALiBi, norms of heads, and scores that are not scaled."""
+    plan, kind = plan_of(way, BESIDE[beside]), "uneven" if family == "bloom" else "packed"
+    pool(plan.world_size).run(rows.check, family, plan, kind)
 
 
 @pytest.mark.parametrize(("way", "beside"), product(WAYS, BESIDE))

@@ -51,7 +51,7 @@ def loss_times_the_degree() -> list[Patch]:
     real = runner.Pipeline.train
 
     def train(self, batches, tokens, scale):
-        own = sum(int((batch.targets != rows.IGNORED).sum()) for batch in batches)
+        own = sum(len(batch.places) for batch in batches)
         return real(self, batches, max(1, own), scale)
 
     return [(runner.Pipeline, "train", train)]
@@ -220,6 +220,30 @@ def mamba() -> str:
     with pytest.raises(UserError) as caught:
         parallelize(transformers.AutoModelForCausalLM.from_config(config), plan, mesh_of(plan))
     return str(caught.value)
+
+
+def of_an_encoder(family: str) -> str:
+    plan = ParallelPlan(cp=2)
+    with pytest.raises(UserError) as caught:
+        parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("family", "task"), (("bert-mlm", "mlm"), ("roberta-classes", "classify")))
+def test_what_looks_both_ways_is_refused(family: str, task: str) -> None:
+    words = pool(2).run(of_an_encoder, family)[0]
+    assert f"cp=2 splits the rows of causal language models, not those of {task}" in words
+
+
+def masked() -> str:
+    trainer, (ids, labels, _) = rows.trainer_of("llama", ParallelPlan(cp=2)), rows.batch("plain")
+    with pytest.raises(UserError) as caught:
+        trainer.step(ids, labels, attention_mask=torch.ones_like(ids))
+    return str(caught.value)
+
+
+def test_a_mask_of_the_users_is_refused() -> None:
+    assert "attention_mask is not split over cp" in pool(2).run(masked)[0]
 
 
 # Messages

@@ -38,7 +38,7 @@ def check(family: str, plan: ParallelPlan) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ("gptj", "gpt2", "neox", "falcon-new", "llama"))
+@pytest.mark.parametrize("family", ("gptj", "gpt2", "neox", "falcon-new", "llama", "bert-mlm"))
 def test_compiled_equals_one_process(family: str) -> None:
     pool(1).run(check, family, ParallelPlan(compile=True))
 
@@ -91,7 +91,7 @@ def graphs_of_a_step(family: str, fields: dict) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "layout"), product(("gptj", "falcon-new", "llama"), ("tp2", "tp2-sp"))
+    ("family", "layout"), product(("gptj", "falcon-new", "llama", "olmo2"), ("tp2", "tp2-sp"))
 )
 def test_a_block_with_its_messages_is_one_graph(family: str, layout: str) -> None:
     for names in pool(2).run(graphs_of_a_step, family, LAYOUTS[layout]):

@@ -103,7 +103,7 @@ def test_what_meets_one_fails() -> None:
 def test_what_the_host_waits_for_is_counted() -> None:
     """Where the labels are, asked of the device, in each of two micro-batches. Positions in host
     memory, with which each of two layers asks for its rows of a table of the device."""
-    with patch.object(trainer, "placed", lambda batch: batch):
+    with patch.object(trainer, "placed", lambda batch, objective: batch):
         [run] = runs("gptj", "fp16, micro-batches")
     assert run.host_waits == 1 + 2
     with patch.object(document_mask, "positions", lambda documents: torch.arange(16).expand(8, 16)):
