@@ -156,7 +156,7 @@ class Readings:
     def _is_fp8(self, row: Key, value: Any) -> Judged:
         if value is not True:
             return LEFT_OUT, "off", ""
-        return LEFT_OUT, "bf16, which the planner prices; --precision fp8 has products in 8 bits, too", ""
+        return LEFT_OUT, "bf16, which the planner prices; --precision fp8 is there, too", ""
 
     def _is_finetune(self, row: Key, value: Any) -> Judged:
         if value is True:
