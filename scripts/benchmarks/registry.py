@@ -159,7 +159,12 @@ LONG = (
         for n in (2, 4)
         for way in ("ring", "gather", "ulysses")
     ),
-    engine("contiguous-4", "this engine, cp=4, ring, contiguous", cp=4, cp_split="contiguous"),
+    *(
+        engine(
+            f"contiguous-{n}", f"this engine, cp={n}, ring, contiguous", cp=n, cp_split="contiguous"
+        )
+        for n in (2, 4)
+    ),
     engine("engine-sp", "this engine, tp=2, sequence parallel", tp=2, sequence_parallel=True),
     engine("engine-full", "this engine, one process, recomputing", activation="full"),
     Peer("torch-context", "torch context_parallel", "torch_context_peer"),
