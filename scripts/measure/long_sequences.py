@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import record
-from turns import say_loading, take_turns
+from turns import model_of, say_loading, take_turns
 from zero_stages import batches
 
 from helpers.engine.errors import UserError
-from helpers.engine.models.configurations import check_length, load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
@@ -138,14 +137,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
 def main() -> None:
     args = parse()
     try:
-        overrides = {
-            "num_hidden_layers": args.layers,
-            "hidden_size": args.hidden,
-            "num_attention_heads": args.heads,
-        }
-        config = load_config(args.model, **overrides)
-        for length in args.lengths:
-            check_length(config, length)
+        config = model_of(args, *args.lengths)
         chosen = plans(args, config)
     except UserError as error:
         refuse(str(error))

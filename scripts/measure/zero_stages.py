@@ -21,12 +21,11 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
-from turns import WARMUP, say_loading, take_turns
+from turns import WARMUP, model_of, say_loading, take_turns
 
 from helpers.engine.errors import UserError
 from helpers.engine.messages.carriers import BOARD
 from helpers.engine.messages.gloo_exchange import TAGS
-from helpers.engine.models.configurations import check_length, load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
@@ -180,13 +179,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
 def main() -> None:
     args = parse()
     try:
-        overrides = {
-            "num_hidden_layers": args.layers,
-            "hidden_size": args.hidden,
-            "num_attention_heads": args.heads,
-        }
-        config = load_config(args.model, **overrides)
-        check_length(config, args.seq_len)
+        config = model_of(args, args.seq_len)
         chosen = plans(args, config)
     except UserError as error:
         refuse(str(error))

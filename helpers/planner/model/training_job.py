@@ -12,7 +12,8 @@ from helpers.engine.context.balance import shares_of_work
 from helpers.engine.context.check import heads_for_all
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import check_partition, check_stages
-from helpers.engine.plan import ParallelPlan, axis_order
+from helpers.engine.placement import axis_order
+from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import tensor_parallel_share
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.stage_layers import balanced_layers

@@ -13,7 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from helpers.engine.errors import UserError
-from helpers.engine.plan import ParallelPlan, rank_grid
+from helpers.engine.placement import rank_grid
+from helpers.engine.plan import ParallelPlan
 
 # the library's groups -> the plan's axes over which their ranks differ
 AXES = {
