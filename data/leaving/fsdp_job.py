@@ -1,7 +1,7 @@
 """The job of a published notebook of 2023: GPT-NeoXT-Chat-Base-20B sharded over two machines.
 
-Its settings are retold here, in words of this project; no line is the notebook's. Its script is
-one of Hugging Face's own, which uses nothing of the service.
+Its settings are retold here, in words of this project; no line is the notebook's. Its script
+uses nothing of the service: fsdp.py does what it does.
 """
 
 import sagemaker
@@ -23,8 +23,8 @@ hyperparameters = {
 }
 
 estimator = HuggingFace(
-    entry_point="run_clm.py",
-    source_dir="./scripts",
+    entry_point="fsdp.py",
+    source_dir=".",
     instance_type="ml.p4d.24xlarge",
     instance_count=2,
     volume_size=200,

@@ -50,10 +50,16 @@ def contents() -> str:
     """The chapters of the book, for the end of its front page."""
     parts = []
     for caption, pattern in CHAPTERS.items():
-        files = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob(pattern))
-        names = "\n".join(path.as_posix() for path in files)
+        files = (path.relative_to(ROOT).with_suffix("") for path in ROOT.glob(pattern))
+        names = "\n".join(path.as_posix() for path in sorted(files, key=_place))
         parts.append(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{names}\n```")
     return "\n\n".join(parts)
+
+
+def _place(path: Path) -> tuple[int, str]:
+    """Notebooks by their numbers, the rest by name."""
+    number = path.name.partition("_")[0]
+    return (int(number) if number.isdigit() else 0, path.as_posix())
 
 
 def build(folder: Path) -> int:

@@ -24,14 +24,19 @@ KINDS = {"str": str, "int": int, "float": int | float, "bool": bool}
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def find_notebook(number: str) -> Path:
-    """The notebook whose file name starts with `number`; SystemExit(2) with the list if none."""
-    found = sorted((ROOT / "notebooks").glob("[0-9]*_*.ipynb"))
+def number_of(path: Path) -> int:
+    """A notebook's, which its file name starts with."""
+    return int(path.name.split("_")[0])
+
+
+def find_notebook(wanted: str) -> Path:
+    """The notebook of that number; SystemExit(2) with the list if there is none."""
+    found = sorted((ROOT / "notebooks").glob("[0-9]*_*.ipynb"), key=number_of)
     for path in found:
-        if path.name.split("_")[0] == number:
+        if path.name.split("_")[0] == wanted:
             return path
     names = ", ".join(path.stem for path in found) or "none yet"
-    stop(2, f"there is no notebook {number}; the notebooks are: {names}")
+    stop(2, f"there is no notebook {wanted}; the notebooks are: {names}")
 
 
 def check_parameters(notebook: Path, given: dict) -> set[str]:

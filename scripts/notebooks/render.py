@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from execute import QUIET
+from execute import QUIET, number_of
 
 from helpers.lab.figures.what_if_sliders import WIDGET
 from helpers.lab.machine.hardware import find_machine
 from helpers.lab.notebook.record import RENDERED, source_hash
 from helpers.lab.paths import ROOT, shorten
 
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*_*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*_*.ipynb"), key=number_of)
 TIMEOUT_S = 600  # a cell
 LINK_TO_RUN = re.compile(r'<a href="\.\./runs/[^"]*">(.*?)</a>')  # a reader has not its files
 METADATA = {
@@ -128,7 +128,7 @@ def main() -> int:
     parser.add_argument("numbers", nargs="*", help="notebooks to render; all when left out")
     parser.add_argument("--check", action="store_true", help="compare hashes, execute nothing")
     args = parser.parse_args()
-    numbers = [path.name.split("_")[0] for path in NOTEBOOKS]
+    numbers = [str(number_of(path)) for path in NOTEBOOKS]
     unknown = [number for number in args.numbers if number not in numbers]
     if unknown:
         parser.error(f"there is no notebook {unknown[0]}; there are: {', '.join(numbers)}")
@@ -136,7 +136,7 @@ def main() -> int:
     if args.check:
         stale = {path.name: why for path in chosen if (why := out_of_date(path))}
         for name, why in stale.items():
-            print(f"{name}: {why}; run: python scripts/notebooks/render.py {name.split('_')[0]}")
+            print(f"{name}: {why}; run: python scripts/notebooks/render.py {number_of(Path(name))}")
         return 1 if stale else 0
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the kernel's too
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's python3 kernel

@@ -16,7 +16,7 @@ from tests.support.browser import browser, find_browser
 from tests.support.scripts import script
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]_*.ipynb"))
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*_*.ipynb"))
 ALLOWED = "webpack-macros"  # a template of the theme, no page
 # what the page threw, from its first line on
 WATCH = "window.thrown = []; addEventListener('error', e => thrown.push(String(e.message || e)))"

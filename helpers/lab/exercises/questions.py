@@ -28,6 +28,11 @@ class Exercise:
         return " ".join(self.question_lines)
 
     @property
+    def lesson(self) -> str:
+        """The number of its notebook, which its name starts with."""
+        return self.name.split()[0].rstrip("abcdefgh")
+
+    @property
     def on_ranks(self) -> bool:
         """Whether the answer runs on real ranks."""
         return self.judge.startswith("on_ranks.")

@@ -4,6 +4,7 @@ A solution without arguments returns an answer; one with arguments is the functi
 for. The tests hand each to `check`.
 """
 
+import ast
 import inspect
 import itertools
 import math
@@ -15,6 +16,7 @@ import torch
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.lab.exercises.on_ranks.solutions import ON_RANKS
+from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.exercises.topics.pipeline import try_plan
 from helpers.lab.exercises.topics.qlora import LEVELS
 from helpers.lab.figures.display import show_code, show_text
@@ -274,6 +276,35 @@ def best_interval():
     return {"mtbf_s": mtbf_s, "interval_s": math.sqrt(2 * 60 * mtbf_s)}
 
 
+def words_for_flags(word):
+    words = {"true": True, "1": True, "false": False, "0": False}
+    if word.lower() not in words:
+        raise ValueError(f"{word!r} is neither True nor False")
+    return words[word.lower()]
+
+
+def whose_batch():
+    data_ranks = 2 * 8 // (4 * 2)  # what tensor and pipeline ranks leave
+    return {
+        "data_ranks": data_ranks,
+        "prescaled": 6 * data_ranks,
+        "not_prescaled": 6 * data_ranks * 4,  # every tensor rank brings rows of its own
+    }
+
+
+def never_read(source):
+    nodes = list(ast.walk(ast.parse(source)))
+    declared = {
+        word.value.removeprefix("--").replace("-", "_")
+        for node in nodes
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
+        for word in node.args
+        if isinstance(word, ast.Constant) and word.value.startswith("--")
+    }
+    loads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+    return declared - {node.attr for node in loads}
+
+
 ON_PAPER: dict[str, Callable[..., Any]] = {
     "1a traffic": traffic,
     "1b vocabulary loss": vocabulary_loss,
@@ -299,5 +330,9 @@ ON_PAPER: dict[str, Callable[..., Any]] = {
     "8a over the link": over_the_link,
     "8b steps lost": steps_lost,
     "8c best interval": best_interval,
+    "10a words for flags": words_for_flags,
+    "10b whose batch": whose_batch,
+    "10c never read": never_read,
 }
-SOLUTIONS = dict(sorted((ON_PAPER | ON_RANKS).items()))
+EVERY = ON_PAPER | ON_RANKS
+SOLUTIONS = {name: EVERY[name] for name in EXERCISES}

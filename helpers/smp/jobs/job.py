@@ -13,7 +13,7 @@ from helpers.smp.jobs.distributions import Layout, Machines, configured, layout,
 from helpers.smp.jobs.estimators import Estimator, part
 from helpers.smp.jobs.metrics import Metric, metrics
 from helpers.smp.jobs.rules import MappedRule, mapped_rules, save_interval
-from helpers.smp.jobs.settings import Family, Setting, Settings, foreign_family
+from helpers.smp.jobs.settings import Family, Setting, Settings, foreign_family, of_script
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.sources import Place
 from helpers.smp.reading.values import Made, is_known
@@ -141,16 +141,11 @@ def _name(job: Estimator) -> str:
 
 def _fill(found: Job, given: Mapping[Any, Any], script: Interpreter | None) -> None:
     """Plan and flags from hyperparameters, and from the script's own defaults under them."""
-    defaults: dict[Any, Any] = {}
-    for parsed in script.parsed if script else ():
-        defaults |= {key: value for key, value in parsed.items() if is_known(value)}
     plan = found.layout.plan
     reader = Settings(plan.dp if plan else 1, found.layout.config)
     flags = reader.read(given)
     found.settings = list(reader.rows)
-    below = Settings(plan.dp if plan else 1, found.layout.config).read(
-        {key: value for key, value in defaults.items() if value is not None}
-    )
+    below = Settings(plan.dp if plan else 1, found.layout.config).read(of_script(script))
     apart = {"hidden", "layers", "heads", *OF_PLAN}
     apart |= {"steps", "epochs"} if {"steps", "epochs"} & flags.keys() else set()
     flags |= {k: v for k, v in below.items() if k not in flags and k not in apart}

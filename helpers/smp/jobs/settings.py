@@ -9,6 +9,7 @@ from typing import Any
 
 from helpers.engine.precision.optimizer import SCHEDULES
 from helpers.smp.configuration import SmpConfig
+from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.values import is_known, unknown_in
 from helpers.tables import read_table
 
@@ -17,6 +18,9 @@ FALSE = (False, 0, "False", "false", "0", None)
 SCHEDULE_WORDS = {"constant_with_warmup": "constant", "cosineannealing": "cosine"}
 SHARDED = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 SWITCHES = {"activation": "full", "quantize": "nf4"}
+TRAINER = "transformers.TrainingArguments"
+TRAINER_DEFAULTS = {"learning_rate": 5e-5, "weight_decay": 0.0}  # where ours are others
+OF_OPTIMIZER = ("lr", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,28 @@ def foreign_family(*names: str) -> Family | None:
         if any(re.search(row.pattern, name) for name in names):
             return row
     return None
+
+
+def of_script(script: Interpreter | None) -> dict[str, Any]:
+    """What a script sets where its job says nothing: arguments of its optimizer and of Hugging
+    Face's Trainer, then the defaults of its own arguments. Values that are not known are left out.
+    """
+    if script is None:
+        return {}
+    last = [times[-1] for times in script.calls.values()]
+    trainers = [one.kwargs for one in last if one.dotted == TRAINER]
+    optimizers = [one.kwargs for one in last if one.dotted.endswith((".Adam", ".AdamW"))]
+    found: dict[str, Any] = {}
+    for given in (
+        *trainers,
+        *({name: one[name] for name in OF_OPTIMIZER if name in one} for one in optimizers),
+        *script.parsed,
+        *(TRAINER_DEFAULTS for _ in trainers),
+    ):
+        for name, value in given.items():
+            if is_known(value) and value is not None:
+                found.setdefault(name, value)
+    return found
 
 
 class Settings:

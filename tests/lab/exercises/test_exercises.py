@@ -34,6 +34,7 @@ BY_HAND = {
     "8a over the link": {"fsdp_s": 0.9, "hsdp_s": 0.32},
     "8c best interval": {"mtbf_s": 40_500, "interval_s": 2204.5},
     "7c most gained": {"times": 10 / 7, "usd": 1440 / 3600 * 32.7726 * 16},
+    "10b whose batch": {"data_ranks": 2, "prescaled": 12, "not_prescaled": 48},
     "6a bill": {"days": 18.0, "usd": 18.0 * 24 * 98.32 * 64},
 }
 
@@ -62,6 +63,9 @@ STUBS = {
     "8a over the link": {"fsdp_s": None, "hsdp_s": None},
     "8b steps lost": lambda done, every: None,
     "8c best interval": {"mtbf_s": None, "interval_s": None},
+    "10a words for flags": lambda word: None,
+    "10b whose batch": {"data_ranks": None, "prescaled": None, "not_prescaled": None},
+    "10c never read": lambda source: None,
 }
 
 

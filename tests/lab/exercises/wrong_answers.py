@@ -4,7 +4,10 @@ An answer is made from a right one by what learners do: rounding down, counting 
 or a machine mixed up, code that is right for the first case alone.
 """
 
+import ast
+import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +48,34 @@ def divided(rounded: Callable[[float], float], gain: bool = True) -> Callable[..
         return rounded(compile_s / (native_s - compiled_s))
 
     return break_even
+
+
+def declared_names(source: str) -> set[str]:
+    return set(re.findall(r"'--(\w+)'", source))
+
+
+def never_in_text(source: str) -> set[str]:
+    names = re.findall(r"'--([\w-]+)'", source)
+    return {name for n in names if f".{(name := n.replace('-', '_'))}" not in source}
+
+
+def never_an_attribute(source: str) -> set[str]:
+    """Assigning counts as reading."""
+    read = {n.attr for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
+    return {name.replace("-", "_") for name in re.findall(r"'--([\w-]+)'", source)} - read
+
+
+def dashes_left(source: str) -> set[str]:
+    read = {n.attr for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
+    return set(re.findall(r"'--([\w-]+)'", source)) - read
+
+
+def first_name_alone(source: str) -> set[str]:
+    """-s, --steps is called s."""
+    firsts = re.findall(r"add_argument\('-+([\w-]+)'", source)
+    nodes = ast.walk(ast.parse(source))
+    loads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+    return {name.replace("-", "_") for name in firsts} - {node.attr for node in loads}
 
 
 def naive_loss(shards, targets):
@@ -419,4 +450,37 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ("interval_s", 2204.54, "not the root yet"),
         ("interval_s", 1 / 60, "in seconds"),
     ),
+    "10a words for flags": [
+        (bool, "'False' is read as True"),
+        (lambda word: word == "True", "'true' is read as False"),
+        (lambda word: word.lower() == "true", "'1' is read as False"),
+        (lambda word: word.lower() in ("true", "1"), "'maybe' is neither"),
+        (lambda word: word.lower() not in ("false", "0"), "'maybe' is neither"),
+        (ast.literal_eval, "'true' is refused"),
+        (lambda word: bool(json.loads(word.lower())), "is neither"),
+        (str.lower, "'True' is read as 'true'"),
+        (lambda word: {"true": 1, "1": 1, "false": 0, "0": 0}[word.lower()], "read as 1"),
+        (first_case_only("10a words for flags"), "'False' is read as True"),
+    ],
+    "10b whose batch": times(
+        "10b whose batch",
+        ("data_ranks", 4, "counts the tensor ranks"),
+        ("data_ranks", 2, "divide by both"),
+        ("data_ranks", 8, "all processes"),
+        ("data_ranks", 3, "not right"),
+        ("prescaled", 4, "the other case"),
+        ("prescaled", 0.5, "one data rank's"),
+        ("not_prescaled", 0.25, "the other case"),
+        ("not_prescaled", 2, "for every process"),
+    ),
+    "10c never read": [
+        (lambda source: set(), "'steps' is missing"),
+        (declared_names, "'lr' is no argument"),
+        (never_in_text, "'lr' is missing"),
+        (never_an_attribute, "'lr' is missing"),
+        (dashes_left, "'grad-clip' is no argument"),
+        (first_name_alone, "is no argument"),
+        (lambda source: "steps", "A set of names is wanted"),
+        (first_case_only("10c never read"), "'steps' is no argument"),
+    ],
 }

@@ -191,6 +191,28 @@ def test_hyperparameters_are_flags_and_those_without_one_say_so(read):
     assert "my_own" in words and "script's own" in words["my_own"]
 
 
+@pytest.mark.parametrize(
+    ("script", "given", "flags"),
+    [
+        ("torch.optim.AdamW([], lr=3e-3, weight_decay=0.0)", "{}", (3e-3, 0.0)),
+        ("torch.optim.AdamW([], lr=3e-3, weight_decay=0.0)", "{'lr': 1e-4}", (1e-4, 0.0)),
+        ("torch.optim.AdamW([], lr=unknown)", "{'weight_decay': 0.2}", (None, 0.2)),
+        ("TrainingArguments('out')", "{}", (5e-5, 0.0)),
+        ("TrainingArguments('out', learning_rate=2e-5)", "{}", (2e-5, 0.0)),
+        ("TrainingArguments('out')", "{'weight_decay': 0.1}", (5e-5, 0.1)),
+        ("torch.optim.SGD([], lr=3e-3)", "{}", (None, None)),
+    ],
+)
+def test_what_the_script_gives_its_optimizer_is_kept(script, given, flags, tmp_path):
+    """helpers.train has defaults of its own, so a command without these trained otherwise."""
+    lines = ("import torch", "from transformers import TrainingArguments", script)
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    job = ESTIMATOR.format(before="", arguments=f"hyperparameters={given}")
+    (tmp_path / "job.py").write_text(job)
+    [found] = leave([tmp_path / "job.py", tmp_path / "train.py"]).jobs
+    assert (found.flags.get("lr"), found.flags.get("weight_decay")) == flags
+
+
 def test_rules_are_watched_by_those_of_ours(read):
     found = read(
         "rules=[Rule.sagemaker(rule_configs.loss_not_decreasing()), "
@@ -256,8 +278,7 @@ def test_the_published_jobs(name, plan, mistakes):
     """Each is read with its script: nothing is refused or asked, its mistakes are named, and its
     command is one that helpers.train takes."""
     paths = [PUBLISHED / f"{name}_job.py"]
-    paths += [path for path in (PUBLISHED / f"{name}.py",) if path.exists()]
-    found = leave(paths)
+    found = leave([*paths, PUBLISHED / f"{name}.py"])
     assert {one.kind for one in found.mistakes} == mistakes
     assert found.jobs and not found.asked and not found.unread
     for job in found.jobs:
