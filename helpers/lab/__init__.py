@@ -53,6 +53,9 @@ HOMES = {
     "draw_shards": "drawings.shards",
     "draw_ring": "drawings.sequence_parts",
     "draw_shares": "drawings.sequence_parts",
+    "draw_leaving": "drawings.leaving",
+    "plot_verdicts": "drawings.leaving",
+    "plot_bills": "drawings.leaving",
     "draw_timeline": "drawings.profile_trace",
     "draw_memory": "drawings.profile_trace",
     # tables that several notebooks show
