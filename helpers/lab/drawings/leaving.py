@@ -34,8 +34,8 @@ def draw_leaving() -> Picture:
     middle = 3.3
     for place, name in enumerate(READ):
         height = 5.2 - 1.9 * place
-        box(axes, (0, height - 0.5), 3.6, 1, WHITE)
-        words_at(axes, (1.8, height), name)
+        box(axes, (0.1, height - 0.5), 3.5, 1, WHITE)
+        words_at(axes, (1.85, height), name)
         arrow(axes, (3.6, height), (5.2, middle))
     box(axes, (5.2, middle - 1), 4, 2, WHOLE)
     words_at(axes, (7.2, middle), SYNTAX)
