@@ -4,4 +4,30 @@ What is read, and what becomes of it, is helpers.smp's: syntax trees alone, noth
 is put into words (report.py), into the run's forms for shells and clusters (forms.py), into scripts
 with their calls replaced (writing.py), and into a folder (__main__.py). Recipes (.yaml) are read,
 too.
+
+    from helpers.leave import leave, torchrun_line
+    found = leave([Path("train.py"), Path("job.py")])    # lines, jobs, mistakes
+    torchrun_line(found.jobs[0])
 """
+
+from typing import Any
+
+from helpers.engine import lazy
+
+HOMES = {
+    "leave": "smp.leaving",
+    "price": "smp.jobs.pricing",
+    "words_of_price": "leave.report",
+    "torchrun_line": "leave.forms",
+    "run_files": "leave.forms",
+    "written": "leave.writing",
+}
+__all__ = list(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    return lazy("helpers", HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from helpers.engine.errors import UserError
-from helpers.leave.forms import forms
+from helpers.leave.forms import run_files
 from helpers.leave.report import report, to_json
 from helpers.leave.writing import in_words, started, written
 from helpers.smp.leaving import Leaving, leave
@@ -82,7 +82,7 @@ def _write(found: Leaving, scripts: dict[str, str], out: Path) -> None:
     files |= {f"written/{name}": text for name, text in scripts.items()} | started(found, scripts)
     for number, job in enumerate(found.jobs, 1):
         if job.plan is not None and not job.refused:
-            files |= {f"run-{number}/{name}": text for name, text in forms(job).items()}
+            files |= {f"run-{number}/{name}": text for name, text in run_files(job).items()}
     try:
         for name, text in files.items():
             path = out / name

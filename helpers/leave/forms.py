@@ -67,7 +67,7 @@ def script_line(job: Job, script: str) -> str:
     return shlex.join(["torchrun", *ranks, script, *words])
 
 
-def forms(job: Job) -> dict[str, str]:
+def run_files(job: Job) -> dict[str, str]:
     """The job's files by their names. A form that cannot be is its reason."""
     files = {"run.sh": f"#!/usr/bin/env bash\n{torchrun_line(job)}\n"}
     if job.config is not None:

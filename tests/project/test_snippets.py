@@ -20,7 +20,9 @@ import pytest
 from tests.lab.comparison.test_compare import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
-FACES = [f"helpers{room}" for room in ("", ".engine", ".text", ".trace", ".planner", ".lab")]
+FACES = [
+    f"helpers{room}" for room in ("", ".engine", ".text", ".trace", ".planner", ".lab", ".leave")
+]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -151,18 +153,20 @@ def train_on_two_ranks(python: Path, folder: Path, sources: dict[str, str]) -> N
 
 
 def plan_and_compare(python: Path, folder: Path) -> None:
-    """The snippets that train nothing: they plan, compare two runs, trace, write for a cluster."""
+    """The snippets that train nothing: they plan, compare two runs, trace, write for a
+    cluster, read a script of the closed service."""
     write_run(folder / "runs/a", step_s=0.5)
     write_run(folder / "runs/b", step_s=0.25, compile_s=10.0)
     told = "".join(said(run(python, folder, "-c", SNIPPETS[name])) for name in READS)
     assert "after is 2.00 times as fast as before" in told
     assert "#SBATCH --nodes=2" in told and (folder / "runs/mine/traces/rank-0.json.gz").exists()
+    assert "| smp.init | converted | run.start(config)" in told
     assert "Best by time: " in told and "\ntorchrun --nproc-per-node 8 " in told
 
 
 def test_a_snippet_is_short():
     assert all(len(SNIPPETS[name].split("\n")) <= 12 for name in TRAINS if name != "README")
-    assert len(TRAINS) == 6 and len(READS) == 4
+    assert len(TRAINS) == 6 and len(READS) == 5
 
 
 @pytest.mark.slow
