@@ -115,3 +115,8 @@ def test_pages_open_in_a_browser(book, pages, tmp_path):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_notebooks_are_in_the_order_of_their_numbers():
+    listed = re.findall(r"notebooks/(\d+)_", script("docs/book").contents())
+    assert listed == [str(number) for number in range(len(NOTEBOOKS))]
