@@ -2,8 +2,10 @@
 
 import pytest
 
-pandas = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
+import pandas
+
 from helpers.lab.drawings.leaving import FOUND, READ, draw_leaving, plot_bills, plot_verdicts
 
 
