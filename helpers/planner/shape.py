@@ -7,7 +7,8 @@ cuts them, so the formulas in `cost.py` know no family.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -41,6 +42,9 @@ class Shape:
     block: the linear layers of one block; block_norm: its normalisation parameters.
     reductions: all-reduces that a block needs in each direction under tensor parallelism: 1 where
         attention and MLP read the same input and are summed before the residual, else 2.
+    longest: tokens of a sequence at most; 0 where there is no such limit.
+    held, begin, end: of a model that was counted from its class, the parameters of a block, before
+        and after the blocks, as they are held; see model/parameters.py.
     """
 
     family: str
@@ -57,16 +61,22 @@ class Shape:
     reductions: int
     tied: bool
     head_bias: bool = False
+    longest: int = 0
+    held: tuple[Any, ...] = ()
+    begin: tuple[Any, ...] = ()
+    end: tuple[Any, ...] = ()
 
     @property
     def block_parameters(self) -> int:
         """Parameters of one block."""
+        if self.held:
+            return sum(prod(one.sizes) for one in self.held)
         return sum(linear.parameters for linear in self.block) + self.block_norm
 
     @property
     def norms(self) -> int:
         """Norms of a block whose output tp splits."""
-        vectors = 1 if self.family == "llama" else 2  # a scale, and a shift
+        vectors = 1 if self.held or self.family == "llama" else 2  # a scale, and a shift
         return self.block_norm // (vectors * self.hidden)
 
     @property
@@ -86,18 +96,64 @@ def model_shape(config: Any) -> Shape:
     """The shape of the causal language model that this transformers configuration describes.
 
     Args:
-        config: a transformers configuration of GPT-J, GPT-2, GPT-NeoX, Falcon or Llama.
+        config: a transformers configuration. Of families with no formula here the model is made on
+            the meta device and counted.
 
     Raises:
-        UserError: the family is another one.
+        UserError: it is no configuration of a causal language model, or one of its numbers makes no
+            sense.
     """
+    if isinstance(config, Shape):
+        return config
     if isinstance(config, str):
         raise UserError(f"{config!r} is a name: give its configuration, load_config({config!r})")
     family = getattr(config, "model_type", None)
-    if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise UserError(f"no cost formulas for the model family {family!r}; known: {known}")
-    return FAMILIES[family](config)
+    if family is None:
+        raise UserError(f"give a transformers configuration, not {type(config).__name__}")
+    try:
+        shape = FAMILIES[family](config) if family in FAMILIES else counted_shape(config)
+    except (AttributeError, TypeError, ZeroDivisionError) as error:
+        raise UserError(f"the configuration of {family!r} cannot be read: {error}") from None
+    _check(shape)
+    return shape
+
+
+def _check(shape: Shape) -> None:
+    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "ffn"):
+        number = getattr(shape, name)
+        if type(number) is not int or number < 1:
+            raise UserError(f"the model's {name} must be a whole number above 0, not {number!r}")
+    if shape.heads % shape.kv_heads:
+        raise UserError(f"{shape.heads} heads cannot share {shape.kv_heads} key-value heads evenly")
+
+
+def counted_shape(config: Any) -> Shape:
+    """See model/counted.py, which needs what is here."""
+    from helpers.planner.model.counted import counted_shape as counted
+
+    return counted(config)
+
+
+def resized(shape: Shape, layers: int, hidden: int, heads: int) -> Shape:
+    """A model of the same family and proportions with other numbers of layers and heads and another
+    width; as many key-value heads as heads."""
+    factor = hidden / shape.hidden
+
+    def widths(linear: Linear) -> Linear:
+        inputs, outputs = round(linear.inputs * factor), round(linear.outputs * factor)
+        return replace(linear, inputs=inputs, outputs=outputs)
+
+    return replace(
+        shape,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        block=tuple(map(widths, shape.block)),
+        block_norm=round(shape.block_norm * factor),
+        final_norm=round(shape.final_norm * factor),
+    )
 
 
 def _gptj(config: Any) -> Shape:
@@ -202,12 +258,34 @@ def _llama(config: Any) -> Shape:
     )
 
 
+def _nemotron(config: Any) -> Shape:
+    h, ffn = config.hidden_size, config.intermediate_size
+    widths = _widths(config, config.num_key_value_heads, config.head_dim)
+    q = widths["heads"] * widths["head_dim"]
+    kv = 2 * widths["kv_heads"] * widths["head_dim"]
+    return Shape(
+        **widths,
+        positions=0,
+        block=(
+            Linear("query", h, q, config.attention_bias, "column"),
+            Linear("key, value", h, kv, config.attention_bias, "kv"),
+            Linear("attention out", q, h, config.attention_bias, "row"),
+            Linear("mlp up", h, ffn, config.mlp_bias, "column"),
+            Linear("mlp down", ffn, h, config.mlp_bias, "row"),
+        ),
+        block_norm=4 * h,
+        final_norm=2 * h,
+        reductions=2,
+    )
+
+
 FAMILIES: dict[str, Callable[[Any], Shape]] = {
     "gptj": _gptj,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,
     "llama": _llama,
+    "nemotron": _nemotron,
 }
 
 
@@ -225,4 +303,5 @@ def _widths(
         "head_dim": head_dim or config.hidden_size // heads,
         "vocab": config.vocab_size,
         "tied": bool(config.tie_word_embeddings),
+        "longest": getattr(config, "max_position_embeddings", None) or 0,
     }

@@ -1,6 +1,5 @@
 """Tables that answer "what if" about plans on paper: what a GPU holds, and what a plan costs."""
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, need
@@ -67,7 +66,7 @@ def memory_table(
     memory = fullest(make_job(load_config(model), plan, samples * dp_shard, seq_len))
     gpu_bytes = find_gpu(find_instance(instance).gpu).memory_bytes
     rows = {
-        **asdict(memory),
+        **memory.by_category,
         "libraries and allocator": memory.total - memory.allocated,
         "all": memory.total,
         "the GPU has": gpu_bytes,
