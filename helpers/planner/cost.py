@@ -12,13 +12,13 @@ import math
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
-from helpers.planner.model.parameters import (
+from helpers.planner.shape.parameters import (
     Held,
     begin_parameters,
     block_parameters,
     end_parameters,
 )
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 
 # precision: bytes per parameter of (parameters, gradients, optimizer); Adam keeps two moments.
 BYTES_PER_PARAMETER = {

@@ -11,7 +11,7 @@ from helpers.lab.notebook.preflight import preflight
 from helpers.lab.notebook.run_profile import NOT_SHOWN, PROFILES, Profile
 from helpers.lab.paths import ROOT
 from helpers.planner.cost import parameters
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 pytest.importorskip("pandas")
 

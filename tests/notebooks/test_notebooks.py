@@ -22,7 +22,7 @@ from helpers.lab.notebook.record import save_record
 from helpers.lab.notebook.source_code import read_source, show_source
 from helpers.lab.runs.failure_report import RunFailed
 from helpers.lab.runs.shard_ladder import compare_rungs
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.trace.timelines import read_timelines
 from tests.support import scripts
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
 from helpers.planner import cost
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.tensor_messages import tensor_traffic
 
 transformers = pytest.importorskip("transformers")

@@ -23,7 +23,7 @@ from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.training_job import make_job
 from helpers.planner.published.posts import find_post
 from helpers.planner.search.estimate import estimate
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.scaling import efficiencies, out_of_node_bytes, speedups
 
 P4D = make_cluster("p4d.24xlarge")

@@ -18,7 +18,7 @@ from helpers.lab.figures.tables import listed, table_of
 from helpers.planner.memory.components import activation_bytes
 from helpers.planner.model.training_job import make_job
 from helpers.planner.search.planned import Choice
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 from helpers.planner.time.scaling import efficiencies, out_of_node_bytes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES
 from helpers.engine.errors import UserError
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
 
 PROGRAMS = Path(__file__).with_name("programs.json")

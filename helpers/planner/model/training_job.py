@@ -12,15 +12,16 @@ from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.plan import ParallelPlan, axis_order
 from helpers.planner.model.block_tensors import Program, program_of
-from helpers.planner.model.parameters import (
+from helpers.planner.model.stage_layers import balanced_layers
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.parameters import (
     Held,
     begin_parameters,
     block_parameters,
     elements,
     end_parameters,
 )
-from helpers.planner.model.stage_layers import balanced_layers
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape.shape import Shape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MOST = 100_000_000  # samples of a step, or tokens of a sequence: beyond all that was ever trained

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from helpers.engine.errors import UserError
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
 
 MODELS = Path(__file__).parent / "tables/models.csv"

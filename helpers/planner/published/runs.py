@@ -22,7 +22,7 @@ from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.published.models import published_shape
 from helpers.planner.search.estimate import named_program
-from helpers.planner.shape import Shape, resized
+from helpers.planner.shape.shape import Shape, resized
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent

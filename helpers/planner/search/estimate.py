@@ -13,7 +13,7 @@ from helpers.planner.memory.peak import fullest
 from helpers.planner.model.block_tensors import Program, program_for
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.planned import Choice
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.step_time import step_time
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import splits
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 
 # Nothing; what is cheap to compute again; whole blocks; host memory; and host memory for little.
 ACTIVATIONS = (

@@ -16,7 +16,7 @@ from helpers.planner.model.block_tensors import program_of
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.layouts import layouts
 from helpers.planner.search.planned import Choice
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 
 GOALS = ("time", "cost", "cost under a deadline")
 DAY_S = 86400

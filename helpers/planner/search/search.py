@@ -23,7 +23,8 @@ from helpers.planner.search.cheapest_saver import TOO_LARGE, Layout, cheapest_th
 from helpers.planner.search.layouts import unsharded_plans
 from helpers.planner.search.planned import Choice, launch_command
 from helpers.planner.search.request import Question, check, job_under, nothing_fits, too_late
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import Shape
 from helpers.planner.time.stage_time import StageTime
 from helpers.planner.time.step_time import step_time
 

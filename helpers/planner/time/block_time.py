@@ -13,7 +13,7 @@ from helpers.planner.hardware.catalog import MICRO
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import Program, Widths
 from helpers.planner.model.training_job import Job
-from helpers.planner.shape import Linear, Shape
+from helpers.planner.shape.shape import Linear, Shape
 from helpers.planner.time.messages import seconds
 from helpers.planner.time.roofline import attention_s, product_s
 from helpers.planner.time.tensor_messages import tensor_messages

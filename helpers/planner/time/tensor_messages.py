@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from helpers.engine.models.chunked_loss import CHUNK_BYTES
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.model.parameters import held_by_all
 from helpers.planner.model.training_job import Job, make_job
-from helpers.planner.shape import Shape
+from helpers.planner.shape.parameters import held_by_all
+from helpers.planner.shape.shape import Shape
 from helpers.planner.time.messages import Message
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from helpers.engine.errors import UserError, need
 from helpers.engine.models.architecture import family_of, text_config
 from helpers.engine.models.families import Family, kv_heads
-from helpers.planner.model.parameters import INNER, KV, Held
-from helpers.planner.shape import Linear, Shape
+from helpers.planner.shape.parameters import INNER, KV, Held
+from helpers.planner.shape.shape import Linear, Shape
 
 ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 

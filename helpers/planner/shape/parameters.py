@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from helpers.planner.shape import Linear, Shape
+from helpers.planner.shape.shape import Linear, Shape
 
 # families that keep a matrix as [inputs, outputs], query, key and value as thirds of its columns
 CONV1D = ("gpt2",)
