@@ -8,6 +8,8 @@
     python scripts/benchmark.py compile             # blocks compiled and not, GPT-2 of 6 x 384
     python scripts/benchmark.py two-nodes           # FSDP and HSDP over a link of --mbit, GPT-NeoX
     python scripts/benchmark.py plan                # the planner's pick among all layouts, 4 ranks
+    python scripts/benchmark.py long                # context parallelism by length, Llama, 2 x 256
+    python scripts/benchmark.py messages            # gloo and shared memory, by size, 2 to 8 ranks
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
 and take turns, so that what else the machine does meets all of them alike. The share of one process
@@ -32,7 +34,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compare, registry, work
-from benchmarks.studies import compiling, memory, naive_split, predicted, regret, two_nodes
+from benchmarks.studies import (
+    compiling,
+    long_sequences,
+    memory,
+    messages,
+    naive_split,
+    predicted,
+    regret,
+    two_nodes,
+)
 
 from helpers.engine.errors import UserError
 from helpers.lab.launch.nodes.network_namespaces import Link
@@ -43,6 +54,7 @@ SIZES = {"layers": 8, "hidden": 512, "heads": 8}
 OTHER_SIZES = {
     "compile": {"layers": 6, "hidden": 384, "heads": 6},
     "plan": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 2048, "seq": 256, "batch": 4},
+    "long": {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048, "batch": 1},
 }
 RANKS = 4  # of `plan`
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
@@ -69,6 +81,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="rows of the batch; 16 for pipeline, 4 for two-nodes and plan, else 8",
     )
     parser.add_argument("--seq", type=whole, help="tokens of a row; 64 for two-nodes, else 256")
+    parser.add_argument("--lengths", type=whole, nargs="+", help="tokens of a row, for long")
     parser.add_argument("--mbit", type=positive, default=400, help="of the link of two-nodes")
     parser.add_argument("--cores", type=whole, default=min(2, os.cpu_count() or 2))
     parser.add_argument("--patience", type=from_zero, default=30, help="s to wait for quiet cores")
@@ -81,6 +94,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     families = {"tp": "gptj,neox", "pipeline": "gptj", "compile": "gpt2", "qlora": "falcon"}
     families["plan"] = families["tp"]
+    families["long"] = "llama"
     default = families.get(args.benchmark, "neox")
     sizes = OTHER_SIZES.get(args.benchmark, SIZES)
     for name, size in sizes.items():
@@ -90,6 +104,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args.peers = _names(parser, "peer", args.peers or ",".join(known), known)
     args.batch = args.batch or {"pipeline": 16, "two-nodes": 4}.get(args.benchmark, 8)
     args.seq = args.seq or (64 if args.benchmark == "two-nodes" else 256)
+    args.lengths = args.lengths or [1024, 2048, 4096, 8192]
     args.rounds = args.rounds or (3 if args.quick or args.benchmark == "plan" else 8)
     if args.quick:
         args.layers = max(1, args.layers // 2)
@@ -148,6 +163,8 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
         )
         if args.benchmark == "plan":
             return {"work": one.to_dict() | {"parameters": parameters}} | _plans(args, one)
+        if args.benchmark == "long":
+            return {"work": one.to_dict()} | _long(args, one, peers, rounds)
         if args.benchmark == "memory":
             rows = memory.measure(peers, one, args.cores, steps=2, say=say)
             print(memory.table(rows))
@@ -170,6 +187,22 @@ def run(args: argparse.Namespace, family: str) -> dict[str, Any]:
     return {"work": one.to_dict() | {"parameters": parameters}, "rows": found}
 
 
+def _long(
+    args: argparse.Namespace, one: work.Work, peers: list[registry.Peer], rounds: compare.Rounds
+) -> dict[str, Any]:
+    """The peers at each length, printed, and its data; each length has a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="lengths-") as folder:
+        works = []
+        for length in args.lengths:
+            path = Path(folder) / str(length)
+            path.mkdir()
+            works.append(dataclasses.replace(one, seq=length, folder=str(path)))
+            work.write(works[-1])
+        found = long_sequences.measure(peers, works, args.cores, rounds, say)
+    print(long_sequences.table(found))
+    return {"rows": long_sequences.to_dict(found)}
+
+
 def _plans(args: argparse.Namespace, one: work.Work) -> dict[str, Any]:
     """Every layout of one family, printed, and its data."""
     with tempfile.TemporaryDirectory(prefix="calibrated-") as folder:
@@ -180,6 +213,12 @@ def _plans(args: argparse.Namespace, one: work.Work) -> dict[str, Any]:
     )
     print(section)
     return {"cluster": dataclasses.asdict(cluster), "section": section, **regret.to_dict(found)}
+
+
+def _messages() -> dict[str, Any]:
+    rows = messages.measure(say)
+    print(messages.table(rows))
+    return {"rows": [messages.to_dict(row) for row in rows]}
 
 
 def say(text: str) -> None:
@@ -215,7 +254,10 @@ def main() -> None:
         return
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
     try:
-        results = [run(args, name) for name in registry.FAMILIES if name in args.families]
+        if args.benchmark == "messages":
+            results = [_messages()]
+        else:
+            results = [run(args, name) for name in registry.FAMILIES if name in args.families]
     except UserError as error:
         sys.exit(f"error: {error}")
     record = {

@@ -1,5 +1,6 @@
 """Settings for every test."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that is marked `alone` waits for those of other workers, and they for it."""
+    alone = item.get_closest_marker("alone") is not None
+    runs = item.config.rootpath / "runs"
+    runs.mkdir(exist_ok=True)
+    with (runs / ".tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.fixture(scope="session")

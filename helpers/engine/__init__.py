@@ -1,9 +1,10 @@
 """The parallelism engine on transformers' own models. It imports nothing else of `helpers`.
 
-Read plan.py first (degrees and switches as one frozen value), then parallelize.py, the one page
-that shows the order in which a model is laid out, then trainer.py, one step over a global batch.
-A room for each idea, from the ground up: models, pipeline, tensor, memory, data_parallel,
-precision, files, adapters; ranks is how processes meet, agree, wait and leave.
+Read plan.py first (degrees and switches as one frozen value) with placement.py (which rank stands
+where), then parallelize.py, the one page that shows the order in which a model is laid out, then
+trainer.py, one step over a global batch.
+A room for each idea, from the ground up: models, messages, context, pipeline, tensor, memory,
+data_parallel, precision, files, adapters; ranks is how processes meet, agree, wait and leave.
 
     from . import ParallelPlan, Trainer, distributed, load_model
 
@@ -31,6 +32,7 @@ HOMES = {
     "load_quantized": "adapters.nf4",
     "add_adapters": "adapters.lora",
     "trainable_parameters": "adapters.lora",
+    "shares_of_work": "context.balance",
     "make_schedule": "pipeline.schedules",
     "predicted_bubble": "pipeline.schedules",
     "Times": "pipeline.simulator",

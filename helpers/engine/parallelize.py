@@ -3,29 +3,37 @@
 import copy
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .context.attention import Context
+from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
 from .memory.recomputing import apply_activations, group_size, heed_switch
-from .models.architecture import candidates
+from .messages.carriers import sum_of
+from .models.architecture import candidates, text_config
 from .models.causal_loss import apply_loss
 from .models.families import Family
-from .models.self_check import Trial
+from .models.objectives import objective_of
+from .models.self_check import Trial, WholeRows
+from .pipeline.micro_batches import MicroBatch, own_tokens
 from .pipeline.stages import cut
 from .plan import ParallelPlan
 from .precision.compiling import apply_compile
+from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
-from .tensor.split import apply_tensor, whole_gradients
+from .tensor.partial_gradients import whole_gradients
+from .tensor.split import apply_tensor
 
 
 def parallelize(
@@ -35,7 +43,8 @@ def parallelize(
     fill: Callable[[nn.Module], None] | None = None,
     check: bool = True,
 ) -> nn.Module:
-    """Lay a transformers causal language model out over the mesh, in place.
+    """Lay a transformers model out over the mesh, in place: of a causal language model, a masked
+    one, or one that classifies rows.
 
     The model must hold the same weights on every rank, or be on the meta device. Its class and the
     names of its parameters stay; modules that other pipeline ranks own go. Optimizers are made
@@ -52,16 +61,24 @@ def parallelize(
     """
     if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
-    plan.validate(model.config, world_size=mesh.size())
+    plan.validate(model.config, world_size=mesh.size(), task=objective_of(model).task)
+    if getattr(text_config(model.config), "layerdrop", None):
+        raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
+    if plan.precision == "fp8":
+        check_float8(mesh.device_type)
     began = time.perf_counter()
-    family = admitted(model, plan, mesh) if check else candidates(model, plan.tp)[0]
+    family = admitted(model, plan, mesh) if check else candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
+    model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began
-    boundary = Boundary(mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel)
+    boundary = Boundary(
+        mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel, context_of(plan, mesh)
+    )
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:
         fill(model)
+    model.state_axes = state_axes(mesh, plan)
     if plan.zero == 3:
         apply_fully_shard(model, plan, mesh)  # last: it takes over the parameters as it finds them
     for stage in model.stages:
@@ -71,6 +88,11 @@ def parallelize(
     return model
 
 
+def context_of(plan: ParallelPlan, mesh: DeviceMesh) -> Context | None:
+    """What attention over the ranks of cp needs; None where there is one."""
+    return Context(mesh["cp"], plan.cp_attention) if plan.cp > 1 else None
+
+
 def lay_out(
     model: nn.Module, family: Family, plan: ParallelPlan, boundary: Boundary, pipeline_rank: int
 ) -> nn.Module:
@@ -78,9 +100,14 @@ def lay_out(
     cut(model, family, plan.schedule_of(1), plan.stage_layers, pipeline_rank)
     apply_tensor(model, family, boundary, postpone_weights=plan.splits_backward)
     heed_switch(model, family)
+    if plan.precision == "fp8":
+        apply_float8(model, family, boundary)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
-    apply_activations(model, family, plan.activation, plan.offload)
+        if boundary.context:
+            boundary.context.stay_out_of_graphs()
+    kept = boundary.context.kept if boundary.context else None
+    apply_activations(model, family, plan.activation, plan.offload, kept)
     apply_loss(model, family)
     model.family, model.masters = family, {}
     return model
@@ -111,7 +138,11 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Family:
         UserError: there is none; the line says what would be different, and what works.
     """
     kind = _Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
-    return _admitted(kind, _tried(plan), mesh["tp"] if plan.tp > 1 else None, mesh.device_type)
+    axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
+    return _admitted(kind, _tried(plan), axes, mesh.device_type)
+
+
+Axes = tuple[DeviceMesh | None, DeviceMesh | None]  # tp and cp, where they are wider than 1
 
 
 @dataclass(frozen=True)
@@ -129,26 +160,32 @@ def _tried(plan: ParallelPlan) -> ParallelPlan:
     return ParallelPlan(
         tp=plan.tp,
         pp=min(plan.pp, 2),
+        cp=plan.cp,
+        cp_attention=plan.cp_attention,
         sequence_parallel=plan.sequence_parallel,
         activation="group_2" if group > 1 else plan.activation,
     )
 
 
 @lru_cache(maxsize=256)  # a run asks once, a test suite many times
-def _admitted(kind: _Kind, plan: ParallelPlan, mesh: DeviceMesh | None, device: str) -> Family:
-    trial = Trial(kind.model_class, kind.config, plan.tp, group_size(plan.activation), device)
+def _admitted(kind: _Kind, plan: ParallelPlan, axes: Axes, device: str) -> Family:
+    heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
+    trial = Trial(kind.model_class, kind.config, heads, group_size(plan.activation), device)
     with torch.device("meta"):
         model = kind.model_class._from_config(copy.deepcopy(kind.config))
     reasons = []
-    for family in candidates(model, plan.tp):
-        difference = _difference(trial, family, plan, mesh)
+    for family in candidates(model, plan.tp, plan.cp):
+        difference = _difference(trial, family, plan, axes)
         if difference is None:
             return family
         reasons.append(difference)
     works = [
         words
         for words, simpler in _simpler(plan)
-        if any(not _difference(trial, f, simpler, mesh) for f in candidates(model, simpler.tp))
+        if any(
+            not _difference(trial, f, simpler, axes)
+            for f in candidates(model, simpler.tp, simpler.cp)
+        )
     ]
     raise UserError(
         f"{kind.config.model_type} would not be exact under {_words(plan)}: {reasons[0]}; "
@@ -156,21 +193,43 @@ def _admitted(kind: _Kind, plan: ParallelPlan, mesh: DeviceMesh | None, device: 
     )
 
 
-def _difference(
-    trial: Trial, family: Family, plan: ParallelPlan, mesh: DeviceMesh | None
-) -> str | None:
-    boundary = Boundary(mesh if plan.tp > 1 else None, plan.sequence_parallel)
+def _difference(trial: Trial, family: Family, plan: ParallelPlan, axes: Axes) -> str | None:
+    tp, cp = axes
+    context = Context(cp, plan.cp_attention) if plan.cp > 1 else None
+    boundary = Boundary(tp if plan.tp > 1 else None, plan.sequence_parallel, context)
     return trial.difference(
         lambda model, rank: lay_out(model, family, plan, boundary, rank),
         ranks=plan.pp,
         gradients=whole_gradients,
+        rows=PartsOfRows(context, plan, cp.get_local_rank()) if context else None,
     )
+
+
+class PartsOfRows(WholeRows):
+    """How ranks of cp hand a batch to a laid-out model."""
+
+    def __init__(self, context: Context, plan: ParallelPlan, rank: int) -> None:
+        self.context, self.plan, self.rank = context, plan, rank
+
+    def inputs(self, batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
+        ids = batch["input_ids"]
+        whole = MicroBatch(ids.cpu(), batch["labels"].cpu())
+        own = own_tokens(whole, self.rank, self.plan.cp, multiple=self.plan.sequence_parts)
+        self.context.part = own.part
+        return own.to(ids.device).inputs(config)
+
+    def working(self) -> AbstractContextManager:
+        return self.context.working_on(None)
+
+    def whole(self, term: Tensor) -> Tensor:
+        return sum_of(term, self.context.group)
 
 
 def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
     """Plans with less, and what to call them."""
     alone = ParallelPlan()
     options = {
+        "the same without cp": replace(plan, cp=1),
         "tp without sequence_parallel": replace(plan, sequence_parallel=False),
         "pp": replace(alone, pp=plan.pp),
         "recomputing": replace(alone, activation=plan.activation),
@@ -196,11 +255,15 @@ def load_model(
     seed: int = 0,
     device: torch.device | str = "cpu",
     from_scratch: bool = False,
+    task: str | None = None,
 ) -> nn.Module:
-    """A transformers causal language model, laid out over the mesh, on this rank's device.
+    """A transformers model, laid out over the mesh, on this rank's device.
 
     Args:
         source: a preset, a folder or a hub id. A preset has no weights and begins with random ones.
+        task: that its head is for: lm, mlm or classify-head, see models/objectives.py; what the
+            configuration's `architectures` are for where None. A head that classifies begins with
+            random weights where the source has none of it.
         seed: of random weights.
         from_scratch: begin with random weights whatever the source holds.
         config: used in place of the source's own; the weights must fit it.
@@ -208,8 +271,7 @@ def load_model(
     Raises:
         UserError: there is no such model, its files are broken, or the plan does not fit it.
     """
-    model, files = blank_model(source, config, dtype, from_scratch)
-    plan.validate(model.config, world_size=mesh.size())
+    model, files = blank_model(source, config, dtype, from_scratch, task)
     parallelize(model, plan, mesh)
     fill(model, files, seed, device)
     return model

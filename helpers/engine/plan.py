@@ -1,47 +1,32 @@
 """How a model is laid out over processes: a plan of degrees and switches, and the mesh it makes.
 
-    world = dp_replicate x dp_shard x pp x tp       axis: a direction of the mesh
+    world = dp_replicate x dp_shard x pp x cp x tp       axis: a direction of the mesh
 
 A plan is a frozen value. It can be checked before anything starts, printed, compared and stored;
 nothing else in the engine reads flags or the environment to learn the layout.
-
-Ranks are numbered node by node, so whatever varies fastest stays within a node. A placement is a
-permutation of four letters, the last of which varies fastest:
-
-    D  data: dp_replicate outside, dp_shard inside
-    P  pipeline: pp
-    C  context: cp
-    T  tensor: tp
-
-    cluster = DPCT    tensor-parallel ranks are neighbours: for what is sent in every layer
-    spread  = TCPD    data-parallel ranks are neighbours, tensor-parallel ones far apart
-
-Source of the placements: `placement_strategy` of the SageMaker model parallel library, whose
-cluster is DPT and whose spread is TPD. It had no context axis; a letter may be left out where its
-axes have degree 1.
 """
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from .context.attention import WAYS
+from .context.balance import SPLITS
+from .context.check import check_context
 from .errors import UserError
 from .models.architecture import check_tensor_degree, text_config
 from .pipeline.partition import check_partition, check_stages
 from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
+from .placement import PLACEMENTS, axis_order, rank_grid
 
-AXES = ("dp_replicate", "dp_shard", "pp", "tp")
-LETTERS = {"D": ("dp_replicate", "dp_shard"), "P": ("pp",), "C": ("cp",), "T": ("tp",)}
-PLACEMENTS = {"cluster": "DPCT", "spread": "TCPD"}
+AXES = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = (*DTYPES, "fp8")
 PARTITION = re.compile(r"auto|\d{1,9}(,\d{1,9})*", re.ASCII)
 # far beyond any model or batch; a schedule lists what every stage does with every micro-batch
 MOST_RANKS = 10_000_000
@@ -63,17 +48,23 @@ class ParallelPlan:
     dp_replicate: copies of the model that each see other samples.
     dp_shard: ranks that share one copy's state and each see other samples.
     pp: ranks that each hold some of the layers and hand samples on to the next.
+    cp: ranks that each hold a part of every sequence, in attention too; they share state as those
+        of dp_shard do.
     tp: ranks that share each layer's matrices and see the same samples.
 
     Switches:
-        zero_stage: what the ranks of dp_shard share: 1 the optimizer's state, 2 also the gradients,
-            3 also the parameters.
+        zero_stage: what the ranks of dp_shard and cp share: 1 the optimizer's state, 2 also the
+            gradients, 3 also the parameters.
         sequence_parallel: between the layers that tp splits, split the sequence over tp.
+        cp_attention: how ranks of cp attend to each other's tokens: `ring`, `gather` or `ulysses`.
+        cp_split: which tokens they hold: `balanced` by the work of attention, or `contiguous`.
         activation: what is kept for the backward pass: `none` recomputes nothing, `full` keeps each
             block's input alone, `group_N` that of every N-th block, `selective` also the results of
             matrix products.
         offload: keep what is kept in host memory.
-        precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums.
+        precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums;
+            `fp8` for the blocks' matrix products in 8 bits, and all else as bf16 on a GPU and as
+            fp32 on a CPU, where nothing is quicker in fewer bits.
         reduce_dtype: in which gradients are summed over data ranks.
         microbatches: parts of a data rank's batch that go through the model one after another;
             0 chooses: 1, or with a pipeline up to 4 for each of its ranks.
@@ -87,9 +78,12 @@ class ParallelPlan:
     dp_replicate: int = 1
     dp_shard: int = 1
     pp: int = 1
+    cp: int = 1
     tp: int = 1
     zero_stage: int = 3
     sequence_parallel: bool = False
+    cp_attention: str = "ring"
+    cp_split: str = "balanced"
     activation: str = "none"
     offload: bool = False
     compile: bool = False
@@ -110,7 +104,9 @@ class ParallelPlan:
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {getattr(self, name)!r}")
         _one_of("zero_stage", self.zero_stage, (1, 2, 3))
-        _one_of("precision", self.precision, tuple(DTYPES))
+        _one_of("cp_attention", self.cp_attention, tuple(WAYS))
+        _one_of("cp_split", self.cp_split, SPLITS)
+        _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce_dtype", self.reduce_dtype, tuple(DTYPES))
         if not ACTIVATION.fullmatch(self.activation):
             raise UserError(
@@ -192,11 +188,22 @@ class ParallelPlan:
     @cached_property
     def zero(self) -> int:
         """The stage of ZeRO at work, 0 where every data rank holds the whole state."""
-        return self.zero_stage if self.dp_shard > 1 else 0
+        return self.zero_stage if self.shards > 1 else 0
 
     @property
-    def low_dtype(self) -> torch.dtype | None:
+    def shards(self) -> int:
+        """Ranks that share one copy's state: ZeRO's, and those that hold parts of its sequences."""
+        return self.dp_shard * self.cp
+
+    @property
+    def sequence_parts(self) -> int:
+        """Ranks over which sequence parallelism splits what lies between layers."""
+        return self.tp if self.sequence_parallel else 1
+
+    def low_dtype(self, device_type: str) -> torch.dtype | None:
         """The dtype of arithmetic where it is below float32, whose masters are then kept."""
+        if self.precision == "fp8":
+            return None if device_type == "cpu" else torch.bfloat16
         return None if self.precision == "fp32" else DTYPES[self.precision]
 
     @property
@@ -209,8 +216,13 @@ class ParallelPlan:
         """Ranks that see different samples."""
         return self.dp_replicate * self.dp_shard
 
-    def validate(self, config: Any = None, world_size: int | None = None) -> None:
+    def validate(
+        self, config: Any = None, world_size: int | None = None, task: str | None = None
+    ) -> None:
         """Check the plan against a transformers configuration and a number of processes.
+
+        Args:
+            task: that the model's head is for, see models/objectives.py.
 
         Raises:
             UserError: one line that names the rule that is broken and what would work.
@@ -223,6 +235,8 @@ class ParallelPlan:
             )
         if config is not None and self.tp > 1:
             check_tensor_degree(config, self.tp)
+        if config is not None and self.cp > 1:
+            check_context(config, self.cp, self.cp_attention, self.tp, task)
         if config is not None and (self.pp > 1 or self.stage_layers is not None):
             layers = getattr(text_config(config), "num_hidden_layers", 0)
             check_stages(layers, self.stages)
@@ -256,49 +270,3 @@ class ParallelPlan:
         """The mesh over all ranks, with the axes of `AXES`, ranks as the placement lays them."""
         ranks = rank_grid(self.degrees, self.placement)
         return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
-
-
-def rank_grid(degrees: Mapping[str, int], placement: str = "cluster") -> Tensor:
-    """The global rank at each place of the layout.
-
-    Args:
-        degrees: ranks of each axis, as {"dp_shard": 2, "pp": 2, "tp": 2}.
-        placement: `cluster`, `spread`, or a permutation of the letters.
-
-    Returns:
-        An integer tensor with a dim for each entry of `degrees`, in their order: what
-        DeviceMesh takes, with the keys as its dim names.
-
-    Raises:
-        UserError: an axis or a placement that does not exist.
-    """
-    order = axis_order(degrees, placement)
-    ranks = torch.arange(math.prod(degrees.values())).view([degrees[axis] for axis in order])
-    return ranks.permute([order.index(axis) for axis in degrees])
-
-
-def axis_order(degrees: Mapping[str, int], placement: str = "cluster") -> list[str]:
-    """The axes of `degrees`, slowest first.
-
-    Raises:
-        UserError: as rank_grid.
-    """
-    known = list(chain.from_iterable(LETTERS.values()))
-    for axis, degree in degrees.items():
-        if axis not in known:
-            raise UserError(f"no axis is called {axis!r}; there is {', '.join(known)}")
-        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-            raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
-    letters = PLACEMENTS.get(placement, placement)
-    if len(set(letters)) < len(letters) or not set(letters) <= set(LETTERS):
-        raise UserError(
-            f"placement must be cluster, spread or a permutation of DPCT, not {placement!r}"
-        )
-    for letter, axes in LETTERS.items():
-        if letter not in letters and any(degrees.get(axis, 1) > 1 for axis in axes):
-            wide = next(axis for axis in axes if degrees.get(axis, 1) > 1)
-            raise UserError(
-                f"the placement {placement} leaves out {letter}, but {wide} is {degrees[wide]}"
-            )
-    left_out = [letter for letter in LETTERS if letter not in letters]
-    return [a for letter in [*left_out, *letters] for a in LETTERS[letter] if a in degrees]

@@ -7,27 +7,26 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from .data_parallel.layouts import data_group, data_parallel
+from .data_parallel.axes import data_group, token_group
+from .data_parallel.layouts import data_parallel
 from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
-from .models.causal_loss import IGNORED, check_tokens
-from .models.document_mask import PADDING
-from .pipeline.runner import MicroBatch, Pipeline
+from .messages.carriers import all_reduce
+from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
+from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
 from .precision.loss_scaling import LossScaler
 from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
 from .precision.replay import twice
 from .ranks import over_ranks
+from .tensor.partial_gradients import sum_partial_gradients
 from .tensor.shards import is_finite
-from .tensor.split import sum_partial_gradients
 
 MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
 
@@ -64,6 +63,10 @@ class Trainer:
         clip: largest gradient norm, None for no limit.
         optimizer: one of optimizer.OPTIMIZERS.
         hook: one of torch's DDP communication hooks, for plans of dp_replicate.
+
+    Attributes:
+        runs_on: a step may end before ZeRO-1 or 2 has every rank's new parameters whole: the next
+            forward waits for them, block by block, and `settle` for whoever else reads them.
     """
 
     def __init__(
@@ -99,19 +102,21 @@ class Trainer:
         self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps, optimizer)
         self.scaler = LossScaler.for_precision(plan.precision)
         self.group = data_group(mesh, plan)
+        self.token_group = token_group(mesh, plan)
         floats = (p.dtype for p in model.parameters() if p.is_floating_point())
         self.pipeline = Pipeline(
             model,
             mesh,
             self.data,
             plan.schedule_of,
-            dtype=plan.low_dtype or next(floats),
-            sequence_parts=plan.tp if plan.sequence_parallel else 1,
+            dtype=plan.low_dtype(mesh.device_type) or next(floats),
+            sequence_parts=plan.sequence_parts,
         )
         self.device = self.parts[0].tensor.device
         self.steps_done = 0
-        # dropout differs between samples and between stages, not between the ranks of tp
-        torch.manual_seed(seed + 1_000_003 * self.group.rank() + 1_009 * self.pipeline.rank)
+        self.runs_on = False
+        # dropout differs between tokens and between stages, not between the ranks of tp
+        torch.manual_seed(seed + 1_000_003 * self.token_group.rank() + 1_009 * self.pipeline.rank)
 
     def step(
         self,
@@ -121,12 +126,15 @@ class Trainer:
         *,
         replay: bool = False,
         observer: Observer | None = None,
+        **masks: Tensor | None,
     ) -> StepResult:
         """Forward, backward, clip and update on a global batch.
 
         Args:
-            input_ids, labels: [batch, seq], aligned; -100 labels are ignored.
+            input_ids, labels: [batch, seq], aligned, or labels [batch] of a model that classifies
+                rows; -100 labels are ignored.
             documents: [batch, seq] of packed rows, see packing.py.
+            masks: `attention_mask` and `token_type_ids`, [batch, seq], as transformers takes them.
             replay: forward and backward twice, and compare: see precision/replay.py.
             observer: looks at the parts before and after the update, and changes nothing.
 
@@ -136,13 +144,15 @@ class Trainer:
         """
         started = time.perf_counter()
 
-        def take() -> tuple[float, dict[str, Tensor]]:
-            return self.backward(input_ids, labels, documents).item(), self.gradients()
+        def take() -> tuple[Tensor, dict[str, Tensor]]:
+            return self.backward(input_ids, labels, documents, **masks), self.gradients()
 
         loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
             scale = self.scaler.scale
-            norm = gradient_norm(self.parts, gradients).item() / scale
+            norm = gradient_norm(self.parts, gradients) / scale
+            # the one place where a host waits for its GPU, for both
+            loss, norm = torch.stack([loss, norm]).cpu().tolist()
             skip = self.scaler.overflowed(math.isfinite(loss) and math.isfinite(norm))
             if not skip:
                 if observer:
@@ -155,8 +165,8 @@ class Trainer:
         self.steps_done += 1
         if self.scaler.bad_steps == MOST_BAD_STEPS:
             raise Diverged(self._where_not_finite(gradients))
-        if self.device.type == "cuda":  # the update and its gathers are still under way
-            torch.cuda.synchronize(self.device)
+        if self.device.type == "cuda":  # which is still at the update
+            torch.cuda.current_stream(self.device).synchronize()
         elapsed = time.perf_counter() - started
         return StepResult(self.steps_done, loss, norm, lr, elapsed, skip)
 
@@ -178,15 +188,20 @@ class Trainer:
         )
 
     def backward(
-        self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        documents: Tensor | None = None,
+        **masks: Tensor | None,
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
-        self._check(input_ids, labels)
+        batch = MicroBatch(input_ids, labels, documents, **masks)
+        check_batch(batch, self.model, self.plan.cp)
         self.model.train()
-        tokens = max(1, int((labels[:, 1:] != IGNORED).sum()))
-        batches = self._micro_batches(MicroBatch(input_ids, labels, documents))
+        labelled = max(1, self.model.objective.count(labels))
+        batches = self._micro_batches(batch)
         with products(self.plan, self.device):
-            loss = self.pipeline.train(batches, tokens, self.scaler.scale)
+            loss = self.pipeline.train(batches, labelled, self.scaler.scale)
         return self._over_samples(loss)
 
     @record_function("reduce")
@@ -216,69 +231,67 @@ class Trainer:
             part.tensor.grad = None if gradient is None else gradient.to(part.tensor.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.data.publish()
+        self.data.publish(beside=self.runs_on)
+
+    def settle(self) -> None:
+        """Wait until the parameters are those of the last step."""
+        self.data.settle()
 
     @torch.no_grad()
     def evaluate(
         self, batches: Iterable[tuple[Tensor, ...]], answers: list[int] | None = None
     ) -> dict[str, float | int]:
-        """Mean loss over labelled tokens, and with `answers` the accuracy among those token ids.
+        """Mean loss over labelled tokens, and with `answers` the accuracy among those token ids; of
+        a model that classifies rows, over rows, and the accuracy among its classes.
 
         Args:
-            batches: of (input_ids, labels), each [batch, seq], and where rows are packed documents;
-                the same on every rank.
+            batches: of what a step takes: (input_ids, labels), each [batch, seq], and where there
+                are documents and masks; the same on every rank.
             answers: the token ids that a label can be; the one with the largest logit is chosen.
         """
         self.model.eval()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, tokens, right
-        wants = answers is not None
+        totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, labels, right
+        objective = self.model.objective
+        among = range(self.model.classes) if objective.of_rows else answers
+        allowed = None if among is None else torch.tensor(among, device=self.device)
         for batch in batches:
-            self._check(*batch[:2])
-            parts = self._micro_batches(MicroBatch(*batch))
+            whole = MicroBatch(*batch)
+            check_batch(whole, self.model, self.plan.cp)
+            parts = self._micro_batches(whole)
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
-                    parts, num_items_in_batch=1, label_logits=wants
+                    parts, num_items_in_batch=1, label_logits=allowed is not None
                 )
             for part, out in zip(parts, outputs):
-                targets = part.labels[:, 1:][part.labels[:, 1:] != IGNORED]
                 totals[0] += out.loss
-                totals[1] += len(targets)
-                if answers is not None:
-                    allowed = torch.tensor(answers, device=self.device)
-                    totals[2] += (allowed[out.logits[:, answers].argmax(1)] == targets).sum()
+                totals[1] += len(part.places)
+                if allowed is not None:
+                    chosen = allowed[out.logits.index_select(1, allowed).argmax(1)]
+                    totals[2] += (chosen == part.answers(objective)).sum()
         totals = self._over_samples(totals)
-        loss, tokens, right = totals.tolist()
-        result: dict[str, float | int] = {"loss": loss / max(1, tokens), "tokens": int(tokens)}
-        return result if answers is None else result | {"accuracy": right / max(1, tokens)}
-
-    def _check(self, input_ids: Tensor, labels: Tensor) -> None:
-        if input_ids.dim() != 2 or input_ids.shape != labels.shape or not input_ids.numel():
-            raise UserError(
-                "a batch is ids and labels [batch, seq] of one shape, not "
-                f"{list(input_ids.shape)} and {list(labels.shape)}"
-            )
-        check_tokens(input_ids, labels, self.model.vocabulary)
+        loss, count, right = totals.tolist()
+        unit = "rows" if objective.of_rows else "tokens"
+        result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
+        return result if allowed is None else result | {"accuracy": right / max(1, count)}
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
-        """This data rank's rows of a global batch in equal parts, on the device; under sequence
-        parallelism as long as a multiple of tp."""
-        ranks = self.group.size()
+        """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
+        tokens, on the device."""
+        ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
-        own = _part(batch, ranks, self.group.rank())
-        short = -own.ids.shape[1] % self.plan.tp if self.plan.sequence_parallel else 0
-        padded = (
-            None if values is None else F.pad(values, (0, short), value=fill).to(self.device)
-            for values, fill in zip(own, (0, IGNORED, PADDING), strict=True)
-        )
-        own = MicroBatch(*padded)
-        return [_part(own, n, index) for index in range(n)]
+        objective, config = self.model.objective, self.model.config
+        own = some_rows(batch, ranks, self.group.rank())
+        parts = (some_rows(own, n, index) for index in range(n))
+        pad_id = None if objective.shift else config.pad_token_id or 0
+        how = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts, pad_id
+        return [placed(own_tokens(part, *how), objective).to(self.device) for part in parts]
 
     def _over_samples(self, sums: Tensor) -> Tensor:
-        """Sum over the ranks that see other samples, from the pipeline ranks that have results."""
-        for name, group in (("reduce", self.group), ("wait", self.mesh.get_group("pp"))):
+        """Sum over the ranks that see other tokens, from the pipeline ranks that have results."""
+        for name, group in (("reduce", self.token_group), ("wait", self.mesh.get_group("pp"))):
             if group.size() > 1:
                 with record_function(name):
-                    dist.all_reduce(sums, group=group)
+                    all_reduce(sums, group)
         return sums
 
     def _lr_factor(self) -> float:
@@ -295,13 +308,3 @@ def check_numbers(**numbers: float) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int | float) or not 0 < number < math.inf:
             raise UserError(f"{name} must be a number above 0, not {number!r}")
-
-
-def _part(batch: MicroBatch, n: int, index: int) -> MicroBatch:
-    """Rows `index` of `n`. Where there are too few, one row without labels: it changes nothing, and
-    the rank takes part in every collective."""
-    part = MicroBatch(*(None if x is None else x.tensor_split(n)[index] for x in batch))
-    if len(part.ids):
-        return part
-    first = MicroBatch(*(None if x is None else x[:1] for x in batch))
-    return first._replace(labels=torch.full_like(first.labels, IGNORED))

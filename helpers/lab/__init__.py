@@ -25,6 +25,7 @@ HOMES = {
     "plot_bubbles": "figures.pipeline_plots",
     "compare_rungs": "runs.shard_ladder",
     "plot_ladder": "figures.sharding_plots",
+    "plot_by_length": "figures.sharding_plots",
     # figures of plans
     "plot_fit": "figures.planning_plots",
     "plot_scaling": "figures.planning_plots",
@@ -50,6 +51,8 @@ HOMES = {
     "JOINED": "drawings.fusion",
     "draw_adapters": "drawings.lora",
     "draw_shards": "drawings.shards",
+    "draw_ring": "drawings.sequence_parts",
+    "draw_shares": "drawings.sequence_parts",
     "draw_timeline": "drawings.profile_trace",
     "draw_memory": "drawings.profile_trace",
     # tables that several notebooks show

@@ -8,7 +8,7 @@ and against published runs (published, audit.py and docs/planner.md). From the g
     hardware   GPUs, instances and prices as dated facts, and clusters of them
     model      a model under a plan: the job that all formulas are about
     memory     what a rank holds at its fullest moment
-    time       messages and seconds of a step
+    time       messages and seconds of a step; scaling.py: ratios between numbers of machines
     search     every plan that fits, the best of them, and why
     dry_run    the engine itself on tensors without values; measure: this machine's own speeds
     published  what others ran, said and claimed; audit.py compares it with the planner
@@ -39,8 +39,8 @@ HOMES = {
     "explain": "search.explain",
     "describe": "search.explain",
     "adapted_state": "model.adapters",
-    "efficiencies": "time.scaling",
-    "speedups": "time.scaling",
+    "efficiencies": "scaling",
+    "speedups": "scaling",
     "simulate_shared": "time.shared_cores",
     # published runs
     "find_post": "published.posts",

@@ -26,6 +26,7 @@ BYTES_PER_PARAMETER = {
     "fp32": (4, 4, 8),  # also with bf16 arithmetic on fp32 weights
     "bf16": (2, 2, 4),  # everything in bf16, no fp32 copy
     "mixed": (2, 2, 12),  # half-precision weights; the optimizer keeps an fp32 copy
+    "half": (2, 4, 12),  # the same, gradients summed in fp32: this engine, but for ZeRO-3 (fp32)
     "smp": (2, 2, 16),  # as mixed, and fp32 gradients: the 20 bytes of SageMaker's manual
 }
 

@@ -12,6 +12,7 @@ ranks when pipeline and tensor ranks are taken out (`rdp`).
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -19,9 +20,11 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import MEMORY, SPEED, Costs, balance
 from helpers.engine.plan import ParallelPlan
-from helpers.smp.keys import Key, elsewhere, keys, wants_whole
+from helpers.smp.distribution.argument import beside, parameters_in
+from helpers.smp.keys import Key, does_nothing, elsewhere, keys, wants_whole
 
 SCHEDULE = {"interleaved": "1f1b", "simple": "gpipe"}
+CP_ATTENTION = {"p2p": "ring", "all_gather": "gather"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class SmpConfig:
     memory_weight: for the automatic partition, from 0 (time) to 1 (memory).
     clip: the largest gradient norm, where the configuration says it.
     seed: as `clip`.
-    left_out: keys that do nothing here, each with the reason.
+    env: variables of every rank, of mpi's options beside the configuration.
+    left_out: keys and options that do nothing here, each with the reason.
     """
 
     plan: ParallelPlan
@@ -43,6 +47,7 @@ class SmpConfig:
     memory_weight: float = SPEED
     clip: float | None = None
     seed: int | None = None
+    env: dict[str, str] = field(default_factory=dict, hash=False)
     left_out: dict[str, str] = field(default_factory=dict, hash=False)
 
     def global_batch(self, batch: int) -> int:
@@ -76,21 +81,31 @@ def read_smp_config(
         UserError: one line: an unknown key, a value of the wrong kind, keys that exclude each
             other, degrees that do not divide the processes, or what the engine cannot do.
     """
-    given = _parameters(config)
+    given = parameters_in(config)
     wants = wants_whole(world_size, least=1)
     if wants:
         raise UserError(f"world_size must be {wants}, not {world_size!r}")
     if version is None:
-        version = 1 if any(key in keys(1) and key not in keys(2) for key in given) else 2
+        version = version_of(given)
     if version not in (1, 2):
         raise UserError(f"the library had version 1 and 2, not {version!r}")
     table = keys(version)
     for key, value in given.items():
-        _check(key, value, table, version)
-    left_out = {key: table[key].note for key in given if table[key].note}
+        check_key(key, value, table, version)
+    notes = {key: record.note for key, record in table.items() if record.note} | does_nothing()
+    left_out = {key: notes[key] for key in given if key in notes}
     values = {key: record.default for key, record in table.items()} | given
     read = _version_1 if version == 1 else _version_2
-    return read(values, world_size, left_out)
+    found = read(values, world_size, left_out)
+    if given is config:
+        return found
+    env, of_mpi = beside(config, world_size)
+    return replace(found, env=env, left_out=found.left_out | of_mpi)
+
+
+def version_of(given: Iterable[str]) -> int:
+    """Of the library: 1 where a key is version 1's own, else 2."""
+    return 1 if any(key in keys(1) and key not in keys(2) for key in given) else 2
 
 
 def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
@@ -132,30 +147,29 @@ def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]
 def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
     tp, shards = values["tensor_parallel_degree"], values["hybrid_shard_degree"]
     degrees = {"tensor_parallel_degree": tp, "hybrid_shard_degree": max(1, shards)}
-    replicas = _data_ranks(world_size, degrees)
+    replicas, cp = _data_ranks(world_size, degrees), values["context_parallel_degree"]
+    if shards == 0:  # native FSDP, over all ranks
+        replicas, shards = 1, replicas
+    if shards % cp:
+        raise UserError(
+            f"context_parallel_degree={cp} does not divide the {shards} ranks that share the "
+            "model: its ranks are among those of hybrid_shard_degree"
+        )
     plan = ParallelPlan(
-        dp_replicate=1 if shards == 0 else replicas,
-        dp_shard=replicas if shards == 0 else shards,  # 0: native FSDP, over all ranks
+        dp_replicate=replicas,
+        dp_shard=shards // cp,
+        cp=cp,
+        cp_attention=CP_ATTENTION[values["cp_comm_type"]],
         tp=tp,
         offload=values["sm_activation_offloading"],
     )
     return SmpConfig(plan, version=2, seed=values["random_seed"], left_out=left_out)
 
 
-def _parameters(config: Any) -> dict[str, Any]:
-    """The parameters inside an estimator's `distribution`, or the dictionary itself."""
-    if not isinstance(config, dict):
-        raise UserError(f"a configuration is a dictionary, not {config!r}")
-    inside = config.get("smdistributed", config)
-    inside = inside.get("modelparallel", inside) if isinstance(inside, dict) else inside
-    if inside is config:
-        return config
-    if not isinstance(inside, dict) or inside.get("enabled") is not True:
-        raise UserError("smdistributed has no modelparallel with enabled: True")
-    return _parameters(inside.get("parameters", {}))
-
-
-def _check(key: str, value: Any, table: dict[str, Key], version: int) -> None:
+def check_key(key: str, value: Any, table: dict[str, Key], version: int) -> None:
+    """Raise a UserError if a configuration cannot have this key with this value."""
+    if key in does_nothing():
+        return
     if key not in table:
         raise UserError(_unknown(key, table, version))
     record = table[key]

@@ -28,7 +28,8 @@ class Key:
     kind: `whole` (a whole number from `least`), `number` (from 0 to `most`), `flag`, `word`, or
         `choice`, one of the words in `choices`.
     default: the library's own.
-    note: why it does nothing here; such a key is left out.
+    became: what it is here, where it is kept. note: why it does nothing here; such a key is left
+        out.
     only: the one value that can be kept, where there is one; `why` not the others, and the nearest.
     """
 
@@ -40,6 +41,7 @@ class Key:
     default: Any = None
     least: int = 1
     most: float = inf
+    became: str = ""
     note: str = ""
     only: Any = None
     why: str = ""
@@ -51,6 +53,8 @@ class Key:
             raise UserError("choices are those of the kind 'choice', and of no other")
         if self.only is not None and not self.why:
             raise UserError("a key with one value that can be kept says why not the others")
+        if bool(self.became) == bool(self.note or self.only is not None):
+            raise UserError("a key became something, or has a note or one value that is kept")
         if self.default is not None and self.wants(self.default):
             raise UserError(f"default must be {self.wants(self.default)}, not {self.default!r}")
 
@@ -71,12 +75,16 @@ class Key:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A name that is no key, and the place where it belongs."""
+    """A name that is no key, and the place where it belongs.
+
+    nothing: why it does nothing here, where published jobs have it among the keys all the same.
+    """
 
     name: str
     place: str
     date: str
     source: str
+    nothing: str = ""
 
 
 @cache
@@ -93,6 +101,12 @@ def keys(version: int, path: Path | None = None) -> dict[str, Key]:
 def elsewhere(path: Path = ELSEWHERE) -> dict[str, str]:
     """The place of each name in elsewhere.csv, or in another file with its columns."""
     return {row.name: row.place for row in read_table(path, Elsewhere)}
+
+
+@cache
+def does_nothing() -> dict[str, str]:
+    """Of those names the ones that are left out, each with the reason."""
+    return {row.name: row.nothing for row in read_table(ELSEWHERE, Elsewhere) if row.nothing}
 
 
 def wants_whole(value: Any, least: int) -> str | None:

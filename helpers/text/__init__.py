@@ -2,8 +2,9 @@
 
 readers.py reads sentences and labels from TSV, CSV, JSON, plain text or a hub data set, and
 instructions.py prompts and answers; tokenizer.py turns text into ids, label_words.py classes into
-words. tokens.py makes rows and batches of them, packing.py lets several documents share a row, and
-bundled.py finds the text that comes with the project.
+words. rows.py makes rows of ids and tokens.py batches of rows; packing.py lets several documents
+share a row, and encoder_rows.py masks tokens. token_files.py keeps tokens for other ranks and runs,
+prefetching.py makes batches ahead of need; bundled.py finds the text that comes with the project.
 
 Paper: Ding et al. 2024, Fewer Truncations Improve Language Modeling (packing).
 """
@@ -15,7 +16,7 @@ from helpers.engine import lazy
 HOMES = {
     "load_tokenizer": "tokenizer",
     "load_examples": "tokens",
-    "tokenize": "tokens",
+    "tokenize": "rows",
     "batches": "tokens",
     "steps_per_epoch": "tokens",
 }

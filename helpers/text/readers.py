@@ -8,13 +8,14 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from helpers.engine.errors import UserError, need
-from helpers.engine.models.hub import check_hub
+from helpers.engine.models.configurations import check_hub
 from helpers.text.tokenizer import HUB_NAME
 
-Task = Literal["lm", "classify", "instruct"]
+Task = Literal["lm", "classify", "instruct", "mlm", "classify-head"]
+CLASSIFIES = ("classify", "classify-head")
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".txt")
 TEXT_COLUMNS = ("sentence", "text")
 LABEL_COLUMN = "label"
@@ -36,25 +37,23 @@ Placed = tuple[str, Row]  # where it stands ("reviews.tsv line 7"), the row
 Check = Callable[[list[str], str], Any]  # of column names and where: raises where one is missing
 
 
-def load_examples(
-    source: str | Path, task: Literal["lm", "classify"], *, split: str = "train"
-) -> list[Example]:
-    """Texts, and for task "classify" labels, of `source` as `read_rows` takes it.
+def load_examples(source: str | Path, task: Task, *, split: str = "train") -> list[Example]:
+    """Texts, and for tasks that classify labels, of `source` as `read_rows` takes it.
 
-    The text is the column `sentence` or `text`; task "classify" needs the column `label` too
-    (text or whole numbers; kept as text). Rows whose text is blank are left out. A `.txt` file is
-    one document, for task "lm" only.
+    The text is the column `sentence` or `text`; to classify needs the column `label` too (text or
+    whole numbers; kept as text). Rows whose text is blank are left out. A `.txt` file is one
+    document, without labels.
 
     Raises:
         UserError: the source is missing, empty, not of its format, lacks a column, or has no row.
     """
-    if task not in ("lm", "classify"):
-        raise UserError(f"unknown task {task!r}: lm, classify or instruct")
+    if task not in ("lm", "mlm", *CLASSIFIES):
+        raise UserError(f"unknown task {task!r}: {', '.join(get_args(Task))}")
     path = Path(source)
     if path.is_file() and path.suffix.lower() == ".txt":
         text = _read_text(path)
-        if task == "classify":
-            raise UserError(f"{path}: plain text has no labels; task classify needs TSV, CSV, JSON")
+        if task in CLASSIFIES:
+            raise UserError(f"{path}: plain text has no labels; task {task} needs TSV, CSV, JSON")
         return [Example(text, None, str(path))]
     return read_rows(
         source,
@@ -221,14 +220,14 @@ def _example(row: Row, task: str, where: str) -> Example | None:
     text = row[column]
     if not isinstance(text, str):
         raise UserError(f"{where}: {column} is not text but {text!r:.60}")
-    label = _label(row[LABEL_COLUMN], where) if task == "classify" else None
+    label = _label(row[LABEL_COLUMN], where) if task in CLASSIFIES else None
     return Example(text, label, where) if text.strip() else None
 
 
 def _text_column(names: list[str], task: str, where: str) -> str:
     column = next((name for name in TEXT_COLUMNS if name in names), None)
-    if column is None or (task == "classify" and LABEL_COLUMN not in names):
-        wanted = "sentence (or text)" + (" and label" if task == "classify" else "")
+    if column is None or (task in CLASSIFIES and LABEL_COLUMN not in names):
+        wanted = "sentence (or text)" + (" and label" if task in CLASSIFIES else "")
         raise UserError(f"{where}: task {task} needs {wanted}; found: {shown_names(names)}")
     return column
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError, need
-from helpers.engine.models.hub import check_hub
+from helpers.engine.models.configurations import check_hub
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
 
@@ -35,6 +35,10 @@ class Tokenizer:
             encoding.ids
             for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)
         ]
+
+    def id_of(self, text: str) -> int | None:
+        """The id of a token that is written so, None where there is none."""
+        return self.backend.token_to_id(text)
 
     def decode(self, ids: list[int]) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=False)

@@ -11,10 +11,8 @@ Labels follow the Hugging Face convention: aligned with the ids (the model shift
 where no loss is taken.
 """
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,10 +20,11 @@ from torch import Tensor
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.document_mask import PADDING
-from helpers.text import instructions, packing
+from helpers.engine.models.objectives import IGNORED
+from helpers.text import instructions
 from helpers.text import readers as text_files
-from helpers.text.label_words import classes, shown, verbalize
 from helpers.text.readers import Example, Task
+from helpers.text.rows import TokenData, tokenize
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -42,51 +41,14 @@ __all__ = [
     "tokenize",
 ]
 
-IGNORED = -100  # torch's cross_entropy skips this label
 WINDOW = 64  # batches: rows are grouped by length inside a shuffled window of this many
-
-
-@dataclass(frozen=True)
-class TokenData:
-    """Rows of token ids, end to end in one tensor.
-
-    Attributes:
-        ids: LongTensor [tokens], all rows one after another.
-        targets: LongTensor [tokens], the same with IGNORED where no loss is taken.
-        offsets: LongTensor [rows + 1]; row i is ids[offsets[i]:offsets[i + 1]].
-        pad_id: fills the end of a shorter row in a batch; its label is IGNORED.
-        documents: LongTensor [tokens], of which document of its row a token is; None where each row
-            is one. See engine/models/document_mask.py for what a model does with it.
-        truncated: rows that were longer than seq_len and kept their beginning.
-        label_names: the classes in order; empty for language modelling.
-        label_token_ids: the one token that stands for each class.
-    """
-
-    ids: Tensor
-    targets: Tensor
-    offsets: Tensor
-    pad_id: int
-    documents: Tensor | None = None
-    truncated: int = 0
-    label_names: tuple[str, ...] = ()
-    label_token_ids: dict[str, int] | None = None
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @cached_property
-    def digest(self) -> str:
-        """Twelve hexadecimal digits that differ where any id, target or row does."""
-        checksum = hashlib.sha256()
-        for values in (self.ids, self.targets, self.offsets, self.documents):
-            checksum.update(b"none" if values is None else values.numpy().tobytes())
-        return checksum.hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class Batch:
     """`input_ids`, `labels` and where rows are packed `documents`: LongTensor [B, S], padded on the
-    right.
+    right. Labels of rows are [B]. `attention_mask` [B, S] is 1 but in the padding, where an encoder
+    needs it.
 
     `samples` is B; `tokens` counts the ids without the padding.
     """
@@ -96,6 +58,12 @@ class Batch:
     samples: int
     tokens: int
     documents: Tensor | None = None
+    attention_mask: Tensor | None = None
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """What a step of the trainer takes beside."""
+        return {} if self.attention_mask is None else {"attention_mask": self.attention_mask}
 
 
 def load_examples(
@@ -106,116 +74,6 @@ def load_examples(
     if task == "instruct":
         return instructions.load_instructions(source, template=template, split=split)
     return text_files.load_examples(source, task, split=split)
-
-
-def tokenize(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    task: Task,
-    seq_len: int,
-    labels: Sequence[str] | None = None,
-    packed: bool = True,
-) -> TokenData:
-    """Examples to rows of at most `seq_len` tokens.
-
-    "lm": the documents, each followed by the end token, cut into rows of seq_len; the remainder is
-    a shorter last row, so no token is lost. "classify": a sentence, a prompt and the token that
-    stands for the label, on which alone the loss is taken; a sentence that is too long keeps its
-    beginning, and `truncated` counts it. "instruct": a prompt, its answer and the end token, with
-    the loss on the last two; several share a row, and none loses a token.
-
-    Args:
-        labels: the classes that are allowed, in order; those found in the examples when left out.
-            Give an evaluation set the `label_names` of the training set.
-        packed: let instructions share rows; else each has its own.
-
-    Raises:
-        UserError: a label outside `labels`, one class only, a seq_len without room, no end token.
-    """
-    if task == "lm":
-        return _tokenize_lm(examples, tokenizer, seq_len)
-    if task == "instruct":
-        return _tokenize_instruct(examples, tokenizer, seq_len, packed)
-    return _tokenize_classify(examples, tokenizer, seq_len, labels)
-
-
-def _check_seq_len(seq_len: int) -> None:
-    if seq_len < 2:
-        raise UserError(f"seq_len {seq_len} leaves nothing to predict; at least 2")
-
-
-def _tokenize_lm(examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int) -> TokenData:
-    _check_seq_len(seq_len)
-    if tokenizer.end_id is None:
-        raise UserError("this tokenizer has no token that ends a document")
-    stream: list[int] = []
-    for ids in tokenizer.encode([example.text for example in examples]):
-        stream.extend(ids)
-        stream.append(tokenizer.end_id)
-    ends = [*range(seq_len, len(stream), seq_len), len(stream)]
-    if len(ends) > 1 and len(stream) % seq_len == 1 and seq_len > 2:
-        ends[-2] -= 1  # a row of one token has nothing to predict: the row before gives it one more
-    ids = torch.tensor(stream, dtype=torch.long)
-    return TokenData(ids, ids, torch.tensor([0, *ends]), pad_id=tokenizer.end_id)
-
-
-def _tokenize_instruct(
-    examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int, packed: bool
-) -> TokenData:
-    _check_seq_len(seq_len)
-    parts: list[tuple[list[int], list[int]]] = []  # ids and targets
-    for document, prompt in zip(*instructions.encode(examples, tokenizer), strict=True):
-        targets = [*[IGNORED] * prompt, *document[prompt:]]
-        for part in packing.cut(len(document), seq_len):
-            # what stands before a part in its row is not what comes before it in its document
-            rest = targets[part.start + 1 : part.stop]
-            parts.append((document[part.start : part.stop], [IGNORED, *rest]))
-    lengths = [len(ids) for ids, _ in parts]
-    rows = packing.pack(lengths, seq_len) if packed else [[index] for index in range(len(parts))]
-    order = [index for row in rows for index in row]
-    numbers = [number for row in rows for number, index in enumerate(row) for _ in parts[index][0]]
-    sizes = [sum(lengths[index] for index in row) for row in rows]
-    return TokenData(
-        ids=torch.tensor([token for index in order for token in parts[index][0]]),
-        targets=torch.tensor([target for index in order for target in parts[index][1]]),
-        offsets=torch.tensor([0, *sizes]).cumsum(0),
-        pad_id=tokenizer.end_id,
-        documents=torch.tensor(numbers) if packed else None,
-    )
-
-
-def _tokenize_classify(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    seq_len: int,
-    labels: Sequence[str] | None,
-) -> TokenData:
-    names = tuple(labels) if labels is not None else classes(examples)
-    if len(names) < 2:
-        raise UserError(f"classification needs two labels or more; found: {shown(names) or 'none'}")
-    prompt, tokens = verbalize(names, tokenizer)
-    room = seq_len - len(prompt) - 1
-    if room < 1:
-        raise UserError(f"seq_len {seq_len} leaves no room for text; at least {len(prompt) + 2}")
-    ids: list[int] = []
-    offsets = [0]
-    truncated = 0
-    sentences = tokenizer.encode([example.text.strip() for example in examples])
-    for example, sentence in zip(examples, sentences, strict=True):
-        if example.label not in tokens:
-            raise UserError(
-                f"{example.where}: the label {example.label!r:.60} is not among {shown(names)}"
-            )
-        truncated += len(sentence) > room
-        ids += [*sentence[:room], *prompt, tokens[example.label]]
-        offsets.append(len(ids))
-    rows = torch.tensor(offsets)
-    all_ids = torch.tensor(ids, dtype=torch.long)
-    targets = torch.full_like(all_ids, IGNORED)
-    last = rows[1:] - 1
-    targets[last] = all_ids[last]
-    pad_id = tokenizer.end_id if tokenizer.end_id is not None else 0
-    return TokenData(all_ids, targets, rows, pad_id, None, truncated, names, tokens)
 
 
 def steps_per_epoch(data: TokenData, batch_size: int) -> int:
@@ -248,8 +106,8 @@ def batches(
     """
     _check_batch_size(batch_size)
     order = _order(data, batch_size, seed, epoch) if shuffle else torch.arange(len(data))
-    for rows in order.split(batch_size)[start:]:
-        yield _batch(data, rows.tolist())
+    for number, rows in enumerate(order.split(batch_size)[start:], start):
+        yield _batch(data, rows.tolist(), _one_seed(_one_seed(seed, epoch), number))
 
 
 def _order(data: TokenData, batch_size: int, seed: int, epoch: int) -> Tensor:
@@ -271,7 +129,10 @@ def _one_seed(seed: int, epoch: int) -> int:
     return (seed * 1_000_003 + epoch) % 2**63
 
 
-def _batch(data: TokenData, rows: list[int]) -> Batch:
+def _batch(data: TokenData, rows: list[int], seed: int) -> Batch:
+    """Args:
+    seed: of what is masked.
+    """
     spans = [(int(data.offsets[row]), int(data.offsets[row + 1])) for row in rows]
     longest = max(end - start for start, end in spans)
 
@@ -281,10 +142,15 @@ def _batch(data: TokenData, rows: list[int]) -> Batch:
             made[index, : end - start] = values[start:end]
         return made
 
+    ids, labels = padded(data.ids, data.pad_id), padded(data.targets, IGNORED)
+    attention_mask = (labels != IGNORED).long() if data.for_encoders else None
+    if data.masking is not None:
+        ids, labels = data.masking.apply(ids, attention_mask, seed)
     return Batch(
-        input_ids=padded(data.ids, data.pad_id),
-        labels=padded(data.targets, IGNORED),
+        input_ids=ids,
+        labels=labels if data.row_labels is None else data.row_labels[rows],
         samples=len(rows),
         tokens=sum(end - start for start, end in spans),
         documents=None if data.documents is None else padded(data.documents, PADDING),
+        attention_mask=attention_mask,
     )

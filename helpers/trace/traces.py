@@ -14,6 +14,7 @@ nest: Perfetto drops one that only overlaps, so it gets a row of its own.
 
 import gzip
 import json
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from typing import Any, NamedTuple
 from helpers.engine.errors import UserError
 from helpers.trace.recorder import FACTS, STEP
 
-COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
+BOARD = "shared_memory:"  # its copies and sums are a message's, on the thread that calls it
+COLLECTIVES = ("gloo:", BOARD, "ncclDevKernel", "ncclKernel")
 MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # posted early
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's work
 MARKED = "user_annotation"  # the category of record_function
@@ -108,8 +110,8 @@ class Trace:
     @cached_property
     def communication(self) -> list[Slice]:
         """Collectives under way, and waiting for the other ranks to join in. gloo's are on threads
-        of their own, NCCL's on the GPU. Of those made of sends and receives (exchange.py) it is the
-        wait for them."""
+        of their own, NCCL's on the GPU. Of those made of sends and receives (gloo_exchange.py) it
+        is the wait for them, and a board's are on the thread that calls them."""
         return [
             s
             for s in self.slices
@@ -126,15 +128,31 @@ class Trace:
     @property
     def operations(self) -> list[Slice]:
         """Of the CPU, on any thread, with those that they call."""
-        return [s for s in self.slices if s.category == "cpu_op" and _computes(s.name)]
+        return [s for s in self._on_cpu if _computes(s.name)]
+
+    @cached_property
+    def _on_cpu(self) -> list[Slice]:
+        """The CPU's operations; of one that carries a message it is the message alone."""
+        carried = [s for s in self.slices if s.name.startswith(BOARD)]
+        ends = [s.end_s for s in carried]  # they come one after another, on one thread
+
+        def carries(one: Slice) -> bool:
+            place = bisect_left(ends, one.end_s)
+            return place < len(carried) and carried[place].start_s <= one.start_s
+
+        return [
+            s
+            for s in self.slices
+            if s.name.startswith(BOARD)
+            or (s.category == "cpu_op" and not (s.thread == self.main and carries(s)))
+        ]
 
     @cached_property
     def computing(self) -> list[Slice]:
         """When the CPU computes what: of each operation the time in which it calls no other."""
         by_thread: dict[Thread, list[Slice]] = defaultdict(list)
-        for one in self.slices:
-            if one.category == "cpu_op":
-                by_thread[one.thread].append(one)
+        for one in self._on_cpu:
+            by_thread[one.thread].append(one)
         pieces = (piece for several in by_thread.values() for piece in _innermost(several))
         return [piece for piece in pieces if _computes(piece.name)]
 

@@ -18,11 +18,11 @@ from helpers.text.instructions import TEMPLATES
 from helpers.watch.watch import EVERY as WATCH_EVERY
 
 # a sentence with one label is a small sample
-BATCH_SIZE = {"classify": 128, "lm": 32, "instruct": 32}
+BATCH_SIZE = {"classify": 128, "lm": 32, "instruct": 32, "mlm": 32, "classify-head": 128}
 DIGITS = 20  # Python refuses to read numbers of thousands of digits
 A_YEAR_S = 365 * 86400
 REVIEWS = "reviews/train.tsv"
-BUNDLED = {"classify": REVIEWS, "lm": REVIEWS, "instruct": "instructions/train.jsonl"}
+BUNDLED = dict.fromkeys(BATCH_SIZE, REVIEWS) | {"instruct": "instructions/train.jsonl"}
 AUTO = Path("auto")  # --resume auto, for runs that are started again by machines
 
 
@@ -63,7 +63,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add("--data", type=name, help="file or hub data set; the bundled one of the task")
     add("--eval-data", type=name, help="file or hub data set to evaluate on at the end")
-    add("--task", choices=tuple(BATCH_SIZE), default="lm")
+    add(
+        "--task", choices=tuple(BATCH_SIZE), default="lm", help="mlm and classify-head: of encoders"
+    )
     add("--template", choices=tuple(TEMPLATES), default="alpaca", help="of instructions")
     add("--pack", action=switch, default=True, help="let instructions share rows")
     add("--steps", type=whole, help="stop after this many; else after --epochs")
@@ -99,6 +101,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--watch", nargs="?", const=WATCH_EVERY, type=whole, metavar="N", help=looks)
     add("--replay-check", type=whole, metavar="N", help="take every N-th step twice and compare")
     add("--device", choices=DEVICES, default="auto", help="auto: GPUs where there are any")
+    prints = "print every N-th step's line of metrics.jsonl, and the evaluation's"
+    add("--log-every", type=whole, metavar="N", help=prints)
     add("--timeout", type=seconds, help="seconds that a rank waits for the others")
     add("--track", type=names, default=(), help="tensorboard, mlflow, trackio, with commas")
     modes, says = ("warn", "refuse"), "measure the ranks first; refuse: those of which one is slow"

@@ -32,7 +32,9 @@ from helpers.planner.measure.calibrate import load_cluster
 from helpers.planner.shape.families import model_shape
 from helpers.text import tokens
 from helpers.text.bundled import bundled
-from helpers.text.tokenizer import load_tokenizer
+from helpers.text.encoder_rows import SpecialTokens
+from helpers.text.token_files import tokenized
+from helpers.text.tokenizer import Tokenizer, load_tokenizer
 from helpers.train.arguments import AUTO, BUNDLED, is_first
 from helpers.train.tracking import check_trackers
 
@@ -88,6 +90,12 @@ class Job:
         return f"random, of seed {self.args.seed}" if self.starts_random else self.args.model
 
     @property
+    def head(self) -> str:
+        """The task that the model's head is for: that of a causal language model, unless an
+        encoder's."""
+        return head_of(self.args.task)
+
+    @property
     def starts_random(self) -> bool:
         """Are the first weights random?"""
         no_files = self.args.from_scratch or self.args.model in presets()
@@ -140,24 +148,27 @@ def prepare(args: argparse.Namespace) -> Job:
     plan = ParallelPlan(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )
-    plan.validate(config, world_size=world_size())
+    plan.validate(config, world_size=world_size(), task=head_of(args.task))
     if args.preflight_record is not None:
         load_cluster(args.preflight_record)  # what is no such record is said before anything starts
     if is_first():
         check_trackers(args.track)
     if plan.compile:
         check_compiler()
-    check_model(config)
+    check_model(config, head_of(args.task))
     adapting = adapting_of(args)
     if adapting is not None:
         adapting.check(plan)
     check_length(config, args.seq_len)
     tokenizer = load_tokenizer(args.tokenizer or default_tokenizer(args.model))
     files = find_local_weights(args)  # what is missing is said before anything starts
-    fit_vocabulary(config, args, tokenizer.vocab_size)
+    fit_vocabulary(config, args, tokenizer)
     if args.task == "instruct" and args.pack:
         check_packing(config, args.seq_len)
     train = read_tokens(args.data or bundled(BUNDLED[args.task]), "train", args, tokenizer)
+    if args.task == "classify-head":
+        config.id2label = dict(enumerate(train.label_names))
+        config.label2id = {name: number for number, name in config.id2label.items()}
     if train.truncated and is_first():
         print(f"{train.truncated} of {len(train)} sentences are cut to {args.seq_len} tokens")
     evaluation = None
@@ -201,7 +212,7 @@ def read_tokens(source, split, args, tokenizer, labels=None) -> tokens.TokenData
     if name.startswith("data/") and not Path(name).exists():
         source = bundled(name.removeprefix("data/"))  # the project's own, from any folder
     examples = tokens.load_examples(source, args.task, split=split, template=args.template)
-    return tokens.tokenize(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
+    return tokenized(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
 
 
 def default_tokenizer(model: str) -> str:
@@ -222,17 +233,35 @@ def find_local_weights(args: argparse.Namespace) -> WeightFiles | None:
     return find_weights(args.model, args.from_scratch)
 
 
-def fit_vocabulary(config: Any, args: argparse.Namespace, ids: int) -> None:
-    """Widen the vocabulary of a model without weights to the tokenizer's number of ids.
+def fit_vocabulary(config: Any, args: argparse.Namespace, tokenizer: Tokenizer) -> None:
+    """Widen the vocabulary of a model without weights to the tokenizer's number of ids, and let an
+    encoder pad with the token that its rows are padded with.
 
     Raises:
-        UserError: the model has weights, and fewer rows than the tokenizer has ids.
+        UserError: the model has weights, and fewer rows than the tokenizer has ids, or other
+            padding.
     """
-    if ids <= config.vocab_size:
+    random = args.from_scratch or args.model in presets()
+    special = None if head_of(args.task) == "lm" else SpecialTokens.of(tokenizer)
+    ids = tokenizer.vocab_size if special is None else special.vocab_size
+    if ids > config.vocab_size:
+        if not random:
+            raise UserError(
+                f"the tokenizer has {ids} ids but {args.model} has weights for "
+                f"{config.vocab_size}: give the model's own tokenizer"
+            )
+        config.vocab_size = ids
+    if special is None or special.pad == config.pad_token_id:
         return
-    if not args.from_scratch and args.model not in presets():
+    if not random:
         raise UserError(
-            f"the tokenizer has {ids} ids but {args.model} has weights for {config.vocab_size}: "
-            "give the model's own tokenizer"
+            f"{args.model} pads with token {config.pad_token_id}, the tokenizer with "
+            f"{special.pad}: give the model's own tokenizer"
         )
-    config.vocab_size = ids
+    config.pad_token_id = special.pad
+
+
+def head_of(task: str) -> str:
+    """The task of models/objectives.py that a model's head must be for: causal language models
+    follow instructions, too, and say the word that a class stands for."""
+    return task if task in ("mlm", "classify-head") else "lm"

@@ -9,7 +9,6 @@ import torch
 from helpers.engine.adapters.lora import trainable_parameters
 from helpers.engine.files.run_record import Clock, Metrics, versions, write_summary
 from helpers.engine.memory.states import peak_memory_bytes
-from helpers.engine.plan import DTYPES
 from helpers.engine.precision.compiling import compilations
 from helpers.engine.ranks import over_ranks
 from helpers.engine.trainer import StepResult, Trainer
@@ -31,7 +30,7 @@ def tracking_of(job: Job, warnings: list[str], done: int) -> Tracking:
 
 def utilization(job: Job, device: torch.device) -> Callable[[float, int], float | None]:
     """Of tokens a second in rows of a length: the share of the devices' peak, where it is known."""
-    peak = peak_flops(device_name(device), DTYPES[job.plan.precision])
+    peak = peak_flops(device_name(device), job.plan.precision)
     flops = job.flops_per_token if job.adapting is None else None  # a frozen base does less work
     if not peak or not flops:
         return lambda per_second, length: None

@@ -6,6 +6,7 @@ Exit codes: 0 done; 2 the arguments, the plan or the files that they name are wr
 nothing written); 1 it failed (the traceback, or one line where the disk is full).
 """
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ from helpers.engine.ranks import (
 )
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens
+from helpers.text.prefetching import prefetched
 from helpers.trace import timelines
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
@@ -51,6 +53,10 @@ from helpers.train.preflight import preflight
 from helpers.train.record import finish, measured, tracking_of, utilization
 from helpers.train.tracking import Tracking
 from helpers.watch.watch import Watch
+
+# steps of which each asks all ranks for their peak of memory; later ones seldom have another
+FIRST_STEPS = 3
+AGREE_EVERY = 10  # steps, from one such question to the next
 
 
 def run(job: Job, clock: Clock) -> None:
@@ -103,6 +109,7 @@ def run(job: Job, clock: Clock) -> None:
         if job.evaluation is not None:
             with clock.phase("evaluate"):
                 scores = evaluate(job, trainer)
+            log(job, {f"eval_{name}": value for name, value in scores.items()})
         if args.save or args.merge:
             with clock.phase("save"):
                 save(job, trainer.model)
@@ -126,7 +133,7 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
     args = job.args
     models: list[nn.Module] = []  # not a result of `on_all_ranks`: those travel to every rank
     options = {"config": job.config, "seed": args.seed, "device": device}
-    options["from_scratch"] = args.from_scratch
+    options |= {"from_scratch": args.from_scratch, "task": job.head}
 
     def fetch() -> None:  # first, for a rank without them must not miss at the layout's check
         find_weights(args.model, args.from_scratch)
@@ -152,6 +159,7 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
         seed=args.seed,
         optimizer=args.optimizer,
     )
+    trainer.runs_on = True  # until `train` is over
     if job.resume_from is not None:
         checkpoints.load(trainer, job.resume_from)
         changed = changed_settings(read_manifest(job.resume_from, {}), job.settings())
@@ -162,7 +170,7 @@ def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoi
 
 def traced_batches(job: Job, trainer: Trainer) -> Iterator[tokens.Batch]:
     """The run's batches, traced from the first to the last of the steps to profile."""
-    batches = job.batches(trainer.steps_done)
+    batches = prefetched(job.batches(trainer.steps_done), pin=trainer.device.type == "cuda")
     if job.args.profile is None:
         return batches
     return profiled(
@@ -194,6 +202,7 @@ def train(
     """
     used = utilization(job, trainer.device)
     lately = LossRange()
+    peak, new_peaks = 0, trainer.steps_done + FIRST_STEPS
     for batch in batches:
         before_s = compile_s() if job.plan.compile else 0.0
         with clock.phase("train"):
@@ -204,6 +213,7 @@ def train(
                     batch.documents,
                     replay=replay_due(job, trainer),
                     observer=observer,
+                    **batch.masks,
                 )
             if watch:
                 new = watching.judge(watch, job, result, batch, observer)
@@ -211,8 +221,10 @@ def train(
             compiling_s = compile_s() - before_s if job.plan.compile else 0.0
             clock.move(compiling_s, "train", "compile")
             line = measured(batch, result, result.step_s - compiling_s, used)
-            peak = largest_over_ranks(peak_memory_bytes(trainer.device))
+            if result.step <= new_peaks or result.step % AGREE_EVERY == 0:
+                peak = largest_over_ranks(peak_memory_bytes(trainer.device))
             metrics.add(line | {"peak_memory_bytes": peak})
+            log(job, metrics.lines[-1] | {"samples_per_s": line["samples"] / line["step_s"]})
         warning = lately.spike(result.step, result.loss)
         if warning is not None:
             warnings.append(warning)
@@ -226,7 +238,7 @@ def train(
             due = job.args.checkpoint_every and result.step % job.args.checkpoint_every == 0
             if due and not result.skipped:
                 checkpoints.save(trainer)
-            checkpoints.poll()
+    trainer.settle()
     with clock.phase("save"):
         checkpoints.finish()
     if metrics.lines and all(line.get("skipped") for line in metrics.lines):
@@ -234,6 +246,14 @@ def train(
             f"all {len(metrics.lines)} steps were skipped, for no loss scale kept their gradients "
             "finite: take precision bf16 or fp32, or more steps"
         )
+
+
+def log(job: Job, line: dict[str, Any]) -> None:
+    """Print a line of metrics, as metrics.jsonl has it, where --log-every asks for its step: for
+    what scrapes the log by expressions."""
+    every = job.args.log_every
+    if every and is_first() and line.get("step", 0) % every == 0:
+        print(json.dumps(line), flush=True)
 
 
 def replay_due(job: Job, trainer: Trainer) -> bool:
@@ -246,7 +266,9 @@ def evaluate(job: Job, trainer: Trainer) -> dict[str, Any]:
     data = job.evaluation
     batches = tokens.batches(data, job.args.batch_size, seed=0, shuffle=False)
     answers = list((data.label_token_ids or {}).values())
-    rows = ((batch.input_ids, batch.labels, batch.documents) for batch in batches)
+    rows = (
+        (batch.input_ids, batch.labels, batch.documents, batch.attention_mask) for batch in batches
+    )
     return trainer.evaluate(rows, answers or None) | {"samples": len(data)}
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from helpers.engine.trainer import StepResult, Trainer
+from helpers.text.readers import CLASSIFIES
 from helpers.text.tokens import Batch
 from helpers.train.arguments import is_first
 from helpers.train.job import Job
@@ -42,7 +43,7 @@ def judge(
 ) -> list[WatchFinding]:
     """What is new after a step; said by the first rank."""
     padding = 1 - batch.tokens / batch.input_ids.numel()
-    label = commonest_share(batch.labels) if job.args.task == "classify" else None
+    label = commonest_share(batch.labels) if job.args.task in CLASSIFIES else None
     new = watch.judge(result, observer, padding, label)
     if is_first():
         for finding in new:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from helpers.engine.models.causal_loss import IGNORED
+from helpers.engine.models.objectives import IGNORED
 from helpers.engine.trainer import StepResult
 from helpers.watch.observe import Observer
 from helpers.watch.rules import RULES, History, Watched
@@ -78,8 +78,9 @@ class Watch:
 
 
 def commonest_share(labels: Tensor) -> float | None:
-    """The share of samples that have the commonest label, of [batch, seq] with one label a row;
-    None where rows have several."""
+    """The share of samples that have the commonest label, of [batch], or [batch, seq] with one
+    label a row; None where rows have several."""
+    labels = labels.view(len(labels), -1)
     counts = (labels != IGNORED).sum(1)
     if not bool((counts == 1).all()):
         return None

@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from benchmarks import limit
 from benchmarks.quiet import QUIET, Watch, wait_until_quiet
 from benchmarks.registry import Peer
 from benchmarks.serve import Group, PeerFailed
@@ -33,6 +34,7 @@ class Row:
     others: by step, the fraction of the cores that other programs took.
     link_bytes: by step, what crossed the link between two nodes, both ways; none without a link.
     share: of one process's speed in each timed step: above 1 is faster.
+    of_limit: what the median step reaches of the best measured product: see limit.py.
     quiet: were the timed steps quiet? Else there were too few such and all count.
     """
 
@@ -47,6 +49,7 @@ class Row:
     link_bytes: list[float] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
     timed: list[int] = field(default_factory=list)
+    of_limit: float | None = None
     quiet: bool = False
     memory: list[dict[str, int]] = field(default_factory=list)
     loss_off: float | None = None
@@ -118,7 +121,21 @@ def compare(
         for group in groups.values():
             group.close()
     judge(rows, warmup=rounds.steps)
+    hold_against_limit(rows, work, cores)
     return rows
+
+
+def hold_against_limit(rows: Sequence[Row], work: Work, cores: int) -> None:
+    """Say of each timed row how near the limit it is."""
+    limits: dict[str, float] = {}
+    for row in rows:
+        precision = limit.precision_of(row.peer)
+        if precision is None or not row.timed:
+            continue
+        if precision not in limits:
+            limits[precision] = limit.product_flops(precision, cores)
+        seconds = statistics.median(row.step_s[i] for i in row.timed)
+        row.of_limit = limit.step_flops(work) / seconds / limits[precision]
 
 
 def _guarded(row: Row, work: Callable[[], None]) -> None:
@@ -197,8 +214,8 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
         "| | processes × threads | step, s | processor, s | share of one process | quartiles "
-        "| steps timed | state per rank, MB | last loss | losses agree |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| of the best product | steps timed | state per rank, MB | last loss | losses agree |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         lines.append(_line(row))
@@ -207,10 +224,10 @@ def table(rows: Sequence[Row]) -> str:
 
 def _line(row: Row) -> str:
     if row.failure:
-        return f"| {row.peer.title} | {row.failure} |" + " |" * 8
+        return f"| {row.peer.title} | {row.failure} |" + " |" * 9
     layout = f"{row.peer.ranks} × {row.threads}"
     if not row.share:
-        return f"| {row.peer.title} | {layout} | nothing to compare with |" + " |" * 7
+        return f"| {row.peer.title} | {layout} | nothing to compare with |" + " |" * 8
     low, middle, high = quartiles(row.share)
     seconds = statistics.median(row.step_s[i] for i in row.timed)
     agree = "yes" if row.agrees else "**NO**"
@@ -221,6 +238,7 @@ def _line(row: Row) -> str:
         f"{statistics.median(row.cpu_s[i] for i in row.timed):.2f}",
         f"{middle:.2f}",
         f"{low:.2f} to {high:.2f}",
+        "" if row.of_limit is None else f"{row.of_limit:.2f}",
         f"{len(row.timed)}{'' if row.quiet else ', noisy'}",
         _state(row),
         f"{row.loss[-1]:.5f}",
@@ -254,6 +272,7 @@ def to_dict(row: Row) -> dict[str, Any]:
         "shares": row.share,
         "timed_steps": row.timed,
         "quiet": row.quiet,
+        "of_limit": row.of_limit,
         "step_s": row.step_s,
         "cpu_s": row.cpu_s,
         "others": row.others,

@@ -28,8 +28,15 @@ class Peer:
 
 
 def engine(name: str, title: str, **plan: Any) -> Peer:
-    ranks = math.prod(plan.get(axis, 1) for axis in ("dp_replicate", "dp_shard", "pp", "tp"))
+    axes = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
+    ranks = math.prod(plan.get(axis, 1) for axis in axes)
     return Peer(name, title, "engine_peer", ranks, plan, joins=True)
+
+
+def over_gloo(name: str, **plan: Any) -> Peer:
+    """The peer above it, with messages by gloo in place of shared memory."""
+    peer = engine(name, "the same, messages over gloo", **plan)
+    return replace(peer, options={**peer.options, "gloo": True})
 
 
 ONE = Peer("one", "one process, transformers", "plain_peer", ranks=1)
@@ -40,7 +47,11 @@ TENSOR = (
     ONE,
     ENGINE_ONE,
     engine("engine-tp", "**this engine, tp=2**", tp=2),
+    over_gloo("engine-tp-gloo", tp=2),
     engine("engine-sp", "**this engine, tp=2, sequence parallel**", tp=2, sequence_parallel=True),
+    over_gloo("engine-sp-gloo", tp=2, sequence_parallel=True),
+    engine("engine-tp4", "**this engine, tp=4**", tp=4),
+    over_gloo("engine-tp4-gloo", tp=4),
     Peer("dtensor", "DTensor plan by hand", "dtensor_peer"),
     Peer("tp-plan", 'transformers tp_plan="auto"', "transformers_peer", families=("neox", "llama")),
 )
@@ -49,6 +60,7 @@ DATA = (
     ONE_KEPT,
     ENGINE_ONE,
     engine("engine-ddp", "**this engine, DDP**", dp_replicate=2),
+    over_gloo("engine-ddp-gloo", dp_replicate=2),
     Peer("ddp", "torch DistributedDataParallel", "ddp_peer"),
     engine("engine-zero1", "**this engine, ZeRO-1**", dp_shard=2, zero_stage=1),
     Peer(
@@ -60,6 +72,7 @@ DATA = (
     engine("engine-zero2", "**this engine, ZeRO-2**", dp_shard=2, zero_stage=2),
     Peer("deepspeed2", "DeepSpeed ZeRO-2", "deepspeed_peer", options={"stage": 2}),
     engine("engine-zero3", "**this engine, ZeRO-3**", dp_shard=2, zero_stage=3),
+    over_gloo("engine-zero3-gloo", dp_shard=2, zero_stage=3),
     Peer("fully-shard", "torch fully_shard", "fully_shard_peer"),
     Peer(
         "fully-shard-kept",
@@ -138,6 +151,24 @@ QLORA = (
     adapters("engine-one", "**one process, this engine**"),
     *(split(schedule, stages) for stages in (2, 4) for schedule in ("naive", "1f1b")),
 )
+LONG = (
+    ONE,
+    ENGINE_ONE,
+    *(
+        engine(f"{way}-{n}", f"**this engine, cp={n}, {way}**", cp=n, cp_attention=way)
+        for n in (2, 4)
+        for way in ("ring", "gather", "ulysses")
+    ),
+    *(
+        engine(
+            f"contiguous-{n}", f"this engine, cp={n}, ring, contiguous", cp=n, cp_split="contiguous"
+        )
+        for n in (2, 4)
+    ),
+    engine("engine-sp", "this engine, tp=2, sequence parallel", tp=2, sequence_parallel=True),
+    engine("engine-full", "this engine, one process, recomputing", activation="full"),
+    Peer("torch-context", "torch context_parallel", "torch_context_peer"),
+)
 BENCHMARKS = {
     "tp": TENSOR,
     "fsdp": DATA,
@@ -146,5 +177,7 @@ BENCHMARKS = {
     "compile": COMPILE,
     "two-nodes": TWO_NODES,
     "qlora": QLORA,
+    "long": LONG,
     "plan": (),  # its layouts are those that a search looks at
+    "messages": (),  # trains nothing
 }

@@ -48,7 +48,7 @@ LAYOUTS = {
 EXACT = "exact"
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
-TIMEOUT_S = 60
+TIMEOUT_S = 180
 
 
 HEAD = """\

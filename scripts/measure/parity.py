@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.errors import UserError, need
 from helpers.engine.models.configurations import check_length, load_config
@@ -34,6 +33,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import gradient_norm
 from helpers.engine.ranks import distributed, over_ranks, run_and_leave, world_size
 from helpers.engine.trainer import Trainer
+from helpers.planner.dry_run.tensor_watch import Watch
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 from helpers.train.arguments import is_first, refuse
@@ -41,25 +41,10 @@ from helpers.train.arguments import is_first, refuse
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
-class Messages(TorchDispatchMode):
-    """Notes the bytes of every all-reduce, and of everything that is sent to one rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all_reduce_bytes: list[int] = []
-        self.sent_bytes: list[int] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func)
-        if "allreduce" in name or "all_reduce" in name:
-            self.all_reduce_bytes += sizes_bytes(args[0])
-        elif name.startswith("c10d.send."):
-            self.sent_bytes += sizes_bytes(args[0])
-        return func(*args, **(kwargs or {}))
-
-
-def sizes_bytes(tensors: Any) -> list[int]:
-    return [t.nbytes for t in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
+def payloads(watch: Watch, kind: str) -> list[int]:
+    """Bytes of each message of a kind."""
+    found = [(one, count) for one, count in watch.sent.items() if one.kind == kind]
+    return [one.payload_bytes for one, count in found for _ in range(count)]
 
 
 def first_batch(args: argparse.Namespace) -> data.Batch:
@@ -105,7 +90,7 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
     return (ours.reshape(theirs.shape) - theirs).abs().max().item() / scale
 
 
-def compare(config, plan, mesh, batch, dtype) -> tuple[dict[str, float], Messages]:
+def compare(config, plan, mesh, batch, dtype) -> tuple[dict[str, float], Watch]:
     """Relative differences by name, the largest of all ranks, and what this rank sent."""
     whole = reference(config, dtype)
     split = copy.deepcopy(whole)
@@ -113,7 +98,7 @@ def compare(config, plan, mesh, batch, dtype) -> tuple[dict[str, float], Message
         module.__dict__.pop("_attn", None)
     trainer = Trainer(parallelize(split, plan, mesh), plan, mesh, lr=1e-3)
     loss, norm, gradients = alone(whole, batch)
-    with Messages() as messages:
+    with Watch() as watch:
         our_loss = trainer.backward(batch.input_ids, batch.labels).item()
     ours = trainer.gradients()
     our_norm = gradient_norm(trainer.parts, ours).item()
@@ -123,7 +108,7 @@ def compare(config, plan, mesh, batch, dtype) -> tuple[dict[str, float], Message
     found = largest(over_ranks(found))
     if found.keys() - {"loss", "gradient norm"} != gradients.keys():
         raise RuntimeError("the split model has other parameters than transformers' own")
-    return found, messages
+    return found, watch
 
 
 def largest(by_rank: list[dict[str, float]]) -> dict[str, float]:
@@ -138,8 +123,9 @@ def largest(by_rank: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="gptj-tiny", help="preset or folder; weights are random")
-    for degree in ("tp", "pp", "dp-replicate", "dp-shard"):
+    for degree in ("tp", "pp", "cp", "dp-replicate", "dp-shard"):
         parser.add_argument(f"--{degree}", type=int, default=1)
+    parser.add_argument("--cp-attention", default="ring", help="of cp: ring, gather or ulysses")
     parser.add_argument("--zero-stage", type=int, default=3, help="of dp-shard")
     parser.add_argument("--schedule", default="1f1b", help="of a pipeline")
     parser.add_argument("--microbatches", type=int, default=0, help="0 chooses")
@@ -148,8 +134,8 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     try:
-        degrees = ("tp", "pp", "dp_replicate", "dp_shard")
-        names = (*degrees, "zero_stage", "schedule", "microbatches")
+        degrees = ("tp", "pp", "cp", "dp_replicate", "dp_shard")
+        names = (*degrees, "cp_attention", "zero_stage", "schedule", "microbatches")
         plan = ParallelPlan(**{name: getattr(args, name) for name in names})
         config = load_config(args.model)
         plan.validate(config, world_size=world_size())
@@ -160,11 +146,11 @@ def main() -> None:
     report: dict[str, Any] = {"batch": list(batch.input_ids.shape), "differences": {}}
     with distributed(plan, torch.device("cpu")) as mesh:
         for dtype in TOLERANCE:
-            found, messages = compare(config, plan, mesh, batch, dtype)
+            found, watch = compare(config, plan, mesh, batch, dtype)
             report["differences"][str(dtype).removeprefix("torch.")] = found
             if dtype == torch.float32:
-                report["all_reduce_bytes"] = messages.all_reduce_bytes
-                report["sent_bytes"] = over_ranks(messages.sent_bytes)
+                report["all_reduce_bytes"] = payloads(watch, "all_reduce")
+                report["sent_bytes"] = over_ranks(payloads(watch, "send"))
             worst = max(found, key=found.get)
             if not found[worst] <= TOLERANCE[dtype]:
                 raise AssertionError(f"{dtype}: {worst} is off by {found[worst]:.2e}")

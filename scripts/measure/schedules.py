@@ -23,11 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from turns import WARMUP, say_loading, take_turns
+from turns import WARMUP, model_of, say_loading, take_turns
 
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
-from helpers.engine.models.configurations import check_length, load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave
@@ -198,13 +197,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -
 def main() -> None:
     args = parse()
     try:
-        overrides = {
-            "num_hidden_layers": args.layers,
-            "hidden_size": args.hidden,
-            "num_attention_heads": args.heads,
-        }
-        config = load_config(args.model, **overrides)
-        check_length(config, args.seq_len)
+        config = model_of(args, args.seq_len)
         chosen = plans(args, config)
     except UserError as error:
         refuse(str(error))

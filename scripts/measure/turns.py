@@ -4,13 +4,32 @@ In a round every case takes one step, so what else the machine does meets all al
 """
 
 import time
+from argparse import Namespace
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from helpers.engine.models.configurations import check_length, load_config
 from helpers.train.arguments import is_first
 
 WARMUP = 2  # rounds; in the second each case counts what it keeps or sends
+
+
+def model_of(args: Namespace, *lengths: int) -> Any:
+    """The configuration of --model with --layers, --hidden and --heads.
+
+    Raises:
+        UserError: there is no such model, or it has fewer positions than one of the lengths.
+    """
+    overrides = {
+        "num_hidden_layers": args.layers,
+        "hidden_size": args.hidden,
+        "num_attention_heads": args.heads,
+    }
+    config = load_config(args.model, **overrides)
+    for length in lengths:
+        check_length(config, length)
+    return config
 
 
 def say_loading(number: int, count: int, name: str) -> None:

@@ -21,14 +21,14 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
-from turns import WARMUP, say_loading, take_turns
+from turns import WARMUP, model_of, say_loading, take_turns
 
 from helpers.engine.errors import UserError
-from helpers.engine.models.configurations import check_length, load_config
+from helpers.engine.messages.carriers import BOARD
+from helpers.engine.messages.gloo_exchange import TAGS
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
-from helpers.engine.tensor.gloo_exchange import TAGS
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled
@@ -67,6 +67,8 @@ class Messages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func)
+        if name.startswith("profiler._record_function_enter_new") and args[0].startswith(BOARD):
+            self.bytes[args[0].removeprefix(BOARD)] += int(args[1].split()[-1])
         if name.startswith("c10d.send"):
             self.pieces[PIECES[args[3]]] += size_bytes(args[0])
         for word, kind in KINDS.items():
@@ -100,7 +102,7 @@ class Rung:
         with Messages() as messages:
             self.step(batch)
         self.sent, ranks = messages.bytes, self.plan.dp_shard
-        for kind, pieces in messages.pieces.items():  # over gloo, see exchange.py
+        for kind, pieces in messages.pieces.items():  # see gloo_exchange.py
             self.sent[kind] += pieces * ranks // (ranks - 1)
 
     def report(self) -> dict[str, Any]:
@@ -177,13 +179,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
 def main() -> None:
     args = parse()
     try:
-        overrides = {
-            "num_hidden_layers": args.layers,
-            "hidden_size": args.hidden,
-            "num_attention_heads": args.heads,
-        }
-        config = load_config(args.model, **overrides)
-        check_length(config, args.seq_len)
+        config = model_of(args, args.seq_len)
         chosen = plans(args, config)
     except UserError as error:
         refuse(str(error))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
-from helpers.engine.plan import axis_order, rank_grid
+from helpers.engine.placement import axis_order, rank_grid
 from helpers.planner.hardware.rank_groups import coordinates, groups
 
 AXES = ("dp_replicate", "dp_shard", "pp", "cp", "tp")

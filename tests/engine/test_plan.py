@@ -40,7 +40,7 @@ def test_the_degrees_multiply_to_the_world(
         ({"offload": None}, "offload must be True or False"),
         ({"partition": "9" * 5000}, "partition must be auto or"),
         ({"zero_stage": 4}, "zero_stage must be one of 1, 2, 3"),
-        ({"precision": "fp8"}, "precision must be one of"),
+        ({"precision": "fp4"}, "precision must be one of"),
         ({"activation": "group_0"}, "group_N"),
         ({"sequence_parallel": True}, "needs tp above 1"),
         ({"pp": 0}, "pp must be a whole number"),

@@ -17,6 +17,7 @@ from helpers.engine.tensor.boundary import Boundary
 from helpers.engine.tensor.shards import local
 from helpers.engine.tensor.split import fuse_gelu
 from helpers.engine.trainer import Trainer
+from helpers.planner.dry_run.tensor_watch import Watch
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
 
@@ -91,25 +92,20 @@ def test_falcon_7b_is_refused_with_the_reason() -> None:
 
 def sums(family: str, layers: int) -> tuple[int, int]:
     """All-reduces of activations a block, forward and backward."""
-    counts, all_reduce = [], dist.all_reduce
     plan = ParallelPlan(tp=2)
     model = laid_out(family, plan)
+    ids, labels = tiny.batch(0)
 
-    def counted(tensor, *args, **kwargs):
-        if tensor.dim() == 3:  # [batch, seq, hidden]; the loss sends smaller ones
-            counts.append(1)
-        return all_reduce(tensor, *args, **kwargs)
+    def of_activations(watch: Watch) -> int:  # [batch, seq, hidden]; the loss sends smaller ones
+        size = ids.numel() * model.config.hidden_size * 8
+        return sum(n for sent, n in watch.sent.items() if sent.payload_bytes == size)
 
-    dist.all_reduce = counted
-    try:
-        ids, labels = tiny.batch(0)
+    with Watch() as forward:
         loss = model(input_ids=ids, labels=labels).loss
-        forward = len(counts)
+    with Watch() as backward:
         loss.backward()
-    finally:
-        dist.all_reduce = all_reduce
     # the embedding's sum, and the one by which the head's gradient leaves
-    return (forward - 1) / layers, (len(counts) - forward - 1) / layers
+    return tuple((of_activations(watch) - 1) / layers for watch in (forward, backward))
 
 
 @pytest.mark.parametrize(
@@ -214,21 +210,11 @@ def test_accumulation_changes_no_number(layout: dict) -> None:
 
 
 def messages(plan: ParallelPlan) -> int:
-    """Messages of gradients in one step."""
-    from helpers.engine.data_parallel import buckets
-
-    sent, scatter, all_reduce = [], buckets.scatter_single, dist.all_reduce
+    """Messages of gradients in one step; the loss's are of 8 bytes."""
     trainer = trainer_of("gpt2", plan)
-    dist.all_reduce = lambda t, *a, **k: (
-        sent.append(1) if k.get("async_op") else None,
-        all_reduce(t, *a, **k),
-    )[1]
-    buckets.scatter_single = lambda *a, **k: (sent.append(1), scatter(*a, **k))[1]
-    try:
+    with Watch() as watch:
         trainer.backward(*tiny.batch(0))
-    finally:
-        dist.all_reduce, buckets.scatter_single = all_reduce, scatter
-    return len(sent)
+    return sum(n for sent, n in watch.sent.items() if sent.payload_bytes > 8)
 
 
 def test_accumulation_sends_gradients_once_except_where_they_are_sharded() -> None:
@@ -413,13 +399,13 @@ def test_a_rule_that_matches_no_module_is_an_error() -> None:
     pool(2).run(missing_module)
 
 
-def test_a_model_without_a_tensor_plan_is_refused_under_tp_alone() -> None:
-    config = transformers.AutoConfig.for_model("opt")
-    with pytest.raises(UserError, match=r"opt cannot be split by tp: .*tp with GPT-J"):
+def test_a_model_whose_blocks_nothing_is_known_of_is_refused_under_tp_alone() -> None:
+    config = transformers.AutoConfig.for_model("mamba")
+    with pytest.raises(UserError, match=r"mamba cannot be split by tp: .*tp with GPT-J"):
         check_tensor_degree(config, 2)
 
 
-def test_the_published_plan_is_used_for_other_models() -> None:
+def test_the_modules_of_other_models_say_how_they_are_split() -> None:
     record = family_of(tiny.fresh("qwen2", torch.float32))
     assert "self_attn.q_proj" in record.column and "mlp.down_proj" in record.row
 

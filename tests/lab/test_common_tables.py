@@ -11,7 +11,7 @@ from helpers.lab.notebook.common_tables import (  # noqa: E402
     prediction_table,
 )
 from helpers.lab.runs.run import load_run  # noqa: E402
-from tests.lab.test_compare import write_run  # noqa: E402
+from tests.lab.comparison.test_compare import write_run  # noqa: E402
 
 
 def test_layers_are_one_kind_and_the_worst_of_them_counts():

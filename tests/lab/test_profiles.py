@@ -10,7 +10,8 @@ from helpers.lab.machine.hardware import Device, Machine
 from helpers.lab.notebook.preflight import preflight
 from helpers.lab.notebook.run_profile import NOT_SHOWN, PROFILES, Profile
 from helpers.lab.paths import ROOT
-from helpers.planner.cost import parameters
+from helpers.planner.cost import parameters, state_bytes, tensor_parallel_share
+from helpers.planner.dry_run.dry_run import dry_run
 from helpers.planner.shape.families import model_shape
 
 pytest.importorskip("pandas")
@@ -89,13 +90,36 @@ def test_tiny_ranks_are_kept_off_the_gpus():
     assert "env" not in preflight(1, machine=machine(80, 80), show=False).profile.flags()
 
 
+def test_runs_on_gpus_are_in_16_bits():
+    """bf16, or fp16 where one of the GPUs has no bf16. Ranks on the processor stay in float32."""
+    new, old = Device("a GPU", 10**11), Device("a T4", 10**11, has_bf16=False)
+    for gpus, precision in (((new, new), "bf16"), ((new, old), "fp16")):
+        here = Machine(gpus, 8, 32 * 10**9, 100 * 10**9)
+        for notebook in (1, 2):
+            profile = preflight(notebook, machine=here, show=False).profile
+            for one in (profile, profile.larger):
+                assert one.flags()["precision"] == one.plan.precision == precision
+                assert (one.state, one.rounding > 1e-5) == ("half", True)
+        assert preflight(3, machine=here, show=False).profile.precision == precision
+        tiny = preflight(1, "tiny", machine=here, show=False).profile
+        assert "precision" not in tiny.flags() and (tiny.state, tiny.rounding) == ("fp32", 1e-5)
+
+
+def test_the_state_of_a_profile_is_what_the_engine_holds():
+    for precision in ("fp32", "bf16", "fp16"):
+        profile = dataclasses.replace(PROFILES[1]["tiny"], precision=precision)
+        held = tensor_parallel_share(profile.shape, profile.tp).total
+        run = dry_run(profile.config, profile.plan, batch=4, seq_len=16)
+        assert sum(run.states.values()) == state_bytes(held, profile.state).total
+
+
 def test_flags_are_the_training_scripts_own():
     """Every flag but the launcher's own is an option of helpers.train."""
     script = (ROOT / "helpers" / "train" / "arguments.py").read_text()
     of_the_plan = {field.name for field in dataclasses.fields(ParallelPlan)}
     for profile in every_profile():
         flags = profile.flags()
-        assert profile.flags(tp=1, pp=1, dp_shard=1)["nproc"] == 1
+        assert profile.flags(tp=1, pp=1, cp=1, dp_shard=1)["nproc"] == 1
         for name in set(flags) - {"nproc", "env"} - of_the_plan:
             assert f'"--{name.replace("_", "-")}"' in script, name
         assert None not in flags.values()

@@ -94,6 +94,22 @@ HEADINGS = {
         "Slurm itself",
         *CLOSING,
     ),
+    "9": (
+        *OPENING,
+        "What the calculator says",
+        "By hand",
+        "Baseline: one process",
+        "What changes",
+        "The same answer?",
+        "Four wrong ways",
+        "Balance",
+        "Memory",
+        "Throughput and cost",
+        "Prediction against measurement",
+        "Which one for a budget",
+        "Break it on purpose",
+        *CLOSING,
+    ),
 }
 BANNED = re.compile(
     r"^\s*[!%]|\bsubprocess\b|\bos\.(system|popen|exec\w*|chdir)\b|get_ipython|%%|\binput\("

@@ -12,6 +12,7 @@ import pytest
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
 from helpers.lab import paths
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.exercises.solutions import SOLUTIONS, show_solution
@@ -22,6 +23,7 @@ from helpers.lab.notebook.record import save_record
 from helpers.lab.notebook.source_code import read_source, show_source
 from helpers.lab.runs.failure_report import RunFailed
 from helpers.lab.runs.shard_ladder import compare_rungs
+from helpers.planner.dry_run.dry_run import dry_run
 from helpers.planner.shape.families import model_shape
 from helpers.trace.timelines import read_timelines
 from tests.support import scripts
@@ -151,7 +153,12 @@ def measured(out: Path, **what: object) -> dict:
     """What a script found and wrote to the file that is named for it."""
     done = scripts.process(out=out, **what)
     assert done.returncode == 0, done.stderr
-    name = {"measure/zero_stages": "ladder"}.get(what["script"], Path(what["script"]).name)
+    names = {
+        "measure/zero_stages": "ladder",
+        "measure/long_sequences": "long",
+        "measure/wrong_parts": "wrong",
+    }
+    name = names.get(what["script"], Path(what["script"]).name)
     return json.loads((out / f"{name}.json").read_text())
 
 
@@ -243,3 +250,37 @@ def test_the_ladder_refuses_in_one_line(ranks, flags, words, tmp_path):
         "out": tmp_path,
     }
     assert scripts.refusal(*flags, **options).startswith(words)
+
+
+@pytest.mark.slow
+def test_ways_to_share_a_sequence_keep_what_the_dry_run_says(tmp_path):
+    size = {"layers": 1, "hidden": 32, "heads": 4, "lengths": [64, 96], "steps": 2}
+    report = measured(tmp_path, ranks=2, script="measure/long_sequences", **size)
+    config = load_config("llama-tiny", num_hidden_layers=1, hidden_size=32)
+    for way, found in report.items():
+        plan = ParallelPlan.from_dict(found["64"]["plan"])
+        for length, one in found.items():
+            assert one["losses"] == pytest.approx(report["ring"][length]["losses"], rel=1e-5), way
+            assert len(one["step_s"]) == 2 and sum(one["sent_bytes"].values()) > 0
+            dry = dry_run(config, plan, batch=1, seq_len=int(length))
+            assert one["activation_bytes"] == dry.largest["activations"], (way, length)
+
+
+@pytest.mark.slow
+def test_wrong_ways_to_cut_a_sequence_train_and_differ(tmp_path):
+    size = {"seq_len": 256, "batch_size": 8, "steps": 5}
+    (right,) = measured(tmp_path / "1", ranks=1, script="measure/wrong_parts", **size).values()
+    report = measured(tmp_path / "2", ranks=2, script="measure/wrong_parts", **size)
+    assert report.pop("right")["losses"] == pytest.approx(right["losses"], rel=1e-5)
+    assert len(report) == 4
+    for way, wrong in report.items():
+        assert wrong["losses"][-1] < wrong["losses"][0], way
+        assert abs(wrong["losses"][0] / right["losses"][0] - 1) > 1e-5, way
+
+
+def test_a_way_that_is_none_is_refused_in_one_line(tmp_path):
+    options = {"script": "measure/long_sequences", "starts": "measure", "ranks": 2, "out": tmp_path}
+    words = scripts.refusal("--ways", "zigzag", **options)
+    assert words.startswith("no way is called 'zigzag'; there are: ring")
+    words = scripts.refusal("--lengths", "99999", **options)
+    assert words.startswith("seq_len 99999 is longer than the model's")

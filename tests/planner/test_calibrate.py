@@ -14,6 +14,8 @@ from helpers.planner.model.training_job import make_job
 from helpers.planner.time.step_time import step_time
 from tests.planner.shapes import gpt
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 from helpers.engine.models.configurations import load_config
@@ -10,26 +9,13 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.planner import cost
+from helpers.planner.dry_run.tensor_watch import Watch
 from helpers.planner.shape.families import model_shape
 from helpers.planner.time.tensor_messages import tensor_traffic
 from tests.support.ranks import mesh_of, pool
 
 BATCH, SEQ_LEN = 4, 32
 ODD_VOCABULARY = 131  # over 4 ranks: 33, 33, 33, 32
-
-
-class AllReduced(TorchDispatchMode):
-    """The bytes of every all-reduce."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: list[int] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "allreduce" in str(func) or "all_reduce" in str(func):
-            tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-            self.sent += [tensor.nbytes for tensor in tensors]
-        return func(*args, **(kwargs or {}))
 
 
 def measure(tp: int) -> tuple[dict[str, int], list[int]]:
@@ -39,10 +25,11 @@ def measure(tp: int) -> tuple[dict[str, int], list[int]]:
     model = load_model("gptj-tiny", plan, mesh_of(plan), config=config)
     trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
     tokens = torch.randint(ODD_VOCABULARY, (BATCH, SEQ_LEN), generator=torch.manual_seed(0))
-    with AllReduced() as messages:
+    with Watch() as watch:
         trainer.backward(tokens, tokens)
     trainer.update(trainer.gradients())
-    return trainer.state_bytes(), messages.sent
+    sums = [sent for sent in watch.sent.elements() if sent.kind == "all_reduce"]
+    return trainer.state_bytes(), [sent.payload_bytes for sent in sums]
 
 
 @pytest.mark.slow

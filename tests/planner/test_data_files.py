@@ -21,6 +21,7 @@ from helpers.planner.published.runs import Machine
 from helpers.planner.search import ranges
 from helpers.smp import keys
 from helpers.smp.keys import Key
+from helpers.smp.reading import catalogue
 from helpers.tables import read_rows, read_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,14 +87,37 @@ FILES = [
     ),
     File(keys.KEYS[2], lambda path: keys.keys(2, path), {"default": -1}, "default must be a whole"),
     File(keys.ELSEWHERE, keys.elsewhere, {"place": ""}, "the field 'place' is missing"),
+    File(
+        catalogue.LIBRARIES,
+        lambda path: read_table(path, catalogue.Library),
+        {"module": ""},
+        "the field 'module' is missing",
+    ),
+    File(
+        catalogue.ENDINGS,
+        lambda path: read_table(path, catalogue.Ending),
+        {"words": ""},
+        "the field 'words' is missing",
+    ),
 ]
 EACH_FILE = pytest.mark.parametrize("file", FILES, ids=lambda file: file.path.name)
 
 
+FOLDERS = [ROOT / "helpers/planner", ROOT / "helpers/smp"]
+THERE = {path for folder in FOLDERS for path in folder.rglob("*.*") if path.suffix in SUFFIXES}
+VERDICTS = sorted(THERE - {file.path for file in FILES} - {constants.LEFT_OUT})
+
+
 def test_no_file_of_data_is_forgotten():
-    folders = [ROOT / "helpers/planner", ROOT / "helpers/smp"]
-    there = {path for folder in folders for path in folder.rglob("*.*") if path.suffix in SUFFIXES}
-    assert there - {constants.LEFT_OUT} == {file.path for file in FILES}
+    assert {file.path for file in FILES} < THERE
+    assert all(path.is_relative_to(ROOT / "helpers/smp") for path in VERDICTS)
+
+
+@pytest.mark.parametrize("path", VERDICTS, ids=lambda path: path.name)
+def test_a_table_of_verdicts_says_once_where_its_names_are_from(path):
+    """Its rows are the project's own judgement of each name."""
+    head = [line for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
+    assert re.fullmatch(r"# Source: .+; 20\d\d-\d\d-\d\d\.", head[-1])
 
 
 @EACH_FILE

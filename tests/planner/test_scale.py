@@ -22,9 +22,9 @@ from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.training_job import make_job
 from helpers.planner.published.posts import find_post
+from helpers.planner.scaling import efficiencies, out_of_node_bytes, speedups
 from helpers.planner.search.estimate import estimate
 from helpers.planner.shape.families import model_shape
-from helpers.planner.time.scaling import efficiencies, out_of_node_bytes, speedups
 
 P4D = make_cluster("p4d.24xlarge")
 SCALING, HEADLINE = find_post("smddp-scaling"), find_post("gpt3-on-p4d")
@@ -139,6 +139,22 @@ def test_the_plan_table_is_the_planners():
     assert row["step, s"] == pytest.approx(found.time.total_s)
     assert row["GiB per GPU"] * 2**30 == pytest.approx(found.memory.total)
     assert row["dollars per million tokens"] == pytest.approx(1e6 * found.usd_per_token)
+
+
+def test_tables_of_parts_of_rows():
+    """Two ranks of cp beside each data rank share the state with it."""
+    table = plan_table("llama2-7b", "p4d.24xlarge", 2, tp=2, cp=2, batch=64, seq_len=4096)
+    assert list(table.index) == [
+        *(f"over all 8, ZeRO-{stage}" for stage in (1, 2, 3)),
+        "over 4 of a node (HSDP)",
+    ]
+    assert plan_table("llama2-7b", "p4d.24xlarge", 1, tp=4, cp=2).shape[0] == 3
+    whole, split = (
+        memory_table("llama2-7b", "p4d.24xlarge", seq_len=32768, dp_shard=8 // cp, cp=cp)
+        for cp in (1, 8)
+    )
+    assert split.loc["optimizer", "GiB"] == pytest.approx(whole.loc["optimizer", "GiB"])
+    assert 7 < whole.loc["activations", "GiB"] / split.loc["activations", "GiB"] < 8
 
 
 def test_one_rank_that_has_the_whole_is_one_row():

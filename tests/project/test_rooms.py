@@ -14,6 +14,7 @@ from tests.support.scripts import script
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_ENTRIES = 14
+MOST_AXES = 18  # in the engine: a room for each axis and idea
 rooms = script("docs/rooms")
 GRAPH = rooms.room_imports()
 FOLDERS = sorted(
@@ -24,13 +25,14 @@ FOLDERS = sorted(
 )
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 # from the ground up: a top folder imports itself and those before it
-ORDER = ("engine", "tables", "text", "trace", "watch", "planner", "smp", "train", "lab")
+ORDER = ("engine", "tables", "text", "trace", "watch", "planner", "smp", "train", "lab", "leave")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_folder_is_small_enough_to_see(folder):
     names = [path.name for path in folder.iterdir() if path.name != "__pycache__"]
-    assert len(names) <= MOST_ENTRIES, sorted(names)
+    most = MOST_AXES if folder.name == "engine" else MOST_ENTRIES
+    assert len(names) <= most, sorted(names)
 
 
 def test_rooms_import_each_other_one_way():

@@ -17,8 +17,9 @@ from tests.planner.shapes import gpt
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benchmarks import compare, registry  # noqa: E402 the scripts' folder
+from benchmarks import compare, limit, registry  # noqa: E402 the scripts' folder
 from benchmarks.studies import naive_split, regret  # noqa: E402 the scripts' folder
+from benchmarks.work import Work  # noqa: E402 the scripts' folder
 
 TINY = ["--layers", "1", "--hidden", "32", "--heads", "2", "--vocab", "128", "--seq", "16"]
 
@@ -143,6 +144,25 @@ def test_a_peer_with_other_losses_is_flagged():
     compare.judge([one, other], warmup=1)
     assert not other.agrees
     assert "**NO**" in compare.table([one, other])
+
+
+def test_a_step_is_held_against_the_best_product(monkeypatch):
+    """Twice the seconds, half of the limit; what has no gradients of most weights has none."""
+    monkeypatch.setattr(limit, "product_flops", lambda precision, cores: 2e9)
+    work = Work("neox", 2, 64, 4, 512, batch=2, seq=32, steps=2, folder="")
+    parameters = 512 * 64 * 2 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64
+    flops = 64 * (6 * parameters + 12 * 2 * 64 * 32)
+    one = row("one", [9, flops / 1e9], [5, 4], [0, 0])
+    adapters = compare.Row(registry.QLORA[1], step_s=[1, 1], loss=[5, 4], norm=[1, 1])
+    adapters.others, adapters.cpu_s = [0, 0], [1, 1]
+    compare.judge([one, adapters], warmup=1)
+    compare.hold_against_limit([one, adapters], work, cores=2)
+    assert one.of_limit == pytest.approx(0.5, rel=0.01) and adapters.of_limit is None
+    assert "| 0.50 |" in compare.table([one])
+
+
+def test_a_product_has_a_pace():
+    assert 1e8 < limit.product_flops("fp32", cores=1) < 1e14
 
 
 def ran(name: str, step: Timeline) -> compare.Row:

@@ -64,8 +64,8 @@ from helpers.smp.keys import keys
         ({"horovod": True}, 1, "ddp is PyTorch's data axis"),
         ({"contiguous": False}, 1, "stages are always runs of neighbouring layers"),
         ({"checkpoint_attentions": True}, 1, "the nearest is activation=selective"),
-        ({"context_parallel_degree": 2}, 8, "nearest is tensor_parallel_degree with sequence_para"),
-        ({"expert_parallel_degree": 2}, 8, "no model here has experts"),
+        ({"context_parallel_degree": 3}, 8, "does not divide the 8 ranks that share the model"),
+        ({"expert_parallel_degree": 2}, 8, "experts are not split over ranks"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_line(config, world_size, words):

@@ -200,6 +200,25 @@ def test_version_2_hybrid_shard_degree(shards, plan):
     assert read_smp_config({"hybrid_shard_degree": shards}, 16).plan == plan
 
 
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        ({"hybrid_shard_degree": 8}, ParallelPlan(dp_replicate=2, dp_shard=2, cp=4)),
+        ({"cp_comm_type": "p2p"}, ParallelPlan(dp_shard=4, cp=4, cp_attention="ring")),
+        (
+            {"cp_comm_type": "all_gather", "tensor_parallel_degree": 2},
+            ParallelPlan(dp_shard=2, cp=4, tp=2, cp_attention="gather"),
+        ),
+    ],
+)
+def test_version_2_context_parallel_degree(config, plan):
+    """Of the ranks that share the state; its ranks see the same samples."""
+    found = read_smp_config({"context_parallel_degree": 4, **config}, 16)
+    assert found.plan == plan
+    assert not found.left_out
+    assert found.global_batch(3) == 3 * plan.dp
+
+
 def test_version_2_published_llama_configuration():
     found = read_smp_config(
         {
@@ -264,3 +283,22 @@ def test_the_librarys_defaults_are_read(key, value, version):
     found = read_smp_config({key: value}, 1, version)
     assert found.plan == empty.plan
     assert found.memory_weight == empty.memory_weight
+
+
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        ({"context_parallel_degree": 2}, {"dp_shard": 4, "cp": 2, "cp_attention": "ring"}),
+        (
+            {"context_parallel_degree": 2, "hybrid_shard_degree": 4, "cp_comm_type": "all_gather"},
+            {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "cp_attention": "gather"},
+        ),
+        (
+            {"context_parallel_degree": 2, "hybrid_shard_degree": 2, "tensor_parallel_degree": 2},
+            {"dp_replicate": 2, "dp_shard": 1, "cp": 2, "tp": 2},
+        ),
+    ],
+)
+def test_context_ranks_are_among_those_that_share_the_model(config, plan):
+    found = read_smp_config(config, 8).plan.to_dict()
+    assert {name: found[name] for name in plan} == plan

@@ -37,7 +37,8 @@ def check(
     model = parallelize(tiny.fresh(family, dtype, layers), plan, mesh, check=False)
     options = {"lr": tiny.LR, "weight_decay": tiny.DECAY, "clip": tiny.CLIP, "eps": tiny.EPS[dtype]}
     trainer = Trainer(model, plan, mesh, **options)
-    loss = trainer.backward(*tiny.batch(0))
+    ids, labels, inputs = tiny.masked_batch(family, 0)
+    loss = trainer.backward(ids, labels, **inputs)
     close("loss", loss, truth["losses"][0], limit)
     gradients = trainer.gradients()
     compare(trainer, "gradient", gradients, truth["gradients"], limit)
@@ -47,7 +48,8 @@ def check(
     trainer.update(gradients)
     trainer.steps_done += 1
     for step in range(1, steps):
-        result = trainer.step(*tiny.batch(step))
+        ids, labels, inputs = tiny.masked_batch(family, step)
+        result = trainer.step(ids, labels, **inputs)
         close(f"loss of step {step}", result.loss, truth["losses"][step], limit)
         close(f"norm of step {step}", result.grad_norm, truth["norms"][step], limit)
     if steps < tiny.STEPS:

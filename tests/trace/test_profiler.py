@@ -145,8 +145,10 @@ def test_a_reduce_scatter_of_sends_and_receives_is_communication(traced):
     units = load_config("gptj-tiny").n_layer + 1
     for trace in traced("sharded")[1]:
         seen = Counter(one.name for one in trace.communication)
-        assert seen["gloo:reduce_scatter"] == units * len(trace.steps)
-        assert seen.keys() <= {"gloo:reduce_scatter", "gloo:all_gather", "gloo:all_reduce"}
+        carrier = next(name for name in seen if name.endswith(":reduce_scatter"))
+        assert seen[carrier] == units * len(trace.steps)
+        kinds = {name.partition(":")[2] for name in seen}
+        assert kinds <= {"reduce_scatter", "all_gather", "all_reduce"}
 
 
 @pytest.mark.slow
@@ -154,7 +156,7 @@ def test_clocks_are_aligned(traced):
     """No rank leaves an all-reduce before the last one has come."""
     traces = traced("straggler")[1]
     error_s = sum(trace.facts["error_ns"] for trace in traces) * 1e-9
-    calls = [[s for s in t.communication if s.name == "gloo:all_reduce"] for t in traces]
+    calls = [[s for s in t.communication if s.name.endswith(":all_reduce")] for t in traces]
     assert len(calls[0]) == len(calls[1]) >= faults.LAST - faults.FIRST
     for one, other in zip(*calls):
         assert max(one.start_s, other.start_s) <= min(one.end_s, other.end_s) + error_s

@@ -49,7 +49,7 @@ def config_folder(folder: Path, text: str) -> Path:
         ("--tp two", 1, "--tp: 'two' is not a whole number"),
         ("--zero-stage 4", 1, "zero_stage must be one of 1, 2, 3, not 4"),
         ("--sequence-parallel", 1, "needs tp above 1"),
-        ("--precision int8", 1, "precision must be one of fp32, bf16, fp16, not 'int8'"),
+        ("--precision int8", 1, "precision must be one of fp32, bf16, fp16, fp8, not 'int8'"),
         ("--reduce-dtype half", 1, "reduce_dtype must be one of"),
         ("--activation some", 1, "activation must be none, full, group_N or selective"),
         ("--activation group_0", 1, "not 'group_0'"),
@@ -90,7 +90,7 @@ def test_numbers_and_names_that_cannot_be(refusal, arguments: str, words: str) -
 
 
 def test_a_model_that_is_not_there(refusal, tmp_path) -> None:
-    assert "no preset (falcon-40b, " in refusal("--model", "gptj-huge")
+    assert "no preset (bert-tiny, " in refusal("--model", "gptj-huge")
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal("--model", tmp_path / "empty")
 
@@ -112,9 +112,10 @@ def test_a_configuration_that_is_none(refusal, tmp_path, text: str, words: str) 
 
 
 def test_a_model_that_tp_cannot_split_is_told_what_works(refusal, tmp_path) -> None:
-    text = json.dumps(transformers.OPTConfig().to_diff_dict())
+    text = json.dumps(transformers.OpenAIGPTConfig().to_diff_dict())
     line = refusal("--model", config_folder(tmp_path / "model", text), "--tp", 2, ranks=2)
-    assert line.startswith("opt cannot be split by tp: ") and "dp_shard and dp_replicate" in line
+    assert line.startswith("openai-gpt cannot be split by tp: ")
+    assert "dp_shard and dp_replicate" in line
     assert "GPT-J, GPT-2, GPT-NeoX, Falcon, Llama" in line
 
 

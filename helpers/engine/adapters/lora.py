@@ -22,9 +22,14 @@ from torch import Tensor, nn
 
 from ..errors import UserError, need
 from ..files import weights
+from ..files.random_weights import seed_of
 from ..files.weight_files import WeightFiles, stored_names, write_weights
+from ..models.architecture import family_of
+from ..models.objectives import objective_of
+from .head import head_modules, head_weights, train_head
 from .nf4 import dequantize, is_transposed, linear_paths
 
+TASK_TYPES = {"lm": "CAUSAL_LM", "classify-head": "SEQ_CLS"}  # what peft calls a task
 NAME = "default"  # peft's, of a layer's only adapter
 PREFIX = "base_model.model."  # of every name in peft's files
 HALVES = ("lora_A", "lora_B")
@@ -63,9 +68,9 @@ def add_adapters(
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=sorted({path.rpartition(".")[2] for path in linear_paths(model)}),
+        target_modules=_targets(model),
         bias="none",
-        task_type="CAUSAL_LM",
+        task_type=TASK_TYPES.get(objective_of(model).task),
         base_model_name_or_path=None if source is None else str(source),
     )
     _inject(model, config)
@@ -73,21 +78,39 @@ def add_adapters(
         here = "meta" if layer.get_base_layer().weight.is_meta else "cpu"
         first, second = (torch.empty(w.shape, device=here) for w in _halves(layer))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights.seed_of(seed, path))
+            torch.manual_seed(seed_of(seed, path))
             nn.init.kaiming_uniform_(first, a=math.sqrt(5))  # as peft does
         _set(layer, "lora_A", first)
         _set(layer, "lora_B", nn.init.zeros_(second))
     return model
 
 
+def _targets(model: nn.Module) -> list[str]:
+    """What peft is told of the layers: their last names, or where others of the whole model have
+    these, too, their paths in a block."""
+    paths = linear_paths(model)
+    stack = f"{family_of(model).blocks}."
+    leaves = {path.rpartition(".")[2] for path in paths}
+    here = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    everywhere = getattr(model, "linears", here)
+    others = {path.rpartition(".")[2] for path in everywhere if not path.startswith(stack)}
+    if not leaves & others:
+        return sorted(leaves)
+    return sorted({path.removeprefix(stack).partition(".")[2] for path in paths})
+
+
 def _inject(model: nn.Module, config: Any) -> None:
-    """Adapters without memory, and all else frozen."""
+    """Adapters without memory, and all else frozen but a head that classifies."""
     if hasattr(model, "adapter_config"):
         raise UserError("this model has adapters already: load it anew")
     peft = need("peft", "qlora")
+    own = [path.rpartition(".")[2] for path in head_modules(model)]
+    head, config.modules_to_save = config.modules_to_save or own or None, None
     peft.inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
     model.requires_grad_(False)
+    config.modules_to_save = head  # what peft trains beside adapters, in layers of its own
     model.adapter_config = config
+    train_head(model)
 
 
 def _set(layer: nn.Module, half: str, values: Tensor) -> None:
@@ -132,11 +155,12 @@ def trainable_parameters(model: nn.Module) -> int:
 
 def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
     """The adapters' parameters by their names in peft's files."""
-    return {
+    beside = {
         f"{PREFIX}{path}.{half}.weight": weight
         for path, layer in adapted(model)
         for half, weight in zip(HALVES, _halves(layer), strict=True)
     }
+    return beside | {f"{PREFIX}{name}": weight for name, weight in head_weights(model).items()}
 
 
 def save_adapters(model: nn.Module, folder: str | Path) -> None:
@@ -191,10 +215,16 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
     files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
     for path, layer in adapted(model):
         for half, held in zip(HALVES, _halves(layer), strict=True):
-            name, start = f"{PREFIX}{path}.{half}.weight", [0, 0]
-            values = files.read([name], held.shape, held.shape, start, held.shape)
-            _set(layer, half, weights.usable(values, name, files))
+            _set(layer, half, _read(files, f"{PREFIX}{path}.{half}.weight", held))
+    with torch.no_grad():
+        for name, held in head_weights(model).items():
+            held.copy_(_read(files, f"{PREFIX}{name}", held))
     return model
+
+
+def _read(files: WeightFiles, name: str, held: Tensor) -> Tensor:
+    values = files.read([name], held.shape, held.shape, [0] * held.dim(), held.shape)
+    return weights.usable(values, name, files)
 
 
 def rank_and_alpha(folder: Path) -> tuple[int, float]:
@@ -211,9 +241,13 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
 
 
 def _check_names(model: nn.Module, folder: Path) -> None:
-    """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers count."""
+    """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers and head
+    count."""
     kinds = {BLOCK.sub(".*.", name) for name in adapter_weights(model)}
+    head = tuple(f"{PREFIX}{path}." for path in head_modules(model))
     for name in sorted(stored_names(folder / FILE)):
+        if name.startswith(head):
+            continue
         number = BLOCK.search(name)
         beyond = number is not None and int(number[1]) >= model.config.num_hidden_layers
         if beyond or BLOCK.sub(".*.", name) not in kinds:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, need
-from ..files import weights
+from ..files import random_weights, weights
 from ..files.weight_files import WeightFiles
 from ..models.architecture import family_of
 
@@ -34,11 +34,10 @@ def linear_paths(model: nn.Module) -> list[str]:
     family = family_of(model)
     if family.blocks is None:
         raise UserError(f"{family.name} has no list of blocks whose matrices could be held so")
-    recorded = (*family.column, *family.fused_qkv, *family.shared_kv, *family.row)
     return [
         f"{family.blocks}.{number}.{path}"
         for number, block in model.get_submodule(family.blocks).named_children()
-        for path in (recorded if family.norms is not None else _linears(block))
+        for path in (family.split_layers if family.recorded else _linears(block))
     ]
 
 
@@ -62,10 +61,12 @@ def load_quantized(
     seed: int = 0,
     device: torch.device | str = "cpu",
     from_scratch: bool = False,
+    task: str | None = None,
 ) -> nn.Module:
-    """A transformers causal language model, all of it frozen, its linear layers in 4 bits.
+    """A transformers model, all of it frozen, its linear layers in 4 bits.
 
     Args:
+        task: that its head is for, as in parallelize.load_model.
         source: a preset, a folder or a hub id. A preset is drawn from `seed`, as
             parallelize.load_model draws it.
         from_scratch: draw the others, too, whatever weights they have.
@@ -75,7 +76,7 @@ def load_quantized(
         UserError: bitsandbytes is missing, or there is no such model, or its files are broken.
     """
     need("bitsandbytes", "qlora")
-    model, files = weights.blank_model(source, config, dtype, from_scratch)
+    model, files = weights.blank_model(source, config, dtype, from_scratch, task)
     fill_quantized(model, files, seed, device)
     return model.eval()
 
@@ -92,17 +93,22 @@ def fill_quantized(
     if files is None:
         _draw(model, seed, device)
     else:
-        _read(model, files, device)
+        _read(model, files, seed, device)
     weights.tie(ties)
     model.requires_grad_(False)
     model.is_loaded_in_4bit = True  # what peft asks before it puts an adapter beside such a layer
 
 
-def _read(model: nn.Module, files: WeightFiles, device: torch.device | str) -> None:
+def _read(model: nn.Module, files: WeightFiles, seed: int, device: torch.device | str) -> None:
+    new = weights.new_head(model, files)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device=device)
-    weights.draw(model, 0, weights=False)  # the buffers, most of which no file holds
+    for name in new:
+        path, _, leaf = name.rpartition(".")
+        empty = torch.empty_like(model.get_parameter(name), device=device)
+        setattr(model.get_submodule(path), leaf, nn.Parameter(empty))
+    random_weights.draw(model, seed, new)  # and the buffers, most of which no file holds
     for name, buffer in model.named_buffers():
         if files.has(name):
             rows = _in_files(files, [name], buffer.shape, buffer=True)
@@ -110,6 +116,8 @@ def _read(model: nn.Module, files: WeightFiles, device: torch.device | str) -> N
     stored = getattr(model, "stored_shapes", {})
     matrices = set(linear_paths(model))
     for name, parameter in list(model.named_parameters()):
+        if name in new:
+            continue
         path, _, leaf = name.rpartition(".")
         shape = stored.get(name, parameter.shape)
         names = weights.aliases(model, name)
@@ -143,10 +151,10 @@ def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
     """One piece of the model (the embedding, a block, ...) at a time in full precision."""
     matrices = set(linear_paths(model))
     names = {id(module): path for path, module in model.named_modules()}
-    for name, piece in weights.pieces(model, model.base_model):
+    for name, piece in random_weights.pieces(model, model.base_model):
         piece.to_empty(device="cpu")  # drawn there, so that every device has the same
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights.seed_of(seed, name))
+            torch.manual_seed(random_weights.seed_of(seed, name))
             piece.apply(model._init_weights)
         for path in [names[id(module)] for module in piece.modules()]:
             if path in matrices:

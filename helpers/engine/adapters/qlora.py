@@ -3,7 +3,7 @@
     cut into stages -> base filled, matrix by matrix -> adapters -> shared over data ranks
 
 The adapters are all that is trained, summed and kept in checkpoints; the base comes from its files
-again, or from its seed. Under ZeRO-3 the ranks of dp_shard share the 4-bit codes too. Their
+again, or from its seed. Under ZeRO-3 the ranks of dp_shard and cp share the 4-bit codes too. Their
 magnitudes, an eighth of a bit a weight, are on every rank.
 """
 
@@ -21,6 +21,8 @@ from ..parallelize import parallelize
 from ..plan import ParallelPlan
 from .lora import add_adapters, fuse, load_adapters
 from .nf4 import fill_quantized
+
+SHARES_CODES = (2, 12)  # torch's fully_shard before it takes codes for numbers, and casts them
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,18 @@ class Adapting:
         need("peft", "qlora")
         if self.quantize:
             need("bitsandbytes", "qlora")
+            if plan.zero == 3 and torch.__version__ < SHARES_CODES:
+                raise UserError(
+                    f"zero_stage=3 shares 4-bit codes from torch 2.12 on, and this is "
+                    f"{torch.__version__}: take a newer torch, or zero_stage=2"
+                )
         if plan.tp > 1:
             raise UserError(
                 f"tp={plan.tp} splits the matrices that adapters stand beside: "
-                "use dp_replicate, dp_shard or pp with adapters"
+                "use dp_replicate, dp_shard, cp or pp with adapters"
             )
+        if plan.precision == "fp8":
+            raise UserError("precision=fp8 trains whole matrices: take bf16 with adapters")
         if plan.compile:
             raise UserError("compile is not made for adapters: leave out one of the two")
         if plan.splits_backward:
@@ -72,6 +81,7 @@ def load_adapted(
     seed: int = 0,
     device: torch.device | str = "cpu",
     from_scratch: bool = False,
+    task: str | None = None,
 ) -> nn.Module:
     """This rank's part of a model with adapters, laid out; see parallelize.load_model.
 
@@ -82,8 +92,8 @@ def load_adapted(
         UserError: the plan does not allow it, a package is missing, or the files are broken.
     """
     how.check(plan)
-    dtype = plan.low_dtype or torch.float32
-    model, files = weights.blank_model(source, config, dtype, from_scratch)
+    dtype = plan.low_dtype(mesh.device_type) or torch.float32
+    model, files = weights.blank_model(source, config, dtype, from_scratch, task)
 
     def fill(model: nn.Module) -> None:
         _unfold(model)

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..tensor.gloo_exchange import scatter_single
+from ..messages.carriers import all_reduce, scatter_single
 from ..tensor.shards import chunk, local
 from .chunks import padded_chunk, rank_major
 
@@ -192,7 +191,7 @@ class AllReduced(Buckets):
         if self.hook is not None:
             bucket.work = self.hook(self.group, bucket)
         else:
-            bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+            bucket.work = all_reduce(bucket.flat, self.group, async_op=True)
 
     def receive(self, bucket: Bucket) -> list[Tensor]:
         answer = bucket.work.wait()
@@ -229,7 +228,7 @@ class ReduceScattered(Buckets):
     def receive(self, bucket: Bucket) -> list[Tensor]:
         bucket.work.wait()
         if self.replicate.size() > 1:
-            dist.all_reduce(bucket.result, group=self.replicate)
+            all_reduce(bucket.result, self.replicate)
         n, rank = self.shard.size(), self.shard.rank()
         sizes = [padded_chunk(local(p), n) for p in bucket.parameters]
         shapes = [chunk(local(p), 0, n, rank).shape for p in bucket.parameters]

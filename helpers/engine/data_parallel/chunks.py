@@ -9,7 +9,7 @@ and one all-gather brings it back.
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..tensor.gloo_exchange import gather_single, scatter_single
+from ..messages.carriers import scatter_single
 from ..tensor.shards import chunk
 
 
@@ -54,15 +54,3 @@ def from_rank_major(message: Tensor, targets: list[Tensor], n: int) -> None:
             target.view(n, -1).copy_(piece)
         else:
             target.copy_(piece.reshape(-1)[: target.numel()].view(target.shape))
-
-
-def gather_chunks(chunks: list[Tensor], targets: list[Tensor], group: ProcessGroup) -> None:
-    """Make whole tensors of the chunk that each rank of the group holds of each."""
-    n = group.size()
-    sizes = [padded_chunk(tensor, n) for tensor in targets]
-    own_chunks = targets[0].new_zeros(sum(sizes))
-    for own, place in zip(chunks, own_chunks.split(sizes), strict=True):
-        place[: own.numel()] = own.flatten()
-    message = own_chunks.new_empty(n * own_chunks.numel())
-    gather_single(message, own_chunks, group=group)
-    from_rank_major(message, targets, n)

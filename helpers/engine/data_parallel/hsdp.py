@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..messages.carriers import all_reduce
 from ..tensor.shards import local
 
 
@@ -47,7 +48,7 @@ class ReplicaSums:
         """A unit's gradients, flat, as they come out of the sum over the shards; fully_shard adds
         views of them to the parameters' gradients, or makes them those."""
         if self.each_time:
-            dist.all_reduce(summed, group=self.group)
+            all_reduce(summed, self.group)
         elif self.complete and self._take_earlier(parameters, summed):
             self._start(summed)
 
@@ -68,7 +69,7 @@ class ReplicaSums:
         return True
 
     def _start(self, gradients: Tensor) -> None:
-        work = dist.all_reduce(gradients, group=self.group, async_op=True)
+        work = all_reduce(gradients, self.group, async_op=True)
         self.started[_storage_of(gradients)] = work
 
     def end(self) -> None:

@@ -16,24 +16,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UserError
 from ..memory.recomputing import units
+from ..messages.carriers import Gather, Scatter, all_reduce
 from ..plan import ParallelPlan
-from ..tensor.gloo_exchange import Gather, Scatter
 from ..tensor.shards import chunk, local
+from .axes import token_group
 from .buckets import AllReduced, Buckets, ReduceScattered
-from .chunks import gather_chunks, scatter_rows
+from .chunks import scatter_rows
+from .gathers import Gathers
 from .hsdp import ReplicaSums
 from .owned_shards import OwnedShard, lower_, make_owned_shard
 
 
 def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-    """ZeRO-3: shard every block, and what is left, over dp_shard. The sum over dp_replicate is
-    hsdp.py's.
+    """ZeRO-3: shard every block, and what is left, over dp_shard and cp. The sum over dp_replicate
+    is hsdp.py's.
 
     Blocks are gathered one ahead of their use, beside the stage's block before, and freed after it.
 
@@ -42,7 +43,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    low = plan.low_dtype
+    low = plan.low_dtype(mesh.device_type)
     policy = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=plan.sum_dtype if low else None, cast_forward_inputs=False
     )
@@ -54,7 +55,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
             f"{' and '.join(sorted(dtypes))}: zero_stage=1 and zero_stage=2 take several"
         )
     for unit in (*blocks, rest):
-        fully_shard(unit, mesh=mesh["dp_shard"], mp_policy=policy)
+        fully_shard(unit, mesh=model.state_axes.shard, mp_policy=policy)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
     whole_backward = len(model.stages) == 1 and not plan.splits_backward  # through all blocks
@@ -80,17 +81,17 @@ class FullyShard:
     """ZeRO-3, which fully_shard does; here is what the trainer asks of it."""
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-        self.model, self.mesh = model, mesh
+        self.model, self.shard = model, model.state_axes.shard.get_group()
         self.gradient_bytes = 0
         self.trainable = _trainable(model)
         own_dtype = next(iter(self.trainable.values())).dtype
-        self.dtype = plan.sum_dtype if plan.low_dtype else own_dtype
+        self.dtype = plan.sum_dtype if plan.low_dtype(mesh.device_type) else own_dtype
         self.sums = None
         if plan.dp_replicate > 1:
             every, replicas = _wrapped(model, plan), mesh.get_group("dp_replicate")
             self.sums = ReplicaSums(every, replicas, each_time=self.dtype != own_dtype)
         self.parts = [
-            make_owned_shard(name, p, local(p.detach()), mesh, False, *_facts(model, name, p))
+            make_owned_shard(name, p, local(p.detach()), mesh, None, *_facts(model, name, p))
             for name, p in self.trainable.items()
         ]
 
@@ -113,10 +114,10 @@ class FullyShard:
 
     def add(self, name: str, gradient: Tensor) -> None:
         """Add a gradient of this rank's samples that came after the block's backward."""
-        parameter, shard = self.trainable[name], self.mesh.get_group("dp_shard")
-        own = scatter_rows(gradient.to(self.dtype), shard)
+        parameter = self.trainable[name]
+        own = scatter_rows(gradient.to(self.dtype), self.shard)
         if self.sums and self.sums.each_time:
-            dist.all_reduce(own, group=self.sums.group)
+            all_reduce(own, self.sums.group)
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         local(parameter.grad).add_(own)
@@ -126,8 +127,11 @@ class FullyShard:
         self.model.zero_grad(set_to_none=True)
         return gradients
 
-    def publish(self) -> None:
+    def publish(self, beside: bool = False) -> None:
         pass  # the next forward gathers what the optimizer wrote
+
+    def settle(self) -> None:
+        pass
 
 
 class Bucketed:
@@ -146,10 +150,11 @@ class Bucketed:
         self.mesh = mesh
         self.gradient_bytes = 0
         self.stage = plan.zero
-        self.shard = mesh.get_group("dp_shard")
+        self.axes = model.state_axes
+        self.shard = self.axes.shard.get_group()
         # with weight gradients that come later there is nothing complete to send before the end
         self.sends_each_time = self.stage == 2 and not plan.splits_backward
-        low = plan.low_dtype
+        low = plan.low_dtype(mesh.device_type)
         before = _trainable(model)
         self.parts = [
             self._owned(name, p, low is not None, *_facts(model, name, p))
@@ -160,16 +165,19 @@ class Bucketed:
             model.masters = {part.name: part for part in self.parts}
         self.trainable = _trainable(model)
         self.buckets: Buckets | None = None
-        if plan.dp > 1 or low is not None:
+        if plan.dp * plan.cp > 1 or low is not None:
             own_dtype = next(iter(before.values())).dtype
             dtype = plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own_dtype
             self.buckets = self._make_buckets(plan, dtype, hook)
+        self.gathers: Gathers | None = None
+        if self.stage:
+            self.gathers = Gathers(model, self.buckets.buckets, self.shard)
 
     def _make_buckets(
         self, plan: ParallelPlan, dtype: torch.dtype, hook: Callable[..., Any] | None
     ) -> Buckets:
         if self.stage == 0:
-            return AllReduced(self.trainable, dtype, data_group(self.mesh, plan), hook)
+            return AllReduced(self.trainable, dtype, token_group(self.mesh, plan), hook)
         replicate = self.mesh.get_group("dp_replicate")
         return ReduceScattered(self.trainable, dtype, self.shard, replicate)
 
@@ -181,7 +189,8 @@ class Bucketed:
             tensor = chunk(tensor, 0, self.shard.size(), self.shard.rank())
         if copy:
             tensor = tensor.float().clone()
-        return make_owned_shard(name, parameter, tensor, self.mesh, self.stage > 0, decays, stages)
+        over = self.axes if self.stage else None
+        return make_owned_shard(name, parameter, tensor, self.mesh, over, decays, stages)
 
     def begin(self, last: bool, complete: bool) -> None:
         if self.buckets:
@@ -212,17 +221,21 @@ class Bucketed:
         return gradients
 
     @torch.no_grad()
-    def publish(self) -> None:
-        """After the optimizer: bring the parts' new values into every rank's parameters."""
+    def publish(self, beside: bool = False) -> None:
+        """After the optimizer: bring the parts' new values into every rank's parameters; those that
+        ranks have to gather may arrive beside the next forward, see gathers.py."""
         owned = {part.name: part.tensor for part in self.parts}
-        if not self.stage:
-            for name, parameter in self.trainable.items():
-                if parameter.dtype != owned[name].dtype:  # else it is the same memory
-                    local(parameter).copy_(owned[name])
+        if self.gathers is not None:
+            self.gathers.begin(owned, beside)
             return
-        for bucket in self.buckets.buckets:
-            whole = [local(parameter) for parameter in bucket.parameters]
-            gather_chunks([owned[name] for name in bucket.names], whole, self.shard)
+        for name, parameter in self.trainable.items():
+            if parameter.dtype != owned[name].dtype:  # else it is the same memory
+                local(parameter).copy_(owned[name])
+
+    def settle(self) -> None:
+        """Wait for what arrives beside the next forward."""
+        if self.gathers is not None:
+            self.gathers.settle()
 
 
 def data_parallel(
@@ -232,15 +245,6 @@ def data_parallel(
     if plan.zero == 3:
         return FullyShard(model, plan, mesh)
     return Bucketed(model, plan, mesh, hook)
-
-
-def data_group(mesh: DeviceMesh, plan: ParallelPlan) -> dist.ProcessGroup:
-    """All ranks that see other samples, replicas and shards together."""
-    if plan.dp_replicate == 1:
-        return mesh.get_group("dp_shard")
-    if plan.dp_shard == 1:
-        return mesh.get_group("dp_replicate")
-    return mesh["dp_replicate", "dp_shard"]._flatten("dp").get_group()
 
 
 def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int]:

@@ -4,15 +4,16 @@ A shard may be the whole local parameter, a chunk of it, or a float32 master cop
 knows where it lies in the whole, so gradients, norms and checkpoints need not know the layout.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from .axes import StateAxes
 
 
 @dataclass
@@ -50,7 +51,7 @@ def make_owned_shard(
     parameter: Tensor,
     tensor: Tensor,
     mesh: DeviceMesh,
-    chunked: bool,
+    chunked_over: StateAxes | None,
     decays: bool,
     stages: int = 1,
 ) -> OwnedShard:
@@ -58,29 +59,26 @@ def make_owned_shard(
 
     Args:
         parameter: as it lies in the model: plain, or a DTensor over tp, data ranks or both.
-        chunked: `tensor` is this rank's chunk along dim 0 over the dp_shard axis (ZeRO 1 and 2).
         mesh: of the whole plan.
+        chunked_over: `tensor` is this rank's chunk along dim 0 over these ranks (ZeRO 1 and 2).
         decays: does weight decay apply?
         stages: pipeline ranks that hold the parameter.
     """
-    placements: dict[str, Placement] = {}
+    of_whole, placements = None, ()
     if isinstance(parameter, DTensor):
-        names = parameter.device_mesh.mesh_dim_names
-        placements = dict(zip(names, parameter.placements, strict=True))
-    if chunked:
-        over_tp = placements.get("tp")
-        nested = isinstance(over_tp, Shard) and over_tp.dim == 0
-        tp = mesh["tp"].size()
-        placements["dp_shard"] = _StridedShard(0, split_factor=tp) if nested else Shard(0)
-    placements = {a: p for a, p in placements.items() if not isinstance(p, Replicate)}
-    axes = tuple(axis for axis in mesh.mesh_dim_names if axis in placements)
-    ranks = math.prod(mesh[axis].size() for axis in axes)
+        of_whole, placements = parameter.device_mesh, parameter.placements
+    if chunked_over is not None:
+        nested = any(isinstance(p, Shard) and p.dim == 0 for p in placements)
+        rows = _StridedShard(0, split_factor=of_whole.size()) if nested else Shard(0)
+        of_whole = chunked_over.shard_and_tp if of_whole else chunked_over.shard
+        placements = (rows, *placements)
+    ranks = of_whole.size() if of_whole else 1
     return OwnedShard(
         name=name,
         tensor=nn.Parameter(tensor),
         shape=parameter.shape,
-        mesh=mesh[axes] if axes else None,
-        placements=tuple(placements[axis] for axis in axes),
+        mesh=of_whole,
+        placements=tuple(placements),
         copies=mesh.size() // mesh["pp"].size() // ranks * stages,
         decays=decays,
     )

@@ -13,6 +13,7 @@ reads just what it holds, whoever wrote it.
 import io
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,7 +51,8 @@ class Checkpoints:
 
     Args:
         keep: how many of the newest stay.
-        background: write while training goes on; each becomes visible once it is whole.
+        background: write, and check in, while training goes on; each becomes visible once it is
+            whole.
         fixed: facts of the run that a resumed one must share (batch size, seed, data, ...).
         settings: facts that it may change, and is told of (learning rate, clip, ...).
     """
@@ -67,7 +69,8 @@ class Checkpoints:
         self.fixed, self.settings = fixed or {}, settings or {}
         # a group of its own: its messages must not mix with those of training
         self.group = dist.new_group(backend="gloo") if background else None
-        self.pending: tuple[Any, Draft] | None = None
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.pending: tuple[Future[None], Draft] | None = None
 
     def save(self, trainer: Any) -> None:
         """Write a checkpoint of the trainer's state. Every rank must call it.
@@ -97,13 +100,12 @@ class Checkpoints:
                 self._publish(draft)
                 return
             state = {name: _alone(tensor) for name, tensor in state.items()}
-            future = dcp.async_save(state, checkpoint_id=folder, process_group=self.group)
-            self.pending = (future, draft)
+            written = dcp.async_save(state, checkpoint_id=folder, process_group=self.group)
+            self.pending = (self.thread.submit(self._publish_after, written, draft), draft)
 
-    def poll(self) -> None:
-        """Make a checkpoint visible that the background has finished on every rank."""
-        if self.pending and all(over_ranks(self.pending[0].done())):
-            self.finish()
+    def _publish_after(self, written: Future[None], draft: "Draft") -> None:
+        written.result()
+        self._publish(draft)
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being written.
@@ -117,7 +119,6 @@ class Checkpoints:
         self.pending = None
         with self._whole_or_gone(draft):
             future.result()
-            self._publish(draft)
 
     def _begin(self, folder: Path) -> None:
         """An empty draft; what a killed run had not finished goes."""
@@ -127,8 +128,9 @@ class Checkpoints:
 
     def _publish(self, draft: "Draft") -> None:
         """Check in every file, and rename: from here on the checkpoint counts."""
-        sums = on_all_ranks(draft.check_in)
-        on_all_ranks(lambda: self._rename(draft, sums) if dist.get_rank() == 0 else None)
+        sums = on_all_ranks(draft.check_in, self.group)
+        first = dist.get_rank() == 0
+        on_all_ranks(lambda: self._rename(draft, sums) if first else None, self.group)
 
     def _rename(self, draft: "Draft", sums: list[dict[str, str]]) -> None:
         files = {name: digest for of_rank in sums for name, digest in of_rank.items()}

@@ -1,14 +1,11 @@
 """A model from a preset, a folder or the hub, each rank holding only its slices; and back again.
 
 The model is built without memory, laid out, and only then filled: from safetensors files, of which
-a rank reads just its part, or by initialisation. Initialisation draws one piece of the model (the
-embedding, a block, ...) at a time from a seed of that piece's own, and keeps this rank's slice, so
-it is the same whatever the layout and never holds more than one whole piece.
+a rank reads just its part, or with random numbers (random_weights.py).
 """
 
 import copy
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from ..errors import UserError, need
-from ..models.architecture import base_of
+from ..errors import UserError
+from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
-from ..tensor.shards import is_finite, local
+from ..models.objectives import build, objective_of
+from ..tensor.shards import is_finite, local, slice_of
+from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -30,21 +28,23 @@ NAMES_IN_FILES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
 
 def blank_model(
-    source: str | Path, config: Any, dtype: torch.dtype, from_scratch: bool = False
+    source: str | Path,
+    config: Any,
+    dtype: torch.dtype,
+    from_scratch: bool = False,
+    task: str | None = None,
 ) -> tuple[nn.Module, WeightFiles | None]:
     """A model on the meta device, and the files to fill it from, where the source has some.
 
     Args:
         config: in place of the source's own, or None.
         from_scratch: take no weights, though the source may have some.
+        task: that the model's head is for; see models/objectives.py.
     """
-    transformers = need("transformers", "hf")
     config = config or load_config(source)
     files = find_weights(source, from_scratch)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=False
-        )
+        model = build(config, task, dtype)
     model.own_dtype = named_dtype(config)
     return model, files
 
@@ -73,9 +73,24 @@ def fill(
     ties = tied(model)
     model.to_empty(device=device)
     tie(ties)
-    draw(model, seed, weights=files is None)
+    new = new_head(model, files)
+    draw(model, seed, None if files is None else new)
     if files is not None:
-        read(model, files)
+        read(model, files, new)
+
+
+def new_head(model: nn.Module, files: WeightFiles | None) -> set[str]:
+    """What the files lack of a head that classifies: of a model that was trained for something
+    else, and gets a fresh head."""
+    if files is None or not objective_of(model).of_rows:
+        return set()
+    family = family_of(model)
+    body = (f"{family.blocks}.", f"{family.embedding}.")
+    return {
+        name
+        for name, _ in model.named_parameters()
+        if not name.startswith(body) and not any(map(files.has, aliases(model, name)))
+    }
 
 
 Slots = list[tuple[nn.Module, str]]  # modules, and what a parameter is called there
@@ -98,13 +113,15 @@ def tie(ties: list[Slots]) -> None:
 
 
 @torch.no_grad()
-def read(model: nn.Module, files: WeightFiles) -> None:
-    """Read this rank's slice of every parameter.
+def read(model: nn.Module, files: WeightFiles, new: set[str] = frozenset()) -> None:
+    """Read this rank's slice of every parameter, but of those that are `new`.
 
     Raises:
         UserError: a parameter is missing from the files, has another shape there, or is not finite.
     """
     for name, parameter in model.named_parameters():
+        if name in new:
+            continue
         shape, offset = slice_of(parameter)
         stored = model.stored_shapes.get(name, parameter.shape)
         values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
@@ -149,65 +166,6 @@ def name_in_files(model: nn.Module, name: str) -> str:
     return NAMES_IN_FILES.get(model.config.model_type, {}).get(name, name)
 
 
-def slice_of(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """This rank's part of a parameter: its shape, and its offset in the whole."""
-    if not isinstance(parameter, DTensor):
-        return tuple(parameter.shape), (0,) * parameter.dim()
-    return compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-
-
-@torch.no_grad()
-def draw(model: nn.Module, seed: int, weights: bool = True) -> None:
-    """Initialise as transformers does, piece by piece; also sets the buffers no file holds.
-
-    With `weights` false only the buffers are set.
-    """
-    drawn: set[int] = set()  # a tied parameter is drawn once, in the first piece that has it
-    for name, piece in pieces(model, base_of(model)):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(seed, name))
-            _draw_piece(piece, model._init_weights, drawn, weights)
-
-
-def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The parts that are drawn one at a time: children, with the list of blocks taken apart."""
-    for name, child in module.named_children():
-        if child is base or isinstance(child, nn.ModuleList):
-            yield from pieces(child, base, f"{prefix}{name}.")
-        else:
-            yield prefix + name, child
-
-
-def _draw_piece(piece: nn.Module, initialise: Callable, drawn: set[int], weights: bool) -> None:
-    """Put whole parameters in the place of this rank's slices, initialise, and keep the slices."""
-    slots = [
-        (module, name, parameter)
-        for module in piece.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-    ]
-    for module, name, parameter in slots:
-        device = "cpu" if weights else "meta"  # on the CPU, so that every device draws alike
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        module._parameters[name] = nn.Parameter(whole)
-    piece.apply(initialise)
-    for module, name, parameter in slots:
-        whole, module._parameters[name] = module._parameters[name], parameter
-        if weights and id(parameter) not in drawn:
-            shape, offset = slice_of(parameter)
-            local(parameter).copy_(whole[_window(shape, offset)])
-            drawn.add(id(parameter))
-
-
-def _window(shape: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
-
-
-def seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
-
-
 def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
     """Write a Hugging Face folder that transformers loads: configuration and whole weights, the
     same files under every plan. Of parameters in low precision their masters are written.
@@ -223,7 +181,7 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
     if first:
         folder.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(model.config)
-        config.dtype = dtype
+        config.dtype, config.architectures = dtype, [model.class_name]
         config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)

@@ -12,7 +12,8 @@ section 5 (selective); Ren et al. 2021, ZeRO-Offload, section 4 (host memory, ov
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ COSTLY = {
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,
+    aten._scaled_mm.default,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
@@ -41,8 +43,13 @@ COSTLY = {
 }
 
 
-def apply_activations(model: nn.Module, family: Family, activation: str, offload: bool) -> None:
+def apply_activations(
+    model: nn.Module, family: Family, activation: str, offload: bool, kept: Any = None
+) -> None:
     """Wrap the blocks' forwards; names and modules stay.
+
+    Args:
+        kept: what attention over cp gave, of context/kept.py, which is not recomputed.
 
     Raises:
         UserError: the model has no list of blocks.
@@ -57,11 +64,10 @@ def apply_activations(model: nn.Module, family: Family, activation: str, offload
     blocks = list(model.get_submodule(family.blocks))
     if group_size(activation) > 1:
         for unit in itertools.chain(*units(model, activation)):
-            Group(unit)
+            Group(unit, _contexts(activation, kept))
     elif activation != "none":
-        contexts = {"context_fn": _selective} if activation == "selective" else {}
         for block in blocks:
-            block.forward = _checkpointed(block, block.forward, contexts)
+            block.forward = _checkpointed(block, block.forward, _contexts(activation, kept))
     if offload:
         offloader = Offloader()
         for block in blocks:
@@ -97,12 +103,33 @@ def group_size(activation: str) -> int:
     return int(activation.removeprefix("group_")) if activation.startswith("group_") else 1
 
 
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(kept: Any, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if op in COSTLY and not (kept and kept.computing):  # whose result is kept, not its parts
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _selective() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+def _contexts(activation: str, kept: Any) -> dict[str, Any]:
+    """How torch's checkpoint learns what to keep of the first run for the second."""
+    wanted = [kept.contexts] if kept else []
+    if activation == "selective":
+        policy = functools.partial(_policy, kept)
+        wanted.append(functools.partial(create_selective_checkpoint_contexts, policy))
+    if len(wanted) < 2:
+        return {"context_fn": wanted[0]} if wanted else {}
+
+    def both() -> tuple[AbstractContextManager, AbstractContextManager]:
+        return tuple(map(_together, *(contexts() for contexts in wanted)))
+
+    return {"context_fn": both}
+
+
+@contextmanager
+def _together(*contexts: AbstractContextManager) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in contexts:
+            stack.enter_context(one)
+        yield
 
 
 def _checkpointed(block: nn.Module, forward: Callable, contexts: dict[str, Any]) -> Callable:
@@ -117,7 +144,8 @@ class Group:
     training each block runs alone.
     """
 
-    def __init__(self, blocks: list[nn.Module]) -> None:
+    def __init__(self, blocks: list[nn.Module], contexts: dict[str, Any]) -> None:
+        self.contexts = contexts
         self.forwards = [block.forward for block in blocks]
         self.noted: list[tuple[tuple, dict[str, Any]]] = []
         for block in blocks:
@@ -131,7 +159,7 @@ class Group:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         calls, self.noted = [*self.noted, (args, kwargs)], []
-        return checkpoint(self.run_all, calls, use_reentrant=False)
+        return checkpoint(self.run_all, calls, use_reentrant=False, **self.contexts)
 
     def run_all(self, calls: list[tuple[tuple, dict[str, Any]]]) -> Any:
         out: Any = None

@@ -1,67 +1,110 @@
-"""Which family a model is of: its record, or what its own modules and transformers' plan say.
+"""Which family a model is of: its record, or what its own modules say.
 
-A model without a record is laid out all the same: ranks share its state, stages its blocks. tp
-splits it where transformers publishes a tensor plan of column and row layers with it. Whether that
-gives the model's own loss is not believed but tried: see self_check.py.
+A model without a record is laid out all the same: ranks share its state, stages its blocks, and tp
+splits of these what block_rules.py finds. Whether that gives the model's own loss is not believed
+but tried: see self_check.py.
 """
 
-from dataclasses import dataclass, replace
+import copy
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import UserError
+from .block_rules import BlockRules, block_rules
 from .chunked_loss import LogitTransform
-from .families import FAMILIES, Family, kv_heads, mlp_width
+from .families import RECORDS, Family, kv_heads, mlp_width
+from .overrides import fewer_layers
 
-# styles of transformers' tensor plans; the third is of norms of single heads
-COLUMN, ROW, HEAD_NORM = "colwise", "rowwise", "replicated_with_grad_allreduce"
-FOLLOWED = {COLUMN, ROW, HEAD_NORM}
+# what a class that asks transformers' attention interface says of itself
+INTERFACE = ("_supports_sdpa", "_supports_attention_backend")
 
 
 def family_of(model: nn.Module) -> Family:
-    """What is known of a model's architecture: its record, or what its modules and the tensor plan
-    that transformers publishes with it say."""
-    family = getattr(model, "family", None) or FAMILIES.get(model.config.model_type)
-    return family or discover(model, tensor_rules(model.config))
+    """What is known of a model's architecture: its record, or what its modules say."""
+    family = getattr(model, "family", None)
+    if family is not None:
+        return family
+    record = RECORDS.get(model.config.model_type)
+    if record is None:
+        attention, rest = rules_of(model)
+        return discover(model, attention | rest)
+    if has(model, record.head):
+        return record
+    return replace(record, head=None, top=None, whole_logits=True)  # as of a class that classifies
 
 
-def candidates(model: nn.Module, tp: int) -> list[Family]:
-    """Ways to lay the model out, the one that can do most first. Without tensor parallelism there
-    is always another: the class's own attention, and the loss of its own logits."""
+def candidates(model: nn.Module, tp: int, cp: int = 1) -> list[Family]:
+    """Ways to lay the model out, the one that can do most first. A model without a record can be
+    split less, and its loss taken of its own logits. So can every model whose layers are not split
+    at all, with the class's own attention, unless ranks of cp share its sequences.
+
+    Raises:
+        UserError: cp splits sequences, and the model's attention is not known.
+    """
     first = family_of(model)
-    if tp > 1:
-        return [first]
-    plain = discover(model)
-    ways = [first, plain, replace(plain, whole_logits=True, head=None)]
+    ways = [] if first.recorded or tp == 1 else [discover(model, part) for part in rules_of(model)]
+    ways = [discover(model)] if tp == 1 else [way for way in ways if way.splits]
+    whole = [replace(way, whole_logits=True, head=None, top=None) for way in ways]
+    ways = [way for way in (first, *ways, *whole) if way.attention or cp == 1]
+    if not ways:
+        raise UserError(
+            f"{first.name} cannot be split by cp={cp}: its attention is not found by a record here "
+            "or by its blocks' own modules; dp_shard and dp_replicate work with it"
+        )
     return [way for place, way in enumerate(ways) if way not in ways[:place]]
 
 
-def discover(model: nn.Module, rules: "TensorRules | None" = None) -> Family:
+def rules_of(model: nn.Module) -> tuple[BlockRules, BlockRules]:
+    """What tp can split of a model's blocks: of attention, and of all else. An attention that does
+    not ask transformers' interface stays whole: its dropout would be that of another rank's heads.
+    """
+    blocks = _blocks(model)
+    stack = model.get_submodule(blocks) if blocks else ()
+    attention, rest = block_rules(stack, text_config(model.config))
+    asks = any(getattr(model, name, False) for name in INTERFACE)
+    return attention if asks else BlockRules(), rest
+
+
+def has(module: nn.Module, path: str | None) -> bool:
+    """Is there a module at that path?"""
+    return path is not None and any(name == path for name, _ in module.named_modules())
+
+
+def discover(model: nn.Module, rules: BlockRules | None = None) -> Family:
     """The family of a model without a record, by its modules: `rules` say what tp splits.
 
     What cannot be found is None, and what needs it then refuses.
     """
+    rules = rules or BlockRules()
     names = {id(module): path for path, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     blocks = _blocks(model)
     plain_head = isinstance(head, nn.Linear)
+    head_path = names.get(id(head)) if plain_head else None
     return Family(
         name=model.config.model_type,
         model_type=model.config.model_type,
         embedding=names.get(id(embedding)),
         blocks=blocks,
         norm=_last_norm(model, blocks) if blocks else None,
-        head=names.get(id(head)) if plain_head else None,
-        logits=LogitTransform.of(model.config),
+        head=head_path,
+        top=_around(head_path, blocks),
+        logits=LogitTransform.of(text_config(model.config)),
         whole_logits=not plain_head,
-        attention=rules.attention if rules else "",
-        sublayers=rules.sublayers if rules else (),
-        column=rules.column if rules else (),
-        shared_kv=rules.shared_kv if rules else (),
-        row=rules.row if rules else (),
-        norms=None,
+        recorded=False,
+        **{one.name: getattr(rules, one.name) for one in fields(rules)},
     )
+
+
+def _around(head: str | None, blocks: str | None) -> str | None:
+    """The module that turns hidden states into logits, where that is more than the head."""
+    top, _, inner = (head or "").partition(".")
+    return top if inner and not (blocks or "").startswith(f"{top}.") else None
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -90,86 +133,52 @@ def _last_norm(model: nn.Module, blocks: str) -> str | None:
     parent = blocks.rpartition(".")[0]
     names = [name for name, _ in model.get_submodule(parent).named_children()]
     norms = [
-        name for name in names if ("norm" in name or name.startswith("ln")) and "emb" not in name
+        name
+        for name in names
+        if ("norm" in name.lower() or name.startswith("ln")) and "emb" not in name
     ]
     return f"{parent}.{norms[0]}" if len(norms) == 1 else None
 
 
-@dataclass(frozen=True)
-class TensorRules:
-    """What of a block can be split by a plan of column and row layers; paths as in Family."""
-
-    sublayers: tuple[str, ...]
-    column: tuple[str, ...]
-    shared_kv: tuple[str, ...]
-    row: tuple[str, ...]
-
-    @property
-    def attention(self) -> str:
-        """The attention module, where it is split."""
-        return next((path.rpartition(".")[0] for path in self.shared_kv), "")
-
-
-def tensor_rules(config: Any) -> TensorRules | None:
-    """The rules of transformers' own tensor plan that are followed here; None where there are none.
-
-    The plan says "layers.*.self_attn.q_proj": "colwise" and so on. A sublayer is split where all of
-    its rules are of columns, rows and norms of single heads; any other is left whole on each rank.
-    """
-    plan = getattr(config, "base_model_tp_plan", None) or {}
-    styles = {
-        path.removeprefix("layers.*."): style
-        for path, style in plan.items()
-        if path.startswith("layers.*.")
-    }
-    by_sublayer: dict[str, dict[str, str]] = {}
-    for path, style in styles.items():
-        by_sublayer.setdefault(path.split(".")[0], {})[path] = style
-    split = {
-        sublayer: rules
-        for sublayer, rules in by_sublayer.items()
-        if set(rules.values()) <= FOLLOWED and {COLUMN, ROW} <= set(rules.values())
-    }
-    if not split:
-        return None
-    followed = {path: style for rules in split.values() for path, style in rules.items()}
-    column = [path for path, style in followed.items() if style == COLUMN]
-    kv = tuple(path for path in column if path.rpartition(".")[2] in ("k_proj", "v_proj"))
-    return TensorRules(
-        sublayers=tuple(split),
-        column=tuple(path for path in column if path not in kv),
-        shared_kv=kv,
-        row=tuple(path for path, style in followed.items() if style == ROW),
-    )
-
-
 def check_tensor_degree(config: Any, tp: int) -> None:
     """Raise a UserError if the model's heads or MLP width cannot be split over `tp` ranks."""
-    record, rules = FAMILIES.get(config.model_type), tensor_rules(config)
-    if record is None and rules is None:
-        raise UserError(_no_rules(config))
+    record, text = RECORDS.get(config.model_type), text_config(config)
+    rules = record or _rules_by(_Same(config.to_json_string(use_diff=False), config))
     name = record.name if record else config.model_type
-    if record or rules.attention:
-        _check_heads(config, tp, name)
-    width = mlp_width(config)
-    dense = record or any(path.startswith("mlp.") for path in rules.row)
-    if dense and width % tp:
+    if not rules.row:
+        known = ", ".join(one.name for one in RECORDS.values())
+        raise UserError(
+            f"{name} cannot be split by tp: there is no record of it here, and its blocks have "
+            "neither queries, keys and values nor an MLP that it could be done by; dp_shard and "
+            f"dp_replicate work with it (tp with {known} and models like Llama)"
+        )
+    if rules.attention:
+        _check_heads(text, tp, name)
+    width = mlp_width(text)
+    if (record or len(rules.row) > bool(rules.attention)) and width % tp:
         raise UserError(f"tp={tp} does not divide {name}'s MLP width {width}")
 
 
-def _no_rules(config: Any) -> str:
-    plan = getattr(config, "base_model_tp_plan", None)
-    reason = "transformers publishes no tensor plan for it"
-    if plan:
-        others = sorted(set(plan.values()) - FOLLOWED) or ["layers under other names"]
-        reason = (
-            f"the tensor plan that transformers publishes has what is not followed: {others[0]}"
-        )
-    known = ", ".join(record.name for record in FAMILIES.values())
-    return (
-        f"{config.model_type} cannot be split by tp: there is no record of it here and {reason}; "
-        f"dp_shard and dp_replicate work with it (tp with {known} and models like Llama)"
-    )
+@dataclass(frozen=True)
+class _Same:
+    """A configuration; two are alike if they say the same."""
+
+    facts: str
+    config: Any = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _rules_by(same: _Same) -> BlockRules:
+    """What tp can split, where there is but a configuration: found in a model of few layers."""
+    import transformers
+
+    for auto in (transformers.AutoModel, transformers.AutoModelForCausalLM):
+        small = copy.deepcopy(same.config)
+        with suppress(Exception), torch.device("meta"):  # each class has its own complaints
+            fewer_layers(text_config(small))
+            attention, rest = rules_of(auto.from_config(small, trust_remote_code=False))
+            return attention | rest
+    return BlockRules()
 
 
 def _check_heads(config: Any, tp: int, name: str) -> None:

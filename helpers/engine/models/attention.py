@@ -34,21 +34,31 @@ def attend(
     scale: float | None = None,
     causal: bool = True,
     softcap: float | None = None,
+    window: int | None = None,
+    key_bias: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention over this rank's heads, causal where no mask is given.
 
     Args:
-        boundary: the tensor-parallel boundary, whose own random stream dropout draws from.
+        boundary: the tensor-parallel boundary, whose own random stream dropout draws from. Where
+            it has a context with a part of the rows, attention is over the whole sequence, whose
+            masks are made there: `mask` is not looked at, and `window` and `key_bias` are.
         query, key, value: [batch, heads, seq, head_dim]; key and value may have fewer heads.
         mask: additive or boolean, broadcastable to [batch, heads, seq, keys]; None means causal.
         dropout: probability, 0 outside training.
         scale: of the scores; 1/sqrt(head_dim) where None.
         causal: without a mask, does a token see only what came before it?
         softcap: bounds the scores to softcap tanh(score / softcap); none of torch's kernels does.
+        window: keys that a query sees at most, which a mask says too.
+        key_bias: [heads, seq], added to the scores by the key's place, which a mask says too.
 
     Returns:
         [batch, seq, heads, head_dim].
     """
+    if boundary.context is not None and boundary.context.part is not None:
+        return _over_context(
+            boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
+        )
     causal = causal and mask is None
     if causal and query.shape[2] == 1:  # by a branch: of a compiled shape `> 1` would be a symbol
         causal = False
@@ -66,6 +76,28 @@ def attend(
             scale=scale,
             enable_gqa=key.shape[1] != query.shape[1],
         )
+    return out.transpose(1, 2)
+
+
+def _over_context(
+    boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
+) -> Tensor:
+    """Attention over the ranks of cp; arguments and result as of `attend`."""
+    if not causal:
+        raise UserError("cp splits causal attention, and this model asks for another kind")
+    with boundary.own_stream(True) if dropout > 0 else nullcontext():
+        seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
+    out = boundary.context.attend(
+        query,
+        key,
+        value,
+        scale=scale or query.shape[3] ** -0.5,
+        softcap=softcap,
+        window=window,
+        key_bias=key_bias,
+        dropout=dropout,
+        seed=seed,
+    )
     return out.transpose(1, 2)
 
 
@@ -90,16 +122,26 @@ def use(model: nn.Module) -> None:
     """Let transformers' attention interface call `attend` in this model; the configuration that it
     was made of is left as it was, for others may be made of it."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, _interface)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, _mask)
     own: dict[int, Any] = {}  # the copy of each part, by the id of the part
     copy.deepcopy(model.config, own)
     for module in model.modules():
         if id(getattr(module, "config", None)) in own:
             module.config = own[id(module.config)]
     model.config._attn_implementation = NAME
+
+
+def _mask(*sizes: int, config: Any, allow_is_causal_skip: bool = True, **options: Any) -> Any:
+    """transformers' mask, or None where attention is causal by itself. Falcon's class always asks
+    for one, to add ALiBi to it; most Falcons have none, and no fused kernel takes a mask."""
+    from transformers.masking_utils import sdpa_mask
+
+    no_alibi = config.model_type == "falcon" and not config.alibi
+    skip = allow_is_causal_skip or no_alibi
+    return sdpa_mask(*sizes, config=config, allow_is_causal_skip=skip, **options)
 
 
 def _interface(
@@ -135,5 +177,6 @@ def _interface(
         scaling,
         causal=causal,
         softcap=softcap,
+        window=kwargs.get("sliding_window"),
     )
     return out, None

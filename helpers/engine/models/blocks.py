@@ -2,15 +2,18 @@
 
 They compute what transformers' do and take the same arguments. Two things differ: attention goes
 through the one call in `attention.py`, and a block whose attention and MLP are added to the same
-residual crosses the boundary of what tp splits once on each side.
+residual crosses the boundary of what tp splits once on each side. Rotary positions have two
+conventions: GPT-J turns neighbours, the others two halves (Su et al. 2021, section 3.4.2).
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attend
-from .rotary import rotate_halves, rotate_pairs
 
 
 def enter_normed(self: nn.Module, x: Tensor, *norms: nn.Module) -> list[Tensor]:
@@ -104,11 +107,131 @@ def falcon_attention(
         )
     elif attention_mask is not None:
         attention_mask = self.boundary.heads(attention_mask)
+    bias = None if alibi is None else falcon_alibi(self, query)
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
     dropout = self.attention_dropout.p if self.training and alibi is not None else 0.0
-    attended = attend(self.boundary, query, key, value, attention_mask, dropout)
+    attended = attend(self.boundary, query, key, value, attention_mask, dropout, key_bias=bias)
     return self.dense(attended.flatten(2)), None
+
+
+def gpt_neo_attention(
+    self: nn.Module,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    layer_past=None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """GPT-Neo's attention over this rank's heads: [batch, seq, hidden] to partial sums of it.
+
+    Scores are not scaled. In every other layer a token sees the last `window_size` tokens alone.
+    """
+    heads = (*hidden_states.shape[:2], -1, self.head_dim)
+    query, key, value = (
+        layer(hidden_states).view(heads).transpose(1, 2)
+        for layer in (self.q_proj, self.k_proj, self.v_proj)
+    )
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, self.layer_id)
+    window = None
+    if self.attention_type == "local":
+        window, queries, keys = self.config.window_size, query.shape[2], key.shape[2]
+        attention_mask = _both(self.bias[:, :, keys - queries : keys, :keys], attention_mask)
+    dropout = self.attn_dropout.p if self.training else 0.0
+    attended = attend(
+        self.boundary, query, key, value, attention_mask, dropout, scale=1.0, window=window
+    )
+    return self.resid_dropout(self.out_proj(attended.flatten(2))), None
+
+
+def bloom_attention(
+    self: nn.Module,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor,
+    attention_mask: Tensor | None,
+    layer_past=None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """BLOOM's attention over this rank's heads, and what its class adds to it.
+
+    Args:
+        hidden_states: [batch, seq, hidden], inside the boundary; residual: of the same, outside.
+        alibi: [batch * all heads, 1, keys], of which a rank takes its own heads' slopes.
+    """
+    fused = self.query_key_value(hidden_states).unflatten(-1, (-1, 3, self.head_dim))
+    query, key, value = (x.transpose(1, 2) for x in fused.unbind(3))
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, self.layer_idx)
+    queries, keys = query.shape[2], key.shape[2]
+    bias = bloom_alibi(self, query)
+    if bias is None:
+        if attention_mask is None:
+            attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+            attention_mask = attention_mask.tril(keys - queries)
+        slopes = self.boundary.heads(alibi.unflatten(0, (query.shape[0], -1)))
+        attention_mask = _both(attention_mask, slopes)
+    dropout = self.attention_dropout.p if self.training else 0.0
+    attended = attend(self.boundary, query, key, value, attention_mask, dropout, key_bias=bias)
+    out = F.dropout(self.dense(attended.flatten(2)), self.hidden_dropout, self.training)
+    return residual + out, None
+
+
+def falcon_alibi(self: nn.Module, query: Tensor) -> Tensor | None:
+    """What Falcon adds to the scores, see `_alibi`."""
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    alibi = _alibi(self, query, build_alibi_tensor)
+    return None if alibi is None else alibi * self.inv_norm_factor
+
+
+def bloom_alibi(self: nn.Module, query: Tensor) -> Tensor | None:
+    """What BLOOM adds to the scores, see `_alibi`."""
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    return _alibi(self, query, build_alibi_tensor)
+
+
+def _alibi(self: nn.Module, query: Tensor, build: Callable[..., Tensor]) -> Tensor | None:
+    """What ALiBi adds to the scores, by the key's place in the whole row, [heads, seq], where ranks
+    of cp have parts of it; None where it is in the mask."""
+    context = self.boundary.context
+    if context is None or context.part is None:
+        return None
+    ones = torch.ones(1, context.part.length, dtype=torch.long, device=query.device)
+    alibi = build(ones, self.num_heads, dtype=query.dtype)
+    return self.boundary.heads(alibi.transpose(0, 1))[0]
+
+
+def _both(allowed: Tensor, mask: Tensor | None) -> Tensor:
+    """A boolean mask and another, boolean or additive, in one."""
+    if mask is None:
+        return allowed
+    if mask.dtype == torch.bool:
+        return allowed & mask
+    return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min)
+
+
+def rotate_pairs(x: Tensor, table: Tensor, rotary_dim: int | None) -> Tensor:
+    """Rotary position embedding on interleaved pairs, GPT-J's convention.
+
+    Args:
+        x: [batch, seq, heads, head_dim]; table: [batch or 1, seq, rotary_dim], sines then cosines.
+        rotary_dim: dims that turn; the rest pass. All of them where None.
+    """
+    rotary_dim = rotary_dim or x.shape[-1]
+    sin, cos = table.unsqueeze(2).chunk(2, dim=-1)
+    turning, still = x.split([rotary_dim, x.shape[-1] - rotary_dim], dim=-1)
+    even, odd = turning.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+    return torch.cat((turned.flatten(-2), still), dim=-1)
+
+
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding on dims half a head apart. x: [batch, heads, seq, head_dim]."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def on_input(function: Callable[[Tensor], Tensor]) -> Callable:
@@ -119,5 +242,15 @@ def on_input(function: Callable[[Tensor], Tensor]) -> Callable:
         if args:
             return (function(args[0]), *args[1:]), kwargs
         return args, kwargs | {"hidden_states": function(kwargs["hidden_states"])}
+
+    return hook
+
+
+def on_output(function: Callable[[Tensor], Tensor]) -> Callable:
+    """A hook for a module's forward: what it gives, or the first of several, goes through
+    `function`."""
+
+    def hook(module: nn.Module, args: tuple, out: Any) -> Any:
+        return (function(out[0]), *out[1:]) if isinstance(out, tuple) else function(out)
 
     return hook

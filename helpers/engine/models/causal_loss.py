@@ -1,5 +1,6 @@
 """The model's own forward with a loss that never holds the logits of all tokens, stage by stage."""
 
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -8,31 +9,47 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import NoToken, UserError
+from .document_mask import one_document_a_row
 from .families import Family
+from .objectives import IGNORED, objective_of
 
-IGNORED = -100  # a label that is no token, as in torch's cross-entropy
 
-
-def check_tokens(ids: Tensor | None, labels: Tensor | None, vocabulary: int) -> None:
-    """Raise NoToken if an id or a label is no token; labels may be -100.
+def check_tokens(
+    ids: Tensor | None, labels: Tensor | None, vocabulary: int, classes: int | None = None
+) -> None:
+    """Raise NoToken if an id or a label is no token, or none of `classes`; labels may be -100.
 
     A vocabulary that is split over ranks would take such an id for another rank's.
     """
     if ids is not None:
         _check_range("input id", ids, vocabulary)
     if labels is not None:
-        _check_range("label", labels.where(labels != IGNORED, 0), vocabulary)
+        labels = labels.where(labels != IGNORED, 0)
+        _check_range("label", labels, classes or vocabulary, "class" if classes else "token")
 
 
-def _check_range(what: str, values: Tensor, vocabulary: int) -> None:
+def _check_range(what: str, values: Tensor, count: int, kind: str = "token") -> None:
     if not values.numel():
         return
     lowest, highest = (int(value) for value in values.aminmax())
-    if lowest >= 0 and highest < vocabulary:
+    if lowest >= 0 and highest < count:
         return
     wrong = highest if lowest >= 0 else lowest
     place = (values == wrong).nonzero()[0].tolist()
-    raise NoToken(f"{what} {wrong} at {place} is no token: the model has 0 to {vocabulary - 1}")
+    raise NoToken(f"{what} {wrong} at {place} is no {kind}: the model has 0 to {count - 1}")
+
+
+def label_places(targets: Tensor, seq: int) -> Tensor:
+    """Where a token, or a row, has a label: numbers [n], all rows of `seq` end to end.
+
+    To know how many there are a host waits for its GPU, so this is best asked of a batch before it
+    goes there.
+
+    Args:
+        targets: [batch, seq or seq - 1], beside what predicts them; a row's with `seq` 1.
+    """
+    rows, columns = (targets != IGNORED).nonzero().unbind(1)
+    return rows * seq + columns
 
 
 def apply_loss(model: nn.Module, family: Family) -> None:
@@ -40,13 +57,18 @@ def apply_loss(model: nn.Module, family: Family) -> None:
 
     Keywords: `num_items_in_batch` is transformers' own, what the sum over tokens is divided by
     (the labelled tokens of this call where None). `shift_labels` too, labels that stand beside the
-    token that predicts them. `output_logits` adds the logits of all tokens, `label_logits` those at
-    the labelled places alone, [tokens, vocabulary]. `return_dict=False` gives a tuple. `stage` runs
-    one of the model's stages (pipeline/stages.py) alone, on what it `received`; all but the last
-    give the hidden states that go to the next. Labels are transformers': aligned with the ids,
-    -100 is ignored.
+    token that predicts them. `places` are the labels' where they are known (label_places).
+    `output_logits` adds the logits of all tokens, `label_logits` those at the labelled places,
+    [tokens, vocabulary]. `return_dict=False` gives a tuple. `stage` runs one of the model's stages
+    (pipeline/stages.py) alone, on what it `received`; all but the last give the hidden states that
+    go to the next. Labels are transformers': aligned with the ids, or the rows' classes, see
+    objectives.py; -100 is ignored.
+
+    Sets on the model: `objective`, and the number of `classes`, None of a model of tokens.
     """
     plain = model.forward
+    model.objective = objective_of(model)
+    model.classes = model.config.num_labels if model.objective.of_rows else None
 
     def forward(self: nn.Module, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
         given = [kwargs.get(name) for name in ("labels", "shift_labels")]
@@ -54,7 +76,7 @@ def apply_loss(model: nn.Module, family: Family) -> None:
         if kwargs.get("stage") is None:
             _check_call(self, kwargs)
         if not kwargs.pop("checked", False):
-            check_tokens(input_ids, labels, self.vocabulary)
+            check_tokens(input_ids, labels, self.vocabulary, self.classes)
         if labels is not None or kwargs.get("stage") is not None:
             return loss_forward(self, family, plain, input_ids, **kwargs)
         kwargs.pop("output_logits", None)
@@ -85,6 +107,7 @@ def loss_forward(
     input_ids: Tensor | None,
     labels: Tensor | None = None,
     shift_labels: Tensor | None = None,
+    places: Tensor | None = None,
     num_items_in_batch: Tensor | int | None = None,
     output_logits: bool = False,
     label_logits: bool = False,
@@ -93,25 +116,30 @@ def loss_forward(
     received: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Shifted cross-entropy of [batch, seq] ids and labels, as transformers defines it."""
+    """Cross-entropy of [batch, seq] ids and their labels, as transformers defines it."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     options = {"use_cache": False} | kwargs
     run = plain if family.whole_logits else model.base_model
-    if stage is None:
-        outputs = run(input_ids=input_ids, **options)
-    else:
-        outputs = stage.run(model, family, run, input_ids, received, **options)
-        if not stage.last:
-            return outputs
-    targets = labels[:, 1:] if shift_labels is None else shift_labels
-    places = targets != IGNORED
-    targets = targets[places]
+    packed = options.get("position_ids") is not None
+    with nullcontext() if packed else one_document_a_row():
+        if stage is None:
+            outputs = run(input_ids=input_ids, **options)
+        else:
+            outputs = stage.run(model, family, run, input_ids, received, **options)
+    if stage is not None and not stage.last:
+        return outputs
+    made = outputs.logits if family.whole_logits else outputs[0]  # [batch, seq, ..] or [batch, ..]
+    seq = 1 if model.objective.of_rows else made.shape[1]
+    targets = model.objective.targets(labels) if shift_labels is None else shift_labels
+    if places is None:
+        places = label_places(targets, seq)
+    targets = F.pad(targets, (0, seq - targets.shape[1])).flatten().index_select(0, places)
     wanted = "labels" if label_logits else "all" if output_logits else None
     if family.whole_logits:
-        loss, logits = _loss_of_logits(outputs.logits, places, targets, wanted)
+        loss, logits = _loss_of_logits(made, places, targets, wanted)
     else:
-        loss, logits = _loss_of_hidden(model, family, outputs[0], places, targets, wanted)
+        loss, logits = _loss_of_hidden(model, family, made, places, targets, wanted)
     result = CausalLMOutputWithPast(
         loss=loss / (targets.numel() if num_items_in_batch is None else num_items_in_batch),
         logits=logits,
@@ -125,7 +153,7 @@ def loss_forward(
 def _loss_of_logits(
     logits: Tensor, places: Tensor, targets: Tensor, wanted: str | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The summed loss at places [batch, seq or seq - 1], and the logits that are wanted."""
+    """The summed loss at places [n], and the logits that are wanted."""
     at_labels = _at(logits, places)
     wide = at_labels.to(torch.promote_types(at_labels.dtype, torch.float32))
     loss = F.cross_entropy(wide, targets, reduction="sum")
@@ -142,12 +170,17 @@ def _loss_of_hidden(
 ) -> tuple[Tensor, Tensor | None]:
     """The same from the hidden states; logits are made for whoever wants them alone."""
     head, predicting = model.get_submodule(family.head), _at(hidden, places)
-    loss = head(predicting, targets)
+    top = model.get_submodule(family.top or family.head)
+    head.targets = targets
+    try:
+        loss = top(predicting)  # through what stands before the head, as BERT's transform
+    finally:
+        head.targets = None
     if wanted is None:
         return loss, None
-    return loss, family.logits(head(predicting if wanted == "labels" else hidden))
+    return loss, family.logits(top(predicting if wanted == "labels" else hidden))
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
-    """Of [batch, seq, ...] what stands at the places; the last of a row predicts nothing."""
-    return x[:, : places.shape[1]][places]
+    """Of [batch, seq, ..] or [batch, ..] what stands at the places."""
+    return x.flatten(0, -2).index_select(0, places)

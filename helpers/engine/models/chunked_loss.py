@@ -20,8 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-# Logits held at a time: small beside a layer's activations, large enough to keep the cores busy.
-CHUNK_BYTES = 64 * 2**20
+from ..messages.carriers import all_reduce
+
+# Logits held at a time: small beside a layer's activations, large enough to keep a processor busy.
+# A GPU computes so few as fast as a host starts its operations, so there it is more.
+CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * 2**20, 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ def token_loss(
         `hidden` is this rank's partial sum: it is made whole where `hidden` crossed the boundary.
     """
     # the same on every rank, whatever the size of its shard: each chunk is a collective
-    rows = max(1, CHUNK_BYTES * _size(group) // (vocabulary * 4))
+    held = CHUNK_BYTES if hidden.device.type == "cpu" else GPU_CHUNK_BYTES
+    rows = max(1, held * _size(group) // (vocabulary * 4))
     return _TokenLoss.apply(hidden, weight, bias, labels, start, rows, group, transform, late)
 
 
@@ -166,7 +170,7 @@ def _chunk_loss(
     target = _at(logits, tokens, columns, owned) - largest * owned
     sums = torch.stack([exp.sum(1), target])
     if _size(group) > 1:
-        dist.all_reduce(sums, group=group)
+        all_reduce(sums, group)
     loss = (sums[0].log() - sums[1]).sum()
     gradient = exp.div_(sums[0].unsqueeze(1))
     if weight.shape[0]:
@@ -188,7 +192,7 @@ def _largest(logits: Tensor, group: ProcessGroup) -> Tensor:
     else:
         largest = logits.max(1).values
     if _size(group) > 1:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        all_reduce(largest, group, dist.ReduceOp.MAX)
     return largest
 
 

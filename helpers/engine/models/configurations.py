@@ -16,7 +16,7 @@ import torch
 
 from ..errors import UserError, need
 from .architecture import text_config
-from .hub import check_hub
+from .objectives import build
 from .overrides import override
 
 # what a configuration's numbers can be at most; the larger ones are only typing errors
@@ -25,6 +25,11 @@ MOST = {"num_hidden_layers": 10_000} | dict.fromkeys(
     10_000_000,
 )
 MOST |= {"vocab_size": 100_000_000, "max_position_embeddings": 10**10}
+AFTER_PADDING = (
+    "roberta",
+    "camembert",
+    "data2vec-text",
+)  # count positions from beyond padding's id
 NO_NAME = re.compile("[\0-\x1f\x7f\ud800-\udfff]")  # control characters, half characters
 LONGEST_PATH, LONGEST_NAME = 4096, 255  # bytes, of Linux's PATH_MAX and NAME_MAX
 
@@ -97,6 +102,33 @@ def _refuse_foreign_attention(config: Any, source: str | Path) -> None:
             )
 
 
+def check_hub(kind: str, name: str) -> None:
+    """See that the hub has a model or data set of that name, or that a copy lies in its cache.
+
+    It is asked once and quietly, before anything loads from it.
+
+    Args:
+        kind: "model" or "dataset".
+
+    Raises:
+        UserError: the hub says no, cannot be reached, or is switched off and nothing is cached.
+    """
+    hub = need("huggingface_hub", "hf")
+    try:
+        hub.snapshot_download(name, repo_type=kind, local_files_only=True)
+        return
+    except Exception:  # not in the cache, or not whole there: the hub decides
+        if hub.constants.HF_HUB_OFFLINE:
+            raise UserError(f"HF_HUB_OFFLINE is set and no {kind} {name!r} is cached") from None
+    try:
+        hub.HfApi().repo_info(name, repo_type=kind, timeout=10)
+    except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError):
+        raise UserError(f"the hub has no {kind} {name!r} that you may read") from None
+    except Exception as error:
+        # the client's network errors are of many kinds; all mean that the hub was not reached
+        raise UserError(f"the hub cannot be asked for {name!r}: {type(error).__name__}") from None
+
+
 def find_model(source: str | Path) -> str:
     """A model's folder, or the text itself as a hub id that exists.
 
@@ -136,14 +168,16 @@ def expanded(path: str | Path) -> Path:
         raise UserError(f"{path}: there is no such home folder; give a path without ~") from None
 
 
-def check_model(config: Any) -> None:
-    """Raise a UserError if transformers cannot build the model as a causal language model."""
-    transformers = need("transformers", "hf")
+def check_model(config: Any, task: str | None = None) -> None:
+    """Raise a UserError if transformers cannot build the model with the head for a task: of a
+    causal language model where neither the task nor the configuration says another."""
     small = copy.deepcopy(config)
     small.num_hidden_layers = 1
     try:
         with torch.device("meta"):
-            transformers.AutoModelForCausalLM.from_config(small, trust_remote_code=False)
+            build(small, task)
+    except UserError:
+        raise
     except Exception as error:  # each model class has its own complaints
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"transformers cannot build this {config.model_type}: {reason}") from None
@@ -152,5 +186,7 @@ def check_model(config: Any) -> None:
 def check_length(config: Any, seq_len: int) -> None:
     """Raise a UserError if the model has no positions for sequences of this length."""
     longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and any(name in config.model_type for name in AFTER_PADDING):
+        longest -= (config.pad_token_id or 0) + 1
     if longest is not None and seq_len > longest:
         raise UserError(f"seq_len {seq_len} is longer than the model's {longest} positions")

@@ -5,12 +5,15 @@ positions   0 1 2 3 0 1 2 0 1 0       they start again with each
 attention   a token sees itself and what came before it in its own document
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError
+from .families import has_alibi
 
 PADDING = -1
 
@@ -41,9 +44,23 @@ def model_inputs(documents: Tensor) -> dict[str, Tensor]:
     return {"position_ids": positions(documents), "attention_mask": attention_mask(documents)}
 
 
+@contextmanager
+def one_document_a_row() -> Iterator[None]:
+    """For so long transformers does not look for documents in the positions, which it makes itself.
+    It would find none, and a host would wait for its GPU to know that."""
+    from transformers import masking_utils
+
+    look = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = look
+
+
 def check_packing(config: Any, seq_len: int) -> None:
     """Raise a UserError if the model's attention cannot be kept inside documents by a mask."""
-    if getattr(config, "alibi", False):
+    if has_alibi(config):
         raise UserError("this model's ALiBi takes no mask of documents: train it without packing")
     window = getattr(config, "sliding_window", None)
     if window and seq_len > window:

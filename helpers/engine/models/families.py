@@ -4,7 +4,7 @@ Paths are of transformers' own modules, relative to the model or to one block.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import blocks
@@ -15,20 +15,24 @@ from .chunked_loss import NO_TRANSFORM, LogitTransform
 class Family:
     """Where an architecture keeps its parts, and how each part is split.
 
-    Model paths: `embedding`, `blocks` (a ModuleList), `norm` (the last one), `head`.
+    Model paths: `embedding`, `blocks` (a ModuleList), `norm` (the last one; None where the last
+        block is the last word), `head` (the linear layer that gives logits), `top` (the module from
+        hidden states to logits, where that is more than the head).
     Block paths:
         attention: the attention module.
-        sublayers: modules whose matrices are split: the boundary is crossed before and after each.
-        column, row: linear layers split by output and by input.
-        fused_qkv: column layers whose output is all queries, then all keys, then all values.
+        sublayers: modules whose matrices are split: what comes into them crosses the boundary.
+        column, row: linear layers split by output and by input; what a row gives crosses it back.
+        packed: column layers whose output is parts of one size, one after another: how many.
         shared_kv: column layers of keys or values, held whole where ranks outnumber their heads.
-        norms: norms before a sublayer; None where all that is outside the sublayers counts as such.
-        dropouts: nn.Dropout modules after a sublayer, outside the boundary.
+        gathered: column layers of all queries, then keys, then values, with fewer heads of these:
+            no split of rows gives a rank its heads, so ranks gather the rows that they share.
     `forwards`: block path to a forward of our own, always bound.
     `parallel_residual`: of a configuration, are attention and MLP added to one residual together?
     `parallel_forward`: the block's forward where they do.
     `logits`: what the model makes of its head's products.
     `whole_logits`: is the loss taken of the model's own logits, all of them at once?
+    `recorded`: is it a record, which every block must fit? What was found out by a model's modules
+        need not.
     """
 
     name: str
@@ -41,20 +45,26 @@ class Family:
     sublayers: tuple[str, ...]
     column: tuple[str, ...]
     row: tuple[str, ...]
-    norms: tuple[str, ...] | None
-    fused_qkv: tuple[str, ...] = ()
+    packed: dict[str, int] = field(default_factory=dict)
     shared_kv: tuple[str, ...] = ()
-    dropouts: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
+    top: str | None = None
     forwards: dict[str, Callable] = field(default_factory=dict)
     parallel_residual: Callable[[Any], bool] = lambda config: False
     parallel_forward: Callable | None = None
     logits: LogitTransform = NO_TRANSFORM
     whole_logits: bool = False
+    recorded: bool = True
 
     @property
     def splits(self) -> bool:
         """Is there a layer that tp splits? Such a family has attention by models/attention.py."""
         return bool(self.row)
+
+    @property
+    def split_layers(self) -> tuple[str, ...]:
+        """Block paths of all linear layers that tp splits."""
+        return (*self.column, *self.packed, *self.shared_kv, *self.gathered, *self.row)
 
 
 GPTJ = Family(
@@ -68,7 +78,6 @@ GPTJ = Family(
     sublayers=("attn", "mlp"),
     column=("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc_in"),
     row=("attn.out_proj", "mlp.fc_out"),
-    norms=("ln_1",),
     forwards={"attn": blocks.gptj_attention},
     parallel_residual=lambda config: True,
     parallel_forward=blocks.gptj_block,
@@ -84,10 +93,8 @@ GPT2 = Family(
     attention="attn",
     sublayers=("attn", "mlp"),
     column=("mlp.c_fc",),
-    fused_qkv=("attn.c_attn",),
+    packed={"attn.c_attn": 3},
     row=("attn.c_proj", "mlp.c_proj"),
-    norms=("ln_1", "ln_2"),
-    dropouts=("attn.resid_dropout", "mlp.dropout"),
 )
 
 NEOX = Family(
@@ -102,8 +109,6 @@ NEOX = Family(
     # queries, keys and values are interleaved by head, so whole heads are contiguous rows
     column=("attention.query_key_value", "mlp.dense_h_to_4h"),
     row=("attention.dense", "mlp.dense_4h_to_h"),
-    norms=("input_layernorm", "post_attention_layernorm"),
-    dropouts=("post_attention_dropout", "post_mlp_dropout"),
     parallel_residual=lambda config: config.use_parallel_residual,
     parallel_forward=blocks.neox_block,
 )
@@ -122,7 +127,6 @@ FALCON = Family(
     column=("mlp.dense_h_to_4h",),
     shared_kv=("self_attention.query_key_value",),
     row=("self_attention.dense", "mlp.dense_4h_to_h"),
-    norms=("input_layernorm", "post_attention_layernorm", "ln_attn", "ln_mlp"),
     forwards={"self_attention": blocks.falcon_attention},
     parallel_residual=lambda config: config.new_decoder_architecture or config.parallel_attn,
     parallel_forward=blocks.falcon_block,
@@ -140,10 +144,77 @@ LLAMA = Family(
     column=("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj"),
     shared_kv=("self_attn.k_proj", "self_attn.v_proj"),
     row=("self_attn.o_proj", "mlp.down_proj"),
-    norms=("input_layernorm", "post_attention_layernorm"),
 )
 
+GPT_NEO = Family(
+    name="GPT-Neo",
+    model_type="gpt_neo",
+    embedding="transformer.wte",
+    blocks="transformer.h",
+    norm="transformer.ln_f",
+    head="lm_head",
+    attention="attn.attention",
+    sublayers=("attn", "mlp"),
+    column=(
+        "attn.attention.q_proj",
+        "attn.attention.k_proj",
+        "attn.attention.v_proj",
+        "mlp.c_fc",
+    ),
+    row=("attn.attention.out_proj", "mlp.c_proj"),
+    forwards={"attn.attention": blocks.gpt_neo_attention},
+)
+
+BLOOM = Family(
+    name="BLOOM",
+    model_type="bloom",
+    embedding="transformer.word_embeddings",
+    blocks="transformer.h",
+    norm="transformer.ln_f",
+    head="lm_head",
+    attention="self_attention",
+    sublayers=("self_attention", "mlp"),
+    # by head, as GPT-NeoX
+    column=("self_attention.query_key_value", "mlp.dense_h_to_4h"),
+    row=("self_attention.dense", "mlp.dense_4h_to_h"),
+    forwards={"self_attention": blocks.bloom_attention},
+)
+
+BERT = Family(
+    name="BERT",
+    model_type="bert",
+    embedding="bert.embeddings.word_embeddings",
+    blocks="bert.encoder.layer",
+    norm=None,
+    head="cls.predictions.decoder",
+    top="cls",
+    attention="attention.self",
+    sublayers=("attention.self", "intermediate"),
+    column=(
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+        "intermediate.dense",
+    ),
+    row=("attention.output.dense", "output.dense"),
+)
+
+ROBERTA = replace(
+    BERT,
+    name="RoBERTa",
+    model_type="roberta",
+    embedding="roberta.embeddings.word_embeddings",
+    blocks="roberta.encoder.layer",
+    head="lm_head.decoder",
+    top="lm_head",
+)
+
+# of the posts, which the planner has formulas for; and with them all others
 FAMILIES = {family.model_type: family for family in (GPTJ, GPT2, NEOX, FALCON, LLAMA)}
+RECORDS = FAMILIES | {family.model_type: family for family in (GPT_NEO, BLOOM, BERT, ROBERTA)}
+
+
+MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size", "ffn_dim")  # a field of each kind
 
 
 def kv_heads(config: Any) -> int:
@@ -154,9 +225,20 @@ def kv_heads(config: Any) -> int:
     return heads or config.num_attention_heads
 
 
+def has_alibi(config: Any) -> bool:
+    """Are positions told by ALiBi, which the attention mask carries?"""
+    return config.model_type == "bloom" or bool(getattr(config, "alibi", False))
+
+
+def head_dim(config: Any) -> int:
+    """Width of a head."""
+    given = getattr(config, "head_dim", None)
+    return given or config.hidden_size // config.num_attention_heads
+
+
 def mlp_width(config: Any) -> int:
     """Width of the MLP's middle layer."""
-    for key in ("n_inner", "intermediate_size", "ffn_hidden_size"):
+    for key in MLP_WIDTHS:
         if getattr(config, key, None):
             return getattr(config, key)
     return 4 * config.hidden_size

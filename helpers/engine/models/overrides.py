@@ -3,9 +3,10 @@
 from typing import Any
 
 from ..errors import UserError
-from .families import kv_heads
+from .families import MLP_WIDTHS, kv_heads
 
-MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size")
+LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers")
+AS_WIDE = ("word_embed_proj_dim", "embedding_size")  # as the model, where they were as wide
 
 
 def override(config: Any, **fields: Any) -> None:
@@ -27,6 +28,9 @@ def override(config: Any, **fields: Any) -> None:
     for key in MLP_WIDTHS:
         if getattr(config, key, None):
             setattr(config, key, getattr(config, key) * hidden // before["hidden"])
+    for key in AS_WIDE:
+        if getattr(config, key, None) == before["hidden"]:
+            setattr(config, key, hidden)
     if hidden % heads:
         raise UserError(f"heads={heads} does not divide hidden={hidden}: change one of them")
     if heads % kv_heads(config):
@@ -54,3 +58,16 @@ def _rotated(config: Any, head: int) -> int:
     if not rope or getattr(config, "alibi", False):
         return 0
     return int(head * rope.get("partial_rotary_factor", 1.0))
+
+
+def fewer_layers(config: Any, each: int = 1) -> None:
+    """At least two, and `each` of every kind that the model has, in place."""
+    lists = {name: getattr(config, name, None) for name in LAYER_LISTS}
+    kinds = list(zip(*(list(values) for values in lists.values() if values)))
+    chosen = list(dict.fromkeys(kinds))
+    layers = min(max(2, len(chosen)) * each, config.num_hidden_layers)
+    pattern = (chosen * layers)[:layers]
+    names = [name for name, values in lists.items() if values]
+    for place, name in enumerate(names):
+        setattr(config, name, [kind[place] for kind in pattern])
+    config.num_hidden_layers = layers

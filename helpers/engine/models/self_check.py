@@ -11,6 +11,7 @@ norm between two layers) shows as a difference.
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,17 +21,36 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .architecture import text_config
-from .families import kv_heads
-from .overrides import MLP_WIDTHS, override
+from .families import MLP_WIDTHS, kv_heads
+from .objectives import IGNORED, Objective, objective_of
+from .overrides import fewer_layers, override
 
 VOCABULARY = 61  # a prime: no degree divides it
 HEAD = 16  # a head's width
 LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
-LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type")
+WINDOWS = ("sliding_window", "window_size")
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 LayOut = Callable[[nn.Module, int], nn.Module]  # a model and a pipeline rank, to this rank's stage
+
+
+class WholeRows:
+    """How a batch is handed to a laid-out model, where each rank has all of its tokens."""
+
+    def inputs(self, batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
+        """What the model with this configuration is called with."""
+        return batch
+
+    def working(self) -> AbstractContextManager:
+        """In which forward and backward run."""
+        return nullcontext()
+
+    def whole(self, term: Tensor) -> Tensor:
+        """A loss or gradient over all tokens, of this rank's term of it."""
+        return term
+
+
 Gradients = Callable[[nn.Module], dict[str, Tensor]]  # whole gradients, by name
 
 
@@ -38,8 +58,7 @@ class Truth(NamedTuple):
     """A small model of the class, a batch, and what the class makes of it."""
 
     model: nn.Module
-    ids: Tensor
-    labels: Tensor
+    batch: dict[str, Tensor]
     loss: Tensor
     gradients: dict[str, Tensor]
 
@@ -48,7 +67,7 @@ class Truth(NamedTuple):
 class Trial:
     """Small copies of a model, to try layouts on.
 
-    tp: ranks that must be able to split them.
+    tp: ranks that must be able to split their heads and widths.
     group: blocks that are recomputed together.
     """
 
@@ -82,31 +101,43 @@ class Trial:
             torch.manual_seed(0)
             model = self.model_class._from_config(config, dtype=dtype).train()
             _randomize(model)
-            length = self.tp * -(-10 // self.tp)
-            ids = torch.randint(text_config(config).vocab_size, (2, length))
-            labels = ids.where(torch.rand(ids.shape) > 0.2, -100)
+            objective = objective_of(model)
+            batch = _batch(objective, config, length=self.tp * -(-10 // self.tp))
+            labels = batch.pop("labels")
             plain = copy.deepcopy(model)  # some classes keep states of the last batch
-            logits = model(input_ids=ids, use_cache=False).logits
-            targets = labels[:, 1:].flatten()
-            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets)
-            own = model(input_ids=ids, labels=labels, use_cache=False).loss
+            logits = model(**batch, use_cache=False).logits
+            loss = _loss(objective, logits, labels)
+            own = model(**batch, labels=labels, use_cache=False).loss
         if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-4):
-            raise ValueError("its loss is not the shifted cross-entropy of its logits")
+            kind = "shifted " if objective.shift else ""
+            raise ValueError(f"its loss is not the {kind}cross-entropy of its logits")
         loss.backward()
         gradients = {
             name: torch.zeros_like(p) if p.grad is None else p.grad
             for name, p in model.named_parameters()
         }
-        return Truth(plain, ids, labels, loss.detach(), gradients)
+        return Truth(plain, batch | {"labels": labels}, loss.detach(), gradients)
 
-    def difference(self, lay_out: LayOut, ranks: int, gradients: Gradients) -> str | None:
-        """What is not the same where `lay_out` lays the small model out over `ranks` stages."""
+    def difference(
+        self, lay_out: LayOut, ranks: int, gradients: Gradients, rows: WholeRows | None = None
+    ) -> str | None:
+        """What is not the same where `lay_out` lays the small model out over `ranks` stages.
+
+        Args:
+            rows: how the batch is handed over; of each row a part where ranks of cp share it.
+        """
+        rows = rows or WholeRows()
         truth = self.truth
         limit = TOLERANCE[truth.loss.dtype]
         try:
             stages = [lay_out(copy.deepcopy(truth.model), rank) for rank in range(ranks)]
-            loss = _run(stages, truth)
+            with rows.working():
+                loss = rows.whole(_run(stages, truth, rows))
             found = _added(map(gradients, stages))
+            found = {
+                name: rows.whole(found.get(name, torch.zeros_like(expected)))
+                for name, expected in truth.gradients.items()
+            }
         except UserError as error:
             return str(error)
         except Exception as error:  # whatever breaks a class's forward
@@ -115,8 +146,7 @@ class Trial:
             return f"its loss would be {loss.item():.6g} for {truth.loss.item():.6g}"
         largest = max(gradient.abs().max() for gradient in truth.gradients.values())
         for name, expected in truth.gradients.items():
-            actual = found.get(name, torch.zeros_like(expected))
-            if not is_same_gradient(actual, expected, limit, largest):
+            if not is_same_gradient(found[name], expected, limit, largest):
                 return f"the gradient of {name} would be wrong"
         return None
 
@@ -128,8 +158,35 @@ def is_same_gradient(actual: Tensor, expected: Tensor, limit: float, largest: Te
     return bool((actual - expected).abs().max() <= 10 * limit * scale)
 
 
-def _run(stages: list[nn.Module], truth: Truth) -> Tensor:
+def _batch(objective: Objective, config: Any, length: int) -> dict[str, Tensor]:
+    """Ids [2, length], labels, some of them ignored; and where attention looks both ways padding
+    in the middle of a row, and two types of tokens."""
+    text = text_config(config)
+    ids = torch.randint(text.vocab_size, (2, length))
+    if objective.of_rows:
+        labels = torch.randint(config.num_labels, (2,))
+    else:
+        labels = ids.where(torch.rand(ids.shape) > 0.2, IGNORED)
+    batch = {"input_ids": ids, "labels": labels}
+    if objective.shift:
+        return batch
+    batch["attention_mask"] = (torch.arange(length) % 4 != 2).long().expand(2, -1)
+    if getattr(text, "type_vocab_size", 0) > 1:
+        batch["token_type_ids"] = torch.randint(2, (2, length))
+    return batch
+
+
+def _loss(objective: Objective, logits: Tensor, labels: Tensor) -> Tensor:
+    targets = objective.targets(labels)
+    if not objective.of_rows:
+        logits = logits[:, : targets.shape[1]].flatten(0, 1)
+    return nn.functional.cross_entropy(logits, targets.flatten())
+
+
+def _run(stages: list[nn.Module], truth: Truth, rows: WholeRows) -> Tensor:
     """Forward through all stages and backward through them again, on one batch."""
+    labelled = objective_of(truth.model).count(truth.batch["labels"])
+    inputs = rows.inputs(truth.batch, truth.model.config) | {"num_items_in_batch": labelled}
     passed: list[tuple[Tensor | None, Tensor]] = []  # what each received, and what it gave
     received = None
     for model in stages:
@@ -137,7 +194,7 @@ def _run(stages: list[nn.Module], truth: Truth) -> Tensor:
         if len(stages) > 1:
             model.stages[0].listen()
             options = {"stage": model.stages[0], "received": received}
-        out = model(input_ids=truth.ids, labels=truth.labels, **options)
+        out = model(**inputs, **options)
         out = out if isinstance(out, Tensor) else out.loss
         passed.append((received, out))
         received = out.detach().requires_grad_()
@@ -169,7 +226,7 @@ def _randomize(model: nn.Module) -> None:
 def small_configs(config: Any, tp: int, group: int) -> Iterator[Any]:
     """Configurations of a model's kind with few layers: first with small widths, and for whoever
     cannot have those with its own."""
-    for shrinks in ((_fewer_layers, _few_words, _small_widths), (_fewer_layers, _few_words), ()):
+    for shrinks in ((_few_layers, _few_words, _small_widths), (_few_layers, _few_words), ()):
         small = copy.deepcopy(config)
         try:
             for shrink in shrinks:
@@ -179,18 +236,9 @@ def small_configs(config: Any, tp: int, group: int) -> Iterator[Any]:
         yield small
 
 
-def _fewer_layers(config: Any, tp: int, group: int) -> None:
-    """At least two, one of each kind; two of each where groups are recomputed."""
-    lists = {name: getattr(config, name, None) for name in LAYER_LISTS}
-    kinds = list(zip(*(list(values) for values in lists.values() if values)))
-    chosen = list(dict.fromkeys(kinds))
-    layers = max(2, len(chosen)) * (2 if group > 1 else 1)
-    layers = min(layers, config.num_hidden_layers)
-    pattern = (chosen * layers)[:layers]
-    names = [name for name, values in lists.items() if values]
-    for place, name in enumerate(names):
-        setattr(config, name, [kind[place] for kind in pattern])
-    config.num_hidden_layers = layers
+def _few_layers(config: Any, tp: int, group: int) -> None:
+    """One of each kind; two of each where groups are recomputed."""
+    fewer_layers(config, each=2 if group > 1 else 1)
 
 
 def _few_words(config: Any, tp: int, group: int) -> None:
@@ -202,8 +250,9 @@ def _few_words(config: Any, tp: int, group: int) -> None:
     for name, value in list(vars(config).items()):
         if isinstance(value, float) and "drop" in name:
             setattr(config, name, 0.0)
-    if getattr(config, "sliding_window", None):
-        config.sliding_window = min(4, config.sliding_window)
+    for name in WINDOWS:
+        if getattr(config, name, None):
+            setattr(config, name, min(4, getattr(config, name)))
     config._attn_implementation_internal = None  # the class's own
 
 

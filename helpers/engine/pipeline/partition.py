@@ -46,6 +46,13 @@ class Costs:
     layers: tuple[Cost, ...]
     head: Cost
 
+    @property
+    def head_with_last_layer(self) -> "Costs":
+        """The same where the head cannot be on a stage without layers."""
+        *layers, last = self.layers
+        joined = Cost(last.time + self.head.time, last.memory + self.head.memory)
+        return Costs(self.embedding, (*layers, joined), Cost(0, 0))
+
     def shares(self, memory_weight: float) -> list[Fraction]:
         """The weighted cost of embedding, each layer and head as a share of the whole model's.
 
@@ -93,7 +100,7 @@ def model_costs(model: nn.Module, seq_len: int, family: Family | None = None) ->
         item = 0
         if name.startswith(blocks):
             item = 1 + int(name.removeprefix(blocks).split(".")[0])
-        elif name.startswith((f"{family.norm}.", f"{family.head}.")):
+        elif name.startswith((f"{family.norm}.", f"{family.top or family.head}.")):
             item = -1
         memory[item] += parameter.numel()
         if item and parameter.ndim > 1:  # the embedding is looked up, not multiplied

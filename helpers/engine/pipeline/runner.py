@@ -13,6 +13,7 @@ only its graph and its input are kept, and the backward frees both.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from ..models.architecture import text_config
-from ..models.document_mask import model_inputs
 from .messages import MessageKey, PipelineMessages
+from .micro_batches import MicroBatch
 from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Schedule
 from .simulator import Span
 
@@ -32,14 +33,6 @@ AHEAD = 2  # actions whose messages are on their way while one runs
 HISTORY = 10  # training batches whose times are kept
 
 Run = Callable[[Action, Tensor | None], None]
-
-
-class MicroBatch(NamedTuple):
-    """[rows, seq] each, on the device; documents of packed rows, see models/document_mask.py."""
-
-    ids: Tensor
-    labels: Tensor
-    documents: Tensor | None = None
 
 
 class InFlight(NamedTuple):
@@ -130,9 +123,15 @@ class Pipeline:
                 self._expect(coming, batches)
             key = self._needs(action)
             message = None if key is None else self._take(key)
-            run(action, message)
+            with self._part(batches[action.microbatch]):
+                run(action, message)
         with record_function("wait"):
             self.messages.finish()
+
+    def _part(self, batch: MicroBatch) -> AbstractContextManager:
+        """For so long, attention is over the whole of the rows of which this rank has a part."""
+        context = self.model.boundary.context
+        return nullcontext() if context is None else context.working_on(batch.part)
 
     @record_function("wait")
     def _take(self, key: MessageKey) -> Tensor:
@@ -179,12 +178,11 @@ class Pipeline:
     def _run_stage(
         self, action: Action, batch: MicroBatch, received: Tensor | None, options: dict[str, Any]
     ) -> Any:
-        if batch.documents is not None:
-            options = options | model_inputs(batch.documents)
+        options = batch.inputs(self.model.config) | options
         if self.messages.group.size() > 1:
             options = options | {"stage": self.stages[action.stage], "received": received}
         with record_function("forward"):
-            return self.model(input_ids=batch.ids, labels=batch.labels, checked=True, **options)
+            return self.model(checked=True, **options)
 
 
 class _Step:

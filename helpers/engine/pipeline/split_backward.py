@@ -39,7 +39,7 @@ class Later:
     """
 
     now: Hashable | None = None
-    pending: dict[Hashable, list[Pending]] = field(default_factory=dict)
+    pending: dict[Hashable, list[Any]] = field(default_factory=dict)  # of Pending, or like it
 
     @contextmanager
     def put_off(self, key: Hashable) -> Iterator[None]:
@@ -63,13 +63,21 @@ class Later:
 def linear(
     layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False
 ) -> Tensor:
-    """A layer's product with its weight, [out, in] or `transposed` [in, out] or [in, 3, out/3]; its
-    weight gradient comes later where the layer is told to."""
+    """A layer's product with its weight, [out, in] or `transposed` [in, out], whose outputs may lie
+    in parts, [n, out/n, in]; its weight gradient comes later where the layer is told to, and a
+    layer in 8 bits has products of its own (precision/float8.py)."""
+    float8 = getattr(layer, "float8", None)
+    if float8 is not None:
+        return float8(layer, x, weight, bias, transposed)
     later = getattr(layer, "later", None)
     if later is not None and torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias, later, layer.weight_name, transposed)
-    flat = weight.flatten(1)
-    return F.linear(x, flat.t() if transposed else flat, bias)
+    return F.linear(x, matrix(weight, transposed), bias)
+
+
+def matrix(weight: Tensor, transposed: bool) -> Tensor:
+    """The weight as [out, in]."""
+    return weight.flatten(1).t() if transposed else weight.flatten(0, -2)
 
 
 class _Linear(torch.autograd.Function):
@@ -77,14 +85,12 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x, weight, bias, later, name, transposed):
         ctx.later, ctx.name, ctx.transposed = later, name, transposed
         ctx.save_for_backward(x, weight)
-        flat = weight.flatten(1)
-        return F.linear(x, flat.t() if transposed else flat, bias)
+        return F.linear(x, matrix(weight, transposed), bias)
 
     @staticmethod
     def backward(ctx: Any, grad):
         x, weight = ctx.saved_tensors
-        flat = weight.flatten(1)
-        of_x = grad @ (flat.t() if ctx.transposed else flat)
+        of_x = grad @ matrix(weight, ctx.transposed)
         grad = grad.flatten(0, -2)
         of_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
         of_weight = None

@@ -9,8 +9,9 @@ model's own forward, which makes positions and masks and goes through the list o
 not the stage's is passed over, what the stage before sent goes in before its first block, and what
 it hands on is taken out after its last.
 
-A head that is tied to the embedding needs the same matrix at both ends: the last rank then keeps
-the embedding too, and the two sum its gradients.
+What stands before the blocks belongs to the first stage, what stands after them (last norm, pooler,
+head) to the last. A head that is tied to the embedding needs the same matrix at both ends: the last
+rank then keeps the embedding too, and the two sum its gradients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.architecture import text_config
+from ..models.architecture import family_of, text_config
 from ..models.blocks import on_input
 from ..models.families import Family
 from .partition import balance, layer_ranges, model_costs
@@ -36,15 +37,17 @@ class Elsewhere(nn.Module):
 
     shape: of what it gives; of its input where that is of hidden states, and none of that of ids.
         Between blocks it has dims, since some models index what a block gives.
+    looks_up: is it in an embedding's place, whose input is no hidden states of whatever dtype?
     """
 
-    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, shape: tuple[int, ...] = (), looks_up: bool = False) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.looks_up = shape, looks_up
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        given = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        if not given.is_floating_point():
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        given = tensors[0] if tensors else torch.zeros(())
+        if self.looks_up or not given.is_floating_point():
             return torch.zeros((), device=given.device).expand(self.shape)
         return given.new_zeros(()).expand(self.shape or given.shape)
 
@@ -122,8 +125,9 @@ class Stage:
         inputs = {"input_ids": input_ids}
         if not self.first:
             inputs = {"inputs_embeds": received.new_zeros(()).expand(shape)}
-        if self.norm is not None:
-            self.norm.shape = shape
+        after = self.norm or list(self.modules.values())[-1]
+        if isinstance(after, Elsewhere):  # what the model takes for the blocks' result
+            after.shape = shape
         self.received = received
         with self._alone(model, family):
             outputs = forward(**inputs, **options)
@@ -133,15 +137,17 @@ class Stage:
     @contextmanager
     def _alone(self, model: nn.Module, family: Family) -> Iterator[None]:
         """For so long, the base model has this stage's modules and no others."""
-        stack, norm = model.get_submodule(family.blocks), model.get_submodule(family.norm)
+        stack = model.get_submodule(family.blocks)
         of_rank, stack._modules = stack._modules, self.modules
-        if self.norm is not None:
+        norm = None if self.norm is None else model.get_submodule(family.norm)
+        if norm is not None:
             _replace(model, family.norm, self.norm)
         try:
             yield
         finally:
             stack._modules = of_rank
-            _replace(model, family.norm, norm)
+            if norm is not None:
+                _replace(model, family.norm, norm)
 
 
 def cut(
@@ -160,6 +166,8 @@ def cut(
     Sets on the model:
         stages: of this rank.
         tied_over_ranks: the parameter that the first and the last stage's rank both hold, or None.
+        after_blocks, linears: where there are several stages, paths of what the last one has beyond
+            its blocks, and of all linear layers of the whole model.
         parameter_count, vocabulary: of the whole model.
         many_losses: does the last stage begin several micro-batches before it ends the first?
     """
@@ -171,30 +179,33 @@ def cut(
         return
     check_cut(model, family)
     counts = stage_layers or auto_partition(model, schedule.stages, family)
-    embedding, head = model.get_submodule(family.embedding), model.get_submodule(family.head)
-    tied = embedding.weight is head.weight
+    if family.norm is None and counts[-1] == 0:
+        raise UserError(
+            f"{family.name} has no norm after its last block, so its last stage needs a block: "
+            f"the partition {','.join(map(str, counts))} leaves it none"
+        )
+    embedding = model.get_submodule(family.embedding)
+    tied = family.head is not None and model.get_submodule(family.head).weight is embedding.weight
     names = {id(p): name for name, p in model.named_parameters()}
     both = tied and schedule.rank_of[0] != schedule.rank_of[-1]
     model.tied_over_ranks = names[id(embedding.weight)] if both else None
+    before, after = ends_of(model, family)
+    model.after_blocks = sorted(after)
+    model.linears = [n for n, module in model.named_modules() if isinstance(module, nn.Linear)]
     model.stages = _stages(model, family, schedule, counts, rank)
     _remove_blocks(model.get_submodule(family.blocks), model.stages)
-    if not any(stage.last for stage in model.stages):
-        for path in (family.norm, family.head):
-            _replace(model, path)
-    if not any(stage.first for stage in model.stages):
-        kept = (family.blocks, family.norm)
-        needed = tied and any(stage.last for stage in model.stages)
-        for path in _front(model, family):
-            if path not in kept and not (needed and path == family.embedding):
-                _replace(model, path)
+    begins, ends = (any(getattr(stage, end) for stage in model.stages) for end in ("first", "last"))
+    kept = {family.embedding} if tied and ends else set()
+    for path in [*(() if begins else before - kept), *(() if ends else after)]:
+        _replace(model, path)
 
 
 def check_cut(model: nn.Module, family: Family) -> None:
     """Raise a UserError if there is no place to cut the model at."""
-    if None in (family.blocks, family.norm, family.embedding, family.head):
+    if None in (family.blocks, family.embedding):
         raise UserError(
-            f"{family.name} cannot be cut into stages: its modules are not an embedding, a list of "
-            "blocks, a norm and a head; dp_shard and dp_replicate work with it"
+            f"{family.name} cannot be cut into stages: its modules are not an embedding and a list "
+            "of blocks; dp_shard and dp_replicate work with it"
         )
 
 
@@ -209,7 +220,9 @@ def auto_partition(model: nn.Module, stages: int, family: Family | None = None) 
     if stages == 1:
         return (model.config.num_hidden_layers,)
     longest = getattr(model.config, "max_position_embeddings", None) or SEQ_LEN
-    return balance(model_costs(model, min(SEQ_LEN, longest), family), stages)
+    family = family or family_of(model)
+    costs = model_costs(model, min(SEQ_LEN, longest), family)
+    return balance(costs if family.norm else costs.head_with_last_layer, stages)
 
 
 def _stages(
@@ -223,18 +236,19 @@ def _stages(
 
 
 def _stage(model: nn.Module, family: Family, index: int, layers: range, last: bool) -> Stage:
-    stack, norm = model.get_submodule(family.blocks), model.get_submodule(family.norm)
+    stack = model.get_submodule(family.blocks)
     blocks = {str(layer): stack[layer] for layer in layers}
     modules = {str(layer): Elsewhere((1, 1, 1)) for layer in range(len(stack))} | blocks
+    entry = next(iter(blocks.values()), None)
     if last:
-        return Stage(index, blocks, modules, index == 0, last, next(iter(blocks.values()), norm))
-    exit, after_loop = Exit((1, 1, 1)), Elsewhere()
+        entry = entry or model.get_submodule(family.norm)
+        return Stage(index, blocks, modules, index == 0, last, entry)
+    exit, after_loop = Exit((1, 1, 1)), Elsewhere() if family.norm else None
     if layers.stop < len(stack):
         modules[str(layers.stop)] = exit
     else:
         after_loop = exit
-    entry = next(iter(blocks.values()), exit)
-    return Stage(index, blocks, modules, index == 0, last, entry, exit, after_loop)
+    return Stage(index, blocks, modules, index == 0, last, entry or exit, exit, after_loop)
 
 
 def _remove_blocks(stack: nn.ModuleList, stages: Sequence[Stage]) -> None:
@@ -244,13 +258,41 @@ def _remove_blocks(stack: nn.ModuleList, stages: Sequence[Stage]) -> None:
         del stack._modules[name]
 
 
-def _front(model: nn.Module, family: Family) -> list[str]:
-    """Paths of the base model's children that have parameters."""
-    prefix = family.blocks.rpartition(".")[0]
-    children = model.get_submodule(prefix).named_children()
-    return [f"{prefix}.{name}" for name, child in children if any(True for _ in child.parameters())]
+def ends_of(model: nn.Module, family: Family) -> tuple[set[str], set[str]]:
+    """Paths of what has parameters before the blocks, in the smallest modules, and after them.
+
+    Beside the list of blocks all comes before them but the norm. Beside what the list is in the
+    order decides in which the class makes its modules; beside the base model all comes after it.
+
+    Raises:
+        UserError: a module that the blocks are in has parameters beside its modules.
+    """
+    before, after = {family.embedding}, {family.norm, family.top or family.head} - {None}
+    stack = family.blocks.split(".")
+    for path, module in model.named_modules():
+        own = any(True for _ in module.parameters(recurse=False))
+        if not own or _is_in(path, {family.blocks, *before, *after}):
+            continue
+        if not path or f"{family.blocks}.".startswith(f"{path}."):
+            raise UserError(
+                f"{family.name} cannot be cut into stages: {path} has parameters itself"
+            )
+        steps = path.split(".")
+        depth = next(i for i, (one, other) in enumerate(zip(steps, stack)) if one != other)
+        order = list(model.get_submodule(".".join(stack[:depth]))._modules)
+        beside = depth == len(stack) - 1
+        if beside or (depth and order.index(steps[depth]) < order.index(stack[depth])):
+            before.add(path)
+        else:
+            after.add(".".join(steps[: depth + 1]))
+    return before, after
+
+
+def _is_in(path: str, modules: set[str]) -> bool:
+    return any(path == module or path.startswith(f"{module}.") for module in modules)
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module | None = None) -> None:
     parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module or Elsewhere())
+    looks_up = isinstance(model.get_submodule(path), nn.Embedding)
+    setattr(model.get_submodule(parent), name, module or Elsewhere(looks_up=looks_up))

@@ -5,6 +5,7 @@ of a sharded parameter need nothing from each other; the norm is the one quantit
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..data_parallel.owned_shards import OwnedShard as Part
 from ..errors import UserError, need
+from ..messages.carriers import all_reduce
 
 OPTIMIZERS = ("adamw", "adamw8bit")
 
@@ -51,16 +53,18 @@ def gradient_norm(parts: Iterable[Part], gradients: dict[str, Tensor]) -> Tensor
     A rank adds the squares of its parts' gradients, each divided by the number of ranks that hold
     the same numbers, so one sum over the world counts every element once, whatever the axes.
     """
-    held = [part for part in parts if part.name in gradients]
-    tensors = [gradients[part.name] for part in held]
-    device = tensors[0].device if tensors else "cpu"
+    by_copies: dict[int, list[Tensor]] = defaultdict(list)
+    device: torch.device | str = "cpu"
+    for part in parts:
+        if part.name in gradients:
+            by_copies[part.copies].append(gradients[part.name])
+            device = part.tensor.device
     total = torch.zeros((), dtype=torch.float64, device=device)
-    if tensors:
-        norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
-        shares = torch.tensor([1 / p.copies for p in held], dtype=torch.float64, device=device)
-        total = (norms.square() * shares).sum()
+    for copies, held in by_copies.items():
+        norms = torch.stack(torch._foreach_norm(held, dtype=torch.float64))
+        total += norms.square().sum() / copies
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(total)
+        all_reduce(total)
     return total.sqrt()
 
 

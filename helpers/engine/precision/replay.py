@@ -16,11 +16,11 @@ from torch import Tensor
 from ..errors import NotRepeatable
 from ..ranks import over_ranks
 
-Pass = Callable[[], tuple[float, dict[str, Tensor]]]  # a pass gives its loss and its gradients
+Pass = Callable[[], tuple[Tensor, dict[str, Tensor]]]  # a pass gives its loss and its gradients
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
 
-def twice(take: Pass, step: int) -> tuple[float, dict[str, Tensor]]:
+def twice(take: Pass, step: int) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and gradients of the second of two passes, once both agree. Every rank calls it.
 
     Args:
@@ -49,11 +49,11 @@ def twice(take: Pass, step: int) -> tuple[float, dict[str, Tensor]]:
     return loss, gradients
 
 
-def checksums(loss: float, gradients: Mapping[str, Tensor]) -> dict[str, int | str]:
+def checksums(loss: Tensor, gradients: Mapping[str, Tensor]) -> dict[str, int | str]:
     """By what they are of. Any one bit that flips in a gradient changes the sum of its words."""
     sums = {f"the gradient of {name}": _sum_of_words(one) for name, one in gradients.items()}
     whole = torch.stack(list(sums.values())).tolist() if sums else []
-    return dict(zip(sums, whole)) | {"the loss": float.hex(loss)}
+    return dict(zip(sums, whole)) | {"the loss": float.hex(loss.item())}
 
 
 def _sum_of_words(numbers: Tensor) -> Tensor:

@@ -5,27 +5,30 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from ..errors import UserError
+from ..messages.carriers import all_reduce
 
 T = TypeVar("T")
 
 
-def over_ranks(value: Any) -> list[Any]:
-    """One value from each rank, by rank, on every rank."""
+def over_ranks(value: Any, group: ProcessGroup | None = None) -> list[Any]:
+    """One value from each rank, by rank, on every rank. `group`: of all ranks; the world's where
+    none is given."""
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 
 def largest_over_ranks(number: int) -> int:
     """The largest of the ranks' numbers, by a message of 8 bytes that no GPU takes part in."""
     largest = torch.tensor(number)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
 
 
-def on_all_ranks(work: Callable[[], T]) -> list[T]:
+def on_all_ranks(work: Callable[[], T], group: ProcessGroup | None = None) -> list[T]:
     """Run `work` on every rank and return each one's result, by rank. Every rank must call it.
 
     What fails on one rank fails on all, so that no rank waits for one that has given up. `work`
@@ -39,7 +42,7 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
         result = work()
     except (UserError, OSError) as raised:
         error = raised
-    outcomes = over_ranks((result, error))
+    outcomes = over_ranks((result, error), group)
     for _, other in outcomes:
         if other is not None:
             raise other

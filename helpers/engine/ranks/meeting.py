@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UserError
@@ -22,8 +22,14 @@ from .leaving import UNDER_TORCHRUN, die_with_parent
 from .waiting import named
 
 MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
-# NCCL's watchdog then leaves for `torchfrtrace` what each rank has called (after a wait in vain)
-FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+# unless the environment says otherwise
+ON_A_GPU = {
+    # NCCL's watchdog leaves for `torchfrtrace` what each rank has called (after a wait in vain)
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    # segments grow: else memory is lost between those of steps with other lengths
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+}
 DEVICES = ("auto", "cpu", "cuda")
 AGENT_HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -80,23 +86,33 @@ def distributed(
     device = device or pick_device()
     plan.validate(world_size=world_size())
     if device.type == "cuda":
-        torch.cuda.set_device(device)
-        for name, value in FLIGHT_RECORDER.items():
+        for name, value in ON_A_GPU.items():
             os.environ.setdefault(name, value)
+        torch.cuda.set_device(device)
     else:
         keep_freed_memory()
+    # without torch's device_id: it would put the messages of a group in turn, and pipelines' wait
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if "WORLD_SIZE" in os.environ:
-        join(backend, None if timeout_s is None else timedelta(seconds=timeout_s))
+        join(backend, timeout)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         same_on_all_ranks({"plan": plan.to_dict(), **(facts or {})})  # before groups are made
         mesh = plan.mesh(device.type)
+        if timeout is not None:
+            _limit_waits(timeout)
         with named(mesh):
             yield mesh
     finally:
         dist.destroy_process_group()
+
+
+def _limit_waits(timeout: timedelta) -> None:
+    """In every group of this process: a mesh gives torch's 30 minutes to those that it makes."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def join(backend: str, timeout: timedelta | None = None) -> None:

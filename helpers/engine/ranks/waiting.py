@@ -29,6 +29,8 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import RankHung
+from ..messages import shared_memory
+from ..messages.boards import calls_on_board
 
 LOOK_S = 0.5  # from one look for a question to the next
 ANSWER_S = 3.0  # in which a rank that can answer does
@@ -36,10 +38,11 @@ MOST = 3  # ranks of which a line tells
 ASKED, ANSWER = "hung/asked", "hung/answer/"
 TIMED_OUT = "timed out", "timeout"  # what gloo says, in lower case
 ENGINE = str(Path(__file__).parents[1]) + os.sep
+BOARD = shared_memory.__file__
 TORCH = str(Path(torch.__file__).parent) + os.sep
 COLLECTIVES = dist.distributed_c10d.__file__
 # of those, what no one calls by itself
-INSIDE = {"wrapper", "_check_object"}
+INSIDE = {"wrapper", "take"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def doing(frames: list[FrameType], axes: dict[str, str]) -> Doing:
     axis = "all ranks" if group.group_desc == "default_pg" else group.group_desc
     axis = axes.get(group.group_name, axis.removeprefix("mesh_"))
     ranks = tuple(dist.get_process_group_ranks(group))
-    number = group._get_sequence_number_for_group()
+    number = group._get_sequence_number_for_group() + calls_on_board(group)
     return Doing(at, True, _call(frames), number, ranks, (axis, *_within(frames)))
 
 
@@ -183,6 +186,8 @@ def _is_library(frame: FrameType) -> bool:
 def _waits(frames: list[FrameType]) -> bool:
     """Is the innermost call one that waits for other ranks: torch's, or of a message's `wait`?"""
     file = frames[0].f_code.co_filename
+    if file == BOARD:
+        return True
     if file.startswith(ENGINE):
         return ".wait()" in getline(file, frames[0].f_lineno)
     return any(frame.f_code.co_filename == COLLECTIVES for frame in frames[:3])
@@ -197,11 +202,12 @@ def _group(frame: FrameType) -> ProcessGroup | None:
 
 def _call(frames: list[FrameType]) -> str:
     """The collective's name, as `all-reduce`; `message` for a send or receive of the pipeline."""
-    for frame in frames[:4]:
+    for frame in frames[:5]:
         kind = getattr(frame.f_locals.get("self"), "kind", None)
         if isinstance(kind, str):
             return kind.replace("_", "-")
-        if frame.f_code.co_filename == COLLECTIVES and frame.f_code.co_name not in INSIDE:
+        own = frame.f_code.co_filename in (COLLECTIVES, BOARD)
+        if own and frame.f_code.co_name not in INSIDE and not frame.f_code.co_name.startswith("_"):
             return frame.f_code.co_name.replace("_", "-")
     return "message"
 

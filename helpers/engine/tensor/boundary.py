@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..context.attention import Context
 from . import collectives
-
-SEQUENCE_DIM = 1  # of [batch, seq, hidden]
 
 
 @dataclass(eq=False)
@@ -30,10 +29,12 @@ class Boundary:
 
     mesh: None where there is one rank.
     sequence_parallel: is the sequence split outside?
+    context: the ranks over which it is split inside attention too; None where there are none.
     """
 
     mesh: DeviceMesh | None = None
     sequence_parallel: bool = False
+    context: Context | None = None
 
     @property
     def group(self) -> ProcessGroup | None:
@@ -60,19 +61,19 @@ class Boundary:
         """Before the first block: [batch, seq, hidden], of which a rank keeps its sequence part."""
         if self.size == 1 or not self.sequence_parallel:
             return x
-        if x.shape[SEQUENCE_DIM] % self.size:
+        length = x.shape[_sequence_dim(x)]
+        if length % self.size:
             raise ValueError(
-                f"sequence parallelism needs a length that tp={self.size} divides, "
-                f"not {x.shape[SEQUENCE_DIM]}"
+                f"sequence parallelism needs a length that tp={self.size} divides, not {length}"
             )
-        return collectives.split(x, SEQUENCE_DIM, self.group)
+        return collectives.split(x, _sequence_dim(x), self.group)
 
     def enter(self, x: Tensor) -> Tensor:
         """From outside to the whole sequence inside, of which each rank does a part of the work."""
         if self.size == 1:
             return x
         if self.sequence_parallel:
-            return collectives.gather(x, SEQUENCE_DIM, self.group)
+            return collectives.gather(x, _sequence_dim(x), self.group)
         return collectives.copy_in(x, self.group)
 
     def leave(self, partial: Tensor) -> Tensor:
@@ -80,8 +81,14 @@ class Boundary:
         if self.size == 1:
             return partial
         if self.sequence_parallel:
-            return collectives.scatter(partial, SEQUENCE_DIM, self.group)
+            return collectives.scatter(partial, _sequence_dim(partial), self.group)
         return collectives.reduce_out(partial, self.group)
+
+    def end(self, x: Tensor) -> Tensor:
+        """After the last block: the whole sequence, with which every rank does the same work."""
+        if self.size == 1 or not self.sequence_parallel:
+            return x
+        return collectives.collect(x, _sequence_dim(x), self.group)
 
     def heads(self, x: Tensor) -> Tensor:
         """This rank's heads of [batch, heads, ..]."""
@@ -108,3 +115,8 @@ class Boundary:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
             yield
+
+
+def _sequence_dim(x: Tensor) -> int:
+    """1 of [batch, seq, hidden], 0 of [tokens, hidden], whose order is no matter inside."""
+    return x.dim() - 2

@@ -10,6 +10,8 @@ A collective is a linear map over ranks, so its backward is its transpose:
     split      (keep my part)  all-gather
     collect    (all-gather)    keep my part
     share      (divide by n)   identity
+    once       (identity)      the first of the ranks that have the same part gets the sum, the
+                               others zeros
 
 `gather` feeds work that differs between ranks, so its gradients are summed on the way back;
 `collect` feeds work that every rank repeats, so its gradient is already whole.
@@ -18,21 +20,33 @@ Sources: Shoeybi et al. 2019, Megatron-LM, section 3 (f and g); Korthikanti et a
 Reducing Activation Recomputation, section 4.2.2 (g-bar and f-bar).
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .gloo_exchange import gather_single, scatter_single
+from ..messages import carriers
+from ..messages.carriers import gather_single, scatter_single, sum_of
+from .compiled_messages import in_one_graph, resized
 
 
+@in_one_graph(lambda x, n: x.new_empty(x.shape))
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """The sum of `x` over the group, in a new tensor of the same shape."""
+    return sum_of(x, group)
+
+
+@in_one_graph(lambda x, n: x.new_empty(x.shape))
+def largest(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The largest of each number over the group, in a new tensor; it has no backward."""
     x = x.contiguous().clone()
-    dist.all_reduce(x, group=group)
+    carriers.all_reduce(x, group, dist.ReduceOp.MAX)
     return x
 
 
+@in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] * n)))
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The ranks' equal parts joined along `dim`: [.., s/n, ..] becomes [.., s, ..]."""
     parts = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
@@ -40,6 +54,7 @@ def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     return parts if dim == 0 else torch.cat(parts.chunk(group.size()), dim)
 
 
+@in_one_graph(lambda x, dim, n: x.new_empty(resized(x, dim, x.shape[dim] // n)))
 def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The sum over the group, of which each rank keeps its equal part along `dim`."""
     parts = x.contiguous() if dim == 0 else torch.cat(x.chunk(group.size(), dim))
@@ -128,6 +143,39 @@ class _Share(torch.autograd.Function):
         return grad, None
 
 
+@dataclass(frozen=True)
+class SharedPart:
+    """The last columns of a tensor, which several ranks of a group have alike.
+
+    columns: how many.
+    place, places: which of how many such parts is this rank's.
+    first: is it the first of the ranks that have it?
+    """
+
+    columns: int
+    place: int
+    places: int
+    first: bool
+    group: ProcessGroup
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, part):
+        ctx.part = part
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        part = ctx.part
+        own, shared = grad.split([grad.shape[-1] - part.columns, part.columns], -1)
+        sums = shared.new_zeros(part.places, *shared.shape)
+        sums[part.place] = shared
+        sums = all_reduce(sums, part.group)
+        shared = sums[part.place] if part.first else torch.zeros_like(shared)
+        return torch.cat([own, shared], -1), None
+
+
 def copy_in(x: Tensor, group: ProcessGroup) -> Tensor:
     """Megatron's f: hand a replicated `x` to ranks that each do a part of the work."""
     return _CopyIn.apply(x, group)
@@ -156,6 +204,12 @@ def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 def collect(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Join shards into an `x` that every rank uses alike; transpose of `split`."""
     return _Collect.apply(x, dim, group)
+
+
+def once(x: Tensor, part: SharedPart) -> Tensor:
+    """Let what several ranks have alike get its gradient as one process would, whole and once: for
+    whoever rounds it, since the rounded parts of a sum are not the rounded sum."""
+    return _Once.apply(x, part)
 
 
 def share(x: Tensor, n: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from ..models.chunked_loss import token_loss
 from ..pipeline.split_backward import Later, linear
 from .boundary import Boundary
-from .collectives import share
+from .collectives import copy_in, gather, reduce_out, share
 from .shards import local, shard_parameter
 
 
@@ -56,16 +56,48 @@ def row_conv1d(self: nn.Module, x: Tensor) -> Tensor:
     return _reduced(self, linear(self, x, local(self.weight), _bias_share(self), transposed=True))
 
 
-def fused_qkv_conv1d(self: nn.Module, x: Tensor) -> Tensor:
-    """Split by output features within each third: weight [in, 3, out/3/tp], bias [3, out/3/tp]."""
-    return linear(self, x, local(self.weight), local(self.bias).flatten(), transposed=True)
+def packed_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """Split by output features within each of n parts: weight [n, out/n/tp, in], bias likewise."""
+    return linear(self, x, local(self.weight), _flat(self.bias))
+
+
+def packed_conv1d(self: nn.Module, x: Tensor) -> Tensor:
+    """The same of a weight [in, n, out/n/tp]."""
+    return linear(self, x, local(self.weight), _flat(self.bias), transposed=True)
+
+
+def _flat(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else local(bias).flatten()
 
 
 def shared_kv_linear(self: nn.Linear, x: Tensor) -> Tensor:
     """Whole on every rank, of which each uses the rows of its heads: [.., in] to [.., rows]."""
-    weight = torch.cat([self.weight[rows] for rows in self.rows])
-    bias = None if self.bias is None else torch.cat([self.bias[rows] for rows in self.rows])
-    return F.linear(x, weight, bias)
+    return linear(self, x, _own_rows(self, self.weight), _own_rows(self, self.bias))
+
+
+def gathered_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """Rows over the ranks, made whole for use, of which each uses those of its heads."""
+    weight, bias = (
+        None if one is None else gather(local(one), 0, self.boundary.group)
+        for one in (self.weight, self.bias)
+    )
+    return linear(self, x, _own_rows(self, weight), _own_rows(self, bias))
+
+
+def _own_rows(self: nn.Module, parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else torch.cat([parameter[rows] for rows in self.rows])
+
+
+def split_norm(self: nn.Module, x: Tensor) -> Tensor:
+    """An RMS norm of a width that the ranks share, [.., width/tp]: of the squares of a token, whose
+    mean is over all of it, one number goes from rank to rank."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    group, ranks = self.boundary.group, self.boundary.size
+    mean = wide.square().mean(-1, keepdim=True) / ranks
+    mean = copy_in(reduce_out(mean, group), group)  # of use to every rank's part, and so its slope
+    eps = getattr(self, "variance_epsilon", None) or self.eps
+    weight = _own_rows(self, self.weight) if hasattr(self, "rows") else local(self.weight)
+    return weight * (wide * (mean + eps).rsqrt()).to(x.dtype)
 
 
 def _bias_share(self: nn.Module) -> Tensor | None:
@@ -80,7 +112,14 @@ def _reduced(self: nn.Module, partial: Tensor) -> Tensor:
     return self.boundary.leave(partial) if self.reduces_output else partial
 
 
-LINEAR_FORWARDS = (column_linear, row_linear, column_conv1d, row_conv1d, fused_qkv_conv1d)
+LINEAR_FORWARDS = (
+    column_linear,
+    row_linear,
+    packed_linear,
+    column_conv1d,
+    row_conv1d,
+    packed_conv1d,
+)
 
 
 def postpone_weight_gradients(model: nn.Module) -> None:
@@ -113,11 +152,12 @@ def vocabulary_embedding(self: nn.Embedding, ids: Tensor) -> Tensor:
     return whole if scale is None else whole * scale
 
 
-def vocabulary_head(self: nn.Linear, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Logits [.., vocabulary], or with `labels` [tokens] for `hidden` [tokens, hidden] the summed
-    loss; the logits of all tokens never stand in memory together for the loss."""
+def vocabulary_head(self: nn.Linear, hidden: Tensor) -> Tensor:
+    """Logits [.., vocabulary], or where the module's `targets` [tokens] are set for `hidden`
+    [tokens, hidden] the summed loss; the logits of all tokens never stand in memory together for
+    the loss."""
     weight, bias, boundary = local(self.weight), local(self.bias), self.boundary
-    vocabulary = self.weight.shape[0]
+    vocabulary, labels = self.weight.shape[0], self.targets
     if labels is not None:
         start = vocabulary_start(self.weight)
         return token_loss(

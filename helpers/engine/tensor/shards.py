@@ -7,11 +7,21 @@ local part. A parameter that no rule splits stays as it is, whole on every rank.
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def local(parameter: Tensor | None) -> Tensor | None:
     """This rank's part of a parameter, sharded or not."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def slice_of(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """This rank's part of a parameter: its shape, and its offset in the whole."""
+    if not isinstance(parameter, DTensor):
+        return tuple(parameter.shape), (0,) * parameter.dim()
+    return compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
 
 
 def is_finite(parameter: Tensor) -> bool:

@@ -1,36 +1,42 @@
 """Split a model's blocks, embedding and head over the tensor axis, by its family's record."""
 
+import copy
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import UserError
 from ..models import attention
+from ..models.architecture import has, text_config
 from ..models.blocks import on_input
-from ..models.families import Family, kv_heads
-from ..pipeline.stages import Elsewhere
+from ..models.families import Family, head_dim, kv_heads
 from . import layers
 from .boundary import Boundary
+from .collectives import SharedPart
+from .ends import leave_blocks, split_ends
 from .layers import bind
-from .shards import local
+from .partial_gradients import inside, mark, mark_inside, mark_outside
 
 # kind of layer -> its forward, and the dim along which each of its parameters is split
 LINEAR: dict[str, tuple[Any, dict[str, int]]] = {
     "column": (layers.column_linear, {"weight": 0, "bias": 0}),
+    "packed": (layers.packed_linear, {"weight": 1, "bias": 1}),
     "row": (layers.row_linear, {"weight": 1}),
 }
 CONV1D: dict[str, tuple[Any, dict[str, int]]] = {
     "column": (layers.column_conv1d, {"weight": 1, "bias": 0}),
-    "fused_qkv": (layers.fused_qkv_conv1d, {"weight": 2, "bias": 1}),
+    "packed": (layers.packed_conv1d, {"weight": 2, "bias": 1}),
     "row": (layers.row_conv1d, {"weight": 0}),
 }
 
+
+# what an attention may call its numbers of heads
+HEADS = ("num_heads", "num_attention_heads", "n_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 
 TANH_GELU = partial(F.gelu, approximate="tanh")  # one object: compiled blocks tell layers by theirs
 
@@ -74,10 +80,7 @@ def _split_blocks(model: nn.Module, family: Family, boundary: Boundary) -> None:
     if boundary.sequence_parallel and first.first:
         first.entry.register_forward_pre_hook(on_input(boundary.begin), with_kwargs=True)
     if last.last:
-        norm = model.get_submodule(family.norm)
-        norm.register_forward_hook(lambda module, args, out: boundary.enter(out))
-        if boundary.sequence_parallel:
-            _mark(model, f"{family.norm}.", norm)
+        leave_blocks(model, family, boundary, list(last.blocks.values()))
 
 
 def fuse_gelu(model: nn.Module) -> None:
@@ -94,24 +97,27 @@ def split_block(
     model: nn.Module, family: Family, boundary: Boundary, block: nn.Module, prefix: str
 ) -> None:
     """Split a block's layers, and let work cross the boundary around them. A block of another kind,
-    as the first of some mixtures of experts, stays whole where it lacks a sublayer."""
-    here = [path for path in family.sublayers if family.norms is not None or has(block, path)]
+    as the first of some mixtures of experts, stays whole where it lacks a layer."""
     parallel_residual = family.parallel_residual(model.config)
-    for kind in ("column", "fused_qkv", "row"):
-        for path in _within(here, getattr(family, kind)):
+    for kind in ("column", "packed", "row"):
+        for path in _present(block, family, getattr(family, kind)):
             layer = find(block, path, family)
-            if kind == "fused_qkv":
-                _view_qkv_as_thirds(model, layer, f"{prefix}.{path}")
+            if kind == "packed":
+                _view_in_parts(model, layer, f"{prefix}.{path}", family.packed[path])
             forward, dims = (LINEAR if isinstance(layer, nn.Linear) else CONV1D)[kind]
+            _check_width(layer, kind, f"{prefix}.{path}", boundary.size)
             bind(layer, forward, boundary, **dims)
             layer.reduces_output = not parallel_residual
-    for path in _within(here, family.shared_kv):
+    for path in _present(block, family, family.shared_kv):
         split_kv(model, find(block, path, family), boundary, f"{prefix}.{path}")
+    for path in _present(block, family, family.gathered):
+        _share_rows(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
-    if family.attention in here:
+    here = [path for path in family.sublayers if _has_split(block, family, path)]
+    if any(inside(family.attention, path) for path in here):
         find(block, family.attention, family).boundary = boundary
-        _count_own_heads(block.get_submodule(family.attention), boundary.size)
+        _count_own_heads(model, block.get_submodule(family.attention), family, boundary.size)
     if parallel_residual:
         bind(block, family.parallel_forward, boundary)
     else:
@@ -119,17 +125,32 @@ def split_block(
             find(block, path, family).register_forward_pre_hook(
                 on_input(boundary.enter), with_kwargs=True
             )
-    _norms_and_dropouts(model, family, boundary, block, prefix)
-    _mark_unsplit(model, family, boundary, block, prefix, here)
+        _draw_own_dropout(block, boundary)
+    if boundary.size > 1:
+        mark_inside(model, family, boundary, block, prefix, here)
+        mark_outside(model, family, boundary, block, prefix, here)
 
 
-def _within(sublayers: list[str], paths: tuple[str, ...]) -> list[str]:
-    return [path for path in paths if path.split(".")[0] in sublayers]
+def _present(block: nn.Module, family: Family, paths: Iterable[str]) -> list[str]:
+    """The paths of a record, and of what was found out those that this block has."""
+    return [path for path in paths if family.recorded or has(block, path)]
 
 
-def has(module: nn.Module, path: str) -> bool:
-    """Is there a module at that path?"""
-    return any(name == path for name, _ in module.named_modules())
+def _has_split(block: nn.Module, family: Family, sublayer: str) -> bool:
+    """Is there a split layer that this of the sublayers is the nearest one around?"""
+    for path in () if family.recorded else family.split_layers:
+        around = [one for one in family.sublayers if inside(path, one)]
+        if around and max(around, key=len) == sublayer and has(block, path):
+            return True
+    return family.recorded
+
+
+def _check_width(layer: nn.Module, kind: str, path: str, ranks: int) -> None:
+    """Raise a UserError if what is split of a layer has no part of one size for each rank."""
+    if isinstance(layer, nn.Linear):
+        width = layer.in_features if kind == "row" else layer.weight.shape[-2]
+        if width % ranks:
+            raise UserError(f"tp={ranks} does not divide the width {width} of {path}")
 
 
 def split_kv(model: nn.Module, layer: nn.Linear, boundary: Boundary, path: str) -> None:
@@ -138,17 +159,49 @@ def split_kv(model: nn.Module, layer: nn.Linear, boundary: Boundary, path: str) 
     Falcon's fused projection is [groups, queries of a group + 2, head_dim]: with one group the
     queries are split and its key and value are every rank's.
     """
-    groups = kv_heads(model.config)
+    groups = kv_heads(text_config(model.config))
     if groups % boundary.size == 0:
         bind(layer, layers.column_linear, boundary, weight=0, bias=0)
         return
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    layer.rows = kv_rows(
-        layer.out_features // groups, head_dim, groups, boundary.size, boundary.rank
-    )
+    group_rows = layer.out_features // groups
+    width = head_dim(text_config(model.config))
+    layer.rows = kv_rows(group_rows, width, groups, boundary.size, boundary.rank)
+    layer.shared = _shared(boundary, groups, width if group_rows == width else 2 * width)
     bind(layer, layers.shared_kv_linear, boundary)
-    _mark(model, f"{path}.", layer)
+    mark(model, f"{path}.", layer)
+
+
+def _share_rows(model: nn.Module, layer: nn.Linear, boundary: Boundary, path: str) -> None:
+    """A layer of all queries, then keys, then values: rows over the ranks, whoever uses them."""
+    _check_width(layer, "gathered", path, boundary.size)
+    if boundary.size == 1:
+        bind(layer, layers.column_linear, boundary)
+        return
+    config = text_config(model.config)
+    heads, groups = config.num_attention_heads, kv_heads(config)
+    width = layer.out_features // (heads + 2 * groups)
+    layer.rows = own_heads(heads, groups, width, boundary.size, boundary.rank)
+    if groups < boundary.size:
+        layer.shared = _shared(boundary, groups, 2 * width)
+    bind(layer, layers.gathered_linear, boundary, weight=0, bias=0)
+
+
+def _shared(boundary: Boundary, groups: int, columns: int) -> SharedPart:
+    """The keys and values of a rank's products that others have, too."""
+    place, number = divmod(boundary.rank, boundary.size // groups)
+    return SharedPart(columns, place, groups, number == 0, boundary.group)
+
+
+def own_heads(heads: int, groups: int, head_dim: int, ranks: int, rank: int) -> list[slice]:
+    """The rows of a rank's queries, keys and values in a layer of all queries, then keys, then
+    values. With more ranks than key-value heads several have the same ones."""
+    each, own = heads // ranks, max(1, groups // ranks)
+    first = rank * groups // ranks
+    starts = (rank * each, heads + first, heads + groups + first)
+    return [
+        slice(start * head_dim, (start + count) * head_dim)
+        for start, count in zip(starts, (each, own, own), strict=True)
+    ]
 
 
 def kv_rows(group_rows: int, head_dim: int, groups: int, ranks: int, rank: int) -> list[slice]:
@@ -167,30 +220,6 @@ def kv_rows(group_rows: int, head_dim: int, groups: int, ranks: int, rank: int) 
     return [slice(first, first + queries), slice(keys, keys + 2 * head_dim)]
 
 
-def split_ends(model: nn.Module, family: Family, boundary: Boundary) -> None:
-    """Embedding and head by vocabulary, where they are here; tied, they stay one parameter. A head
-    whose logits the model makes itself stays as it is."""
-    embedding, head = (
-        model.get_submodule(path) if path else None for path in (family.embedding, family.head)
-    )
-    begins, ends = (
-        isinstance(module, nn.Module) and not isinstance(module, Elsewhere)
-        for module in (embedding, head)
-    )
-    tied = begins and ends and embedding.weight is head.weight
-    whole = Boundary(boundary.mesh)  # positions and masks need all of the sequence
-    if begins and boundary.size > 1:
-        bind(embedding, layers.vocabulary_embedding, whole, weight=0)
-    if not ends or family.whole_logits:
-        return
-    head.transform, head.late = family.logits, model.many_losses
-    if tied:
-        head.weight = embedding.weight
-        bind(head, layers.vocabulary_head, whole, bias=0)
-    else:
-        bind(head, layers.vocabulary_head, whole, weight=0, bias=0)
-
-
 def find(root: nn.Module, path: str, family: Family) -> nn.Module:
     try:
         return root.get_submodule(path)
@@ -198,12 +227,16 @@ def find(root: nn.Module, path: str, family: Family) -> nn.Module:
         raise UserError(f"{family.name}'s record names {path}, which the model has not") from None
 
 
-def _view_qkv_as_thirds(model: nn.Module, layer: nn.Module, path: str) -> None:
-    """Hold [in, 3*out] as [in, 3, out], in which each third can be split; no memory moves."""
+def _view_in_parts(model: nn.Module, layer: nn.Module, path: str, parts: int) -> None:
+    """Hold [parts * out, in] as [parts, out, in], and transformers' Conv1D [in, parts * out] as
+    [in, parts, out], in which each part can be split; no memory moves."""
     for name in ("weight", "bias"):
         parameter = getattr(layer, name)
+        if parameter is None:
+            continue
         model.stored_shapes[f"{path}.{name}"] = parameter.shape
-        folded = parameter.detach().unflatten(-1, (3, -1))
+        dim = 0 if isinstance(layer, nn.Linear) else -1
+        folded = parameter.detach().unflatten(dim, (parts, -1))
         setattr(layer, name, nn.Parameter(folded, requires_grad=parameter.requires_grad))
 
 
@@ -223,92 +256,41 @@ def _as_held(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> N
             state[prefix + name] = tensor.reshape(held[name].shape)
 
 
-def _count_own_heads(attention: nn.Module, tp: int) -> None:
-    """GPT-2's attention cuts its fused projection by a width that it keeps: now this rank's."""
+def _count_own_heads(model: nn.Module, attention: nn.Module, family: Family, ranks: int) -> None:
+    """An attention of transformers' own that counts heads counts this rank's; GPT-2's cuts its
+    fused projection by a width that it keeps."""
+    if ranks == 1:
+        return
     if hasattr(attention, "split_size"):
-        attention.split_size //= tp
-
-
-def _norms_and_dropouts(model, family, boundary, block, prefix) -> None:
-    """What lies outside the boundary sees a part of the sequence, or a part of the gradient."""
-    if family.norms is None:
-        _outside(model, family, boundary, block, prefix)
+        attention.split_size //= ranks
+    if family.forwards:
         return
-    norms = [path for path in family.norms if hasattr(block, path)]
-    inside = family.parallel_residual(model.config) and len(norms) > 1
-    if boundary.size > 1 and (boundary.sequence_parallel or inside):
-        for path in norms:
-            _mark(model, f"{prefix}.{path}.", block.get_submodule(path))
-    if boundary.sequence_parallel and not family.parallel_residual(model.config):
-        for path in family.dropouts:
-            bind(block.get_submodule(path), _own_dropout, boundary)
+    config = text_config(model.config)
+    heads, groups = config.num_attention_heads, kv_heads(config)
+    for names, count in ((HEADS, heads), (KV_HEADS, groups)):
+        for name in names:
+            if getattr(attention, name, None) == count:
+                setattr(attention, name, max(1, count // ranks))
+    if any(inside(path, family.attention) for path in (*family.packed, *family.gathered)):
+        attention.config = copy.copy(attention.config)
+        attention.config.num_attention_heads = heads // ranks
 
 
-def _outside(model, family, boundary, block, prefix) -> None:
-    """The same of a block without a record: all that is in none of its split sublayers."""
-    if not boundary.sequence_parallel:
-        return
-    for path, module in block.named_modules():
-        if path.split(".")[0] in family.sublayers:
-            continue
-        names = [name for name, _ in module.named_parameters(recurse=False)]
-        model.partial_gradients |= {".".join(filter(None, (prefix, path, n))) for n in names}
-        if isinstance(module, nn.Dropout):
-            bind(module, _own_dropout, boundary)
+def _draw_own_dropout(block: nn.Module, boundary: Boundary) -> None:
+    """Under sequence parallelism ranks have other tokens, and draw other dropout of them."""
+    if boundary.sequence_parallel and any(map(_drops_out, block.modules())):
+        block.forward = partial(_in_own_stream, boundary, block, block.forward)
 
 
-def _mark_unsplit(model, family, boundary, block, prefix, sublayers) -> None:
-    """What of a split sublayer every rank holds whole, as norms of single heads, sees the part of
-    the gradient that comes from this rank's heads. A row layer's bias sees all of it."""
-    if boundary.size == 1:
-        return
-    split = (*family.column, *family.fused_qkv, *family.shared_kv, *family.row)
-    for sublayer in sublayers:
-        for path, module in block.get_submodule(sublayer).named_modules(prefix=sublayer):
-            if path not in split:
-                names = [name for name, _ in module.named_parameters(recurse=False)]
-                model.partial_gradients |= {f"{prefix}.{path}.{name}" for name in names}
+def _drops_out(module: nn.Module) -> bool:
+    """Is it dropout, or does it keep a rate for its own forward to take?"""
+    rates = [rate for name, rate in vars(module).items() if "drop" in name]
+    rates += [module.p] if isinstance(module, nn.Dropout) else []
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
-def _own_dropout(self: nn.Dropout, x: Any) -> Any:
-    return self.boundary.dropout(x, self.p, self.training)
-
-
-def _mark(model: nn.Module, prefix: str, module: nn.Module) -> None:
-    model.partial_gradients |= {prefix + name for name, _ in module.named_parameters()}
-
-
-def sum_partial_gradients(
-    model: nn.Module, gradients: dict[str, Tensor], group: ProcessGroup | None
-) -> None:
-    """Sum over tp, in one message, the gradients of which each rank has one term."""
-    names = sorted(model.partial_gradients & gradients.keys())
-    if group is None or group.size() == 1 or not names:
-        return
-    flat = torch.cat([gradients[name].flatten() for name in names])
-    dist.all_reduce(flat, group=group)
-    sizes = [gradients[name].numel() for name in names]
-    for name, piece in zip(names, flat.split(sizes), strict=True):
-        gradients[name] = piece.view_as(gradients[name])
-
-
-def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """The gradients of a model that no data ranks share, whole and in the shapes of files."""
-    parameters = {n: p for n, p in model.named_parameters() if p.grad is not None}
-    gradients = {name: local(p.grad) for name, p in parameters.items()}
-    sum_partial_gradients(model, gradients, model.boundary.group)
-    return {
-        name: _whole(gradient, parameters[name]).reshape(
-            model.stored_shapes.get(name, parameters[name].shape)
-        )
-        for name, gradient in gradients.items()
-    }
-
-
-def _whole(gradient: Tensor, parameter: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return gradient
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(
-        gradient, mesh, placements, shape=parameter.shape, stride=parameter.stride()
-    ).full_tensor()
+def _in_own_stream(
+    boundary: Boundary, block: nn.Module, forward: Callable, *args: Any, **kwargs: Any
+) -> Any:
+    with boundary.own_stream(boundary.sequence_parallel and block.training):
+        return forward(*args, **kwargs)

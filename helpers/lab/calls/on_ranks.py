@@ -82,9 +82,9 @@ def on_ranks(
 
 def _explained(failed: RunFailed, path: Path, nproc: int, timeout_s: float) -> CallFailed:
     errors = {rank: _read(path / ERROR.format(rank)) for rank in range(nproc)}
-    rank = failed.rank if errors.get(failed.rank) else next((r for r in errors if errors[r]), None)
-    if rank is not None:
-        found = errors[rank]
+    raised = {rank: found for rank, found in errors.items() if found}
+    if raised:  # the others raise because the first one is gone
+        rank, found = min(raised.items(), key=lambda one: one[1]["at_ns"])
         words = f"rank {rank} raised {found['type']}: {found['words']}{_at(found)}"
         return CallFailed(words, path, rank, False)
     waits = {rank: _read(path / WAITS.format(rank)) for rank in range(nproc)}

@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -89,7 +90,7 @@ def _raised(error: Exception) -> dict[str, Any]:
     lines = traceback.extract_tb(error.__traceback__)
     own = [line for line in lines if not line.filename.startswith(OURS)]
     words = " ".join(str(error).split())[:300]
-    found = {"type": type(error).__name__, "words": words}
+    found = {"type": type(error).__name__, "words": words, "at_ns": time.monotonic_ns()}
     return found | ({"file": own[-1].filename, "line": own[-1].lineno} if own else {})
 
 

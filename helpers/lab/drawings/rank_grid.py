@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from helpers.engine.errors import UserError, need
 from helpers.engine.pipeline.partition import layer_ranges
-from helpers.engine.plan import axis_order
+from helpers.engine.placement import axis_order
 from helpers.lab.figures.drawing import HEADING, Point, fill, outline, words_at
 from helpers.lab.figures.style import Look, Picture, new_figure, part_look
 from helpers.planner.hardware.rank_groups import coordinates, groups
@@ -41,7 +41,7 @@ def draw_placement(
 
     Args:
         degrees: ranks of each axis, as {"dp_shard": 2, "pp": 2, "tp": 2}.
-        placement: as in engine.plan.rank_grid.
+        placement: as in engine.placement.rank_grid.
         per_node: devices of a node.
         partition: layers of each stage, to be named beside the stage.
 

@@ -17,9 +17,9 @@ from helpers.lab.figures.style import BLACK, Picture, new_figure, title
 from helpers.lab.figures.tables import listed, table_of
 from helpers.planner.memory.components import activation_bytes
 from helpers.planner.model.training_job import make_job
+from helpers.planner.scaling import efficiencies, out_of_node_bytes
 from helpers.planner.search.planned import Choice
 from helpers.planner.shape.shape import Shape
-from helpers.planner.time.scaling import efficiencies, out_of_node_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

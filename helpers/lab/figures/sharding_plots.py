@@ -1,14 +1,16 @@
-"""The plot of the ladder of sharded data parallelism, rung by rung.
+"""Plots of what is shared over ranks: the state rung by rung, and sequences by their length.
 
 fig, table, sentence = plot_ladder(compare_rungs(report, shape))
 show_figure(fig, alt="State, traffic and time by rung", table=table, sentence=sentence)
+
+fig, table, sentence = plot_by_length(activations, "activations of a rank, MB")
 """
 
 from typing import TYPE_CHECKING
 
-from helpers.lab.figures.charts import name_bars
+from helpers.lab.figures.charts import lines, name_bars
 from helpers.lab.figures.drawing import legend_below
-from helpers.lab.figures.style import BLUE, ORANGE, Picture, new_figure
+from helpers.lab.figures.style import BLUE, ORANGE, Picture, new_figure, title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,3 +52,26 @@ def plot_ladder(table: "pd.DataFrame") -> Picture:
         f"much."
     )
     return fig, table, sentence
+
+
+def plot_by_length(table: "pd.DataFrame", what: str) -> Picture:
+    """A line a way, both axes logarithmic: what grows as the tokens do is straight.
+
+    Args:
+        table: by tokens of a row, a column for each way; the first column is compared with.
+        what: is plotted, with its unit.
+    """
+    fig, axes = new_figure(3.6)
+    lines(axes, table)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(list(table.index), [f"{tokens:,}" for tokens in table.index])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:,.4g}")
+    axes.set(xlabel="tokens of a row", ylabel=what)
+    legend_below(fig, ncols=3)
+    title(axes, f"{what.partition(',')[0].capitalize()} by the length of a row")
+    longest = table.index[-1]
+    beside = table.loc[longest] / table.loc[longest].iloc[0]
+    words = ", ".join(f"{name} {share:.2f}" for name, share in beside.iloc[1:].items())
+    return fig, table, f"At {longest:,} tokens, of {beside.index[0]}: {words}."

@@ -19,7 +19,7 @@ from helpers.lab.launch.nodes import network_namespaces as network
 from helpers.lab.launch.nodes.local_nodes import Nodes
 from helpers.lab.launch.nodes.network_namespaces import Link
 from helpers.lab.launch.processes import Processes
-from helpers.lab.launch.progress import Progress
+from helpers.lab.launch.progress import ENDED, ENOUGH, LATE, Progress, Until
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.run import Run, load_run
 
@@ -39,6 +39,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     threads: int | None = None,
     ranks: Ranks | None = None,
+    until: Until | None = None,
     show: bool = True,
     **flags: Any,
 ) -> Run:
@@ -60,12 +61,14 @@ def launch(
         env: environment variables beyond those of this process.
         threads: CPU threads a rank; by default the cores divided among the ranks.
         ranks: warm ranks to run on: nothing is imported anew, and a run starts seconds sooner.
+        until: told the last line of metrics every so often; where it says True the run is stopped,
+            and returned as it is then.
         show: follow the run in a panel, or in a few printed lines outside a notebook.
         flags: the script's own. `batch_size=8` becomes `--batch-size 8`, True `--flag`, False
             `--no-flag`, None is left out, and a list `--flag a b c`.
 
     Returns:
-        The finished run.
+        The finished run; or the stopped one, where `until` said so.
 
     Raises:
         UserError: nothing was started: no such script, a folder that cannot be used, or a link
@@ -91,8 +94,8 @@ def launch(
     progress = Progress(job, processes, Panel(show))
     try:
         with processes:
-            in_time = progress.follow(timeout_s)
-            rank_lines = [] if in_time else verdict.last_words(job)
+            how = progress.follow(timeout_s, until)
+            rank_lines = verdict.last_words(job) if how == LATE else []
     except KeyboardInterrupt:
         words = verdict.interrupted(job, progress.last_step(), processes.stopped)
         progress.finish("stopped", words)
@@ -100,7 +103,10 @@ def launch(
         # in a notebook: without the frames of the launcher
         interrupt._render_traceback_ = lambda: [f"KeyboardInterrupt: {words}"]
         raise interrupt from None
-    if in_time:
+    if how == ENOUGH:
+        progress.finish("stopped", "its caller has seen enough")
+        return load_run(job.out)
+    if how == ENDED:
         state = "failed"
         failure = verdict.failure(job, processes.exit_code, processes.last_lines(15))
     else:

@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Callable
+from typing import Any
 
 from helpers.lab.launch.command import Job
 from helpers.lab.launch.live_panel import LINES_SHOWN, Panel, View
@@ -10,6 +12,8 @@ from helpers.lab.launch.processes import Processes
 from helpers.lab.paths import shorten, shown
 from helpers.lab.runs.failure_report import attempts
 
+ENDED, LATE, ENOUGH = "ended", "late", "enough"
+Until = Callable[[dict[str, Any]], bool]  # of the last line of metrics: is it enough?
 QUIET_S = 60.0  # without a line or a step for so long, say that a rank may be waiting
 
 
@@ -27,14 +31,16 @@ class Progress:
         self._metrics.read()
         return self._metrics.last.get("step")
 
-    def follow(self, timeout_s: float | None) -> bool:
-        """Show the run until it ends (True) or its time is over (False)."""
+    def follow(self, timeout_s: float | None, until: Until | None = None) -> str:
+        """Show the run until it has ENDED, its time is over (LATE), or `until` says so (ENOUGH)."""
         while not self._processes.end_within(0.1):
             if timeout_s is not None and self._processes.elapsed_s > timeout_s:
-                return False
+                return LATE
             self._metrics.read()
             self._panel.update(self._view("running", self._quiet_words()))
-        return True
+            if until is not None and until(self._metrics.last):
+                return ENOUGH
+        return ENDED
 
     def finish(self, state: str, note: str = "") -> None:
         """Write and show how it ended: done, failed or stopped."""

@@ -12,10 +12,14 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, as torch names it."""
+    """A GPU, as torch names it.
+
+    has_bf16: can it multiply bf16? Not before compute capability 8, as a T4 or a V100.
+    """
 
     name: str
     memory_bytes: int
+    has_bf16: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def find_machine() -> Machine:
     gpus = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        gpus.append(Device(properties.name, properties.total_memory))
+        gpus.append(Device(properties.name, properties.total_memory, properties.major >= 8))
     return Machine(tuple(gpus), cores(), _memory_bytes(), shutil.disk_usage(ROOT).free)
 
 

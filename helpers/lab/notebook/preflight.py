@@ -21,8 +21,8 @@ LEAST_GPU_BYTES = 15 * 10**9  # the GPU profiles' smaller runs fit a T4
 FILLED = 0.7  # of a GPU's memory by the training state; activations need the rest
 RANK_WORDS = {"cpu": "CPU rank", "cuda": "GPU"}
 
-CHANGEABLE = ("tp", "pp", "microbatches", *SETTINGS)
-COUNTS = {"tp", "pp", "microbatches", "steps", "batch_size", "seq_len"}
+CHANGEABLE = ("tp", "pp", "cp", "microbatches", *SETTINGS)
+COUNTS = {"tp", "pp", "cp", "microbatches", "steps", "batch_size", "seq_len"}
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def _fit(profile: Profile, machine: Machine, changes: dict[str, Any]) -> Profile
     if unknown:
         raise UserError(f"preflight changes {', '.join(CHANGEABLE)}, not {unknown[0]!r}")
     if profile.device == "cuda":
-        profile = _on_gpus(profile, len(machine.gpus))
+        profile = _on_gpus(profile, machine)
     if profile.larger is not None:
-        larger = _on_gpus(profile.larger, len(machine.gpus))
+        larger = _on_gpus(profile.larger, machine)
         profile = replace(profile, larger=larger if _fits(larger, machine) else None)
     given = {name: value for name, value in changes.items() if value is not None}
     for name in COUNTS & given.keys():
@@ -123,16 +123,19 @@ def _fit(profile: Profile, machine: Machine, changes: dict[str, Any]) -> Profile
     return profile
 
 
-def _on_gpus(profile: Profile, gpus: int) -> Profile:
-    """The profile with as many ranks as there are GPUs, a power of two of them."""
-    most = 2 ** (gpus.bit_length() - 1)
+def _on_gpus(profile: Profile, machine: Machine) -> Profile:
+    """The profile with as many ranks as there are GPUs, a power of two of them, in a precision that
+    they have."""
+    if profile.precision == "bf16" and not all(gpu.has_bf16 for gpu in machine.gpus):
+        profile = replace(profile, precision="fp16")
+    most = 2 ** (len(machine.gpus).bit_length() - 1)
     tp = min(profile.tp, most)
     pp = min(profile.pp, most // tp)
     return replace(profile, tp=tp, pp=pp, dp_shard=min(profile.dp_shard, most // tp // pp))
 
 
 def _fits(profile: Profile, machine: Machine) -> bool:
-    state = state_bytes(profile.parameters, profile.precision, tp=profile.nproc)  # about, with pp
+    state = state_bytes(profile.parameters, profile.state, tp=profile.nproc)  # about, with pp
     return state.total <= FILLED * min(gpu.memory_bytes for gpu in machine.gpus)
 
 

@@ -3,6 +3,8 @@
 tiny         CPU ranks over gloo, a tiny model, bundled text: seconds, anywhere
 single_gpu   the same, and one more run on the GPU at a size that fills some of it
 multi_gpu    ranks on GPUs over NCCL, and the published model where it fits
+
+Runs on GPUs are in bf16, or in fp16 where a GPU has no bf16: so they are trained.
 """
 
 from dataclasses import dataclass
@@ -19,13 +21,15 @@ FOLDER = Path(__file__).parent
 # flags of scripts/train.py that a profile sets as they are
 SETTINGS = ("steps", "batch_size", "seq_len", "data", "eval_data", "task", "lr")
 WIDTHS = ("layers", "hidden", "heads")  # where the model is cut
+# by how much two layouts' losses of a first step may differ: a number of the precision's own size
+ROUNDING = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
 
 
 @dataclass(frozen=True)
 class Profile:
     """Settings of a notebook's runs. `parameters` is the model's size, for the memory estimate.
 
-    tp, pp, dp_shard: of the parallel run.
+    tp, pp, cp, dp_shard: of the parallel run.
     microbatches: of a pipeline; 0 leaves them to the plan.
     device: `cpu` keeps the ranks off the GPUs; `cuda` gives each rank one.
     least_gpus: that a machine must have for it.
@@ -51,6 +55,7 @@ class Profile:
     hidden: int | None = None
     heads: int | None = None
     pp: int = 1
+    cp: int = 1
     dp_shard: int = 1
     microbatches: int = 0
     least_gpus: int = 0
@@ -61,13 +66,24 @@ class Profile:
     @property
     def nproc(self) -> int:
         """Ranks of the parallel run."""
-        return self.tp * self.pp * self.dp_shard
+        return self.tp * self.pp * self.cp * self.dp_shard
 
     @property
     def plan(self) -> ParallelPlan:
         """The plan of the parallel run. Raises a UserError if the degrees cannot be."""
-        degrees = {"tp": self.tp, "pp": self.pp, "dp_shard": self.dp_shard}
-        return ParallelPlan(**degrees, microbatches=self.microbatches)
+        degrees = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp_shard": self.dp_shard}
+        return ParallelPlan(**degrees, microbatches=self.microbatches, precision=self.precision)
+
+    @property
+    def rounding(self) -> float:
+        """Relative: by how much the first loss may differ between two layouts."""
+        return ROUNDING[self.precision]
+
+    @property
+    def state(self) -> str:
+        """The planner's name for what a parameter takes where no data ranks share it: in 16 bits
+        the engine sums gradients in float32 beside float32 masters."""
+        return "fp32" if self.precision == "fp32" else "half"
 
     @property
     def config(self) -> Any:
@@ -85,12 +101,19 @@ class Profile:
         return model_shape(self.config)
 
     def flags(
-        self, tp: int | None = None, pp: int | None = None, dp_shard: int | None = None
+        self,
+        tp: int | None = None,
+        pp: int | None = None,
+        cp: int | None = None,
+        dp_shard: int | None = None,
     ) -> dict[str, Any]:
         """Arguments of `launch("scripts/train.py", ...)` for this profile's parallel run, or with
         a degree of 1 for its baseline on one process."""
-        tp, pp, dp_shard = tp or self.tp, pp or self.pp, dp_shard or self.dp_shard
-        flags: dict[str, Any] = {"nproc": tp * pp * dp_shard, "tp": tp}
+        tp, pp, cp = tp or self.tp, pp or self.pp, cp or self.cp
+        dp_shard = dp_shard or self.dp_shard
+        flags: dict[str, Any] = {"nproc": tp * pp * cp * dp_shard, "tp": tp}
+        if self.cp > 1:
+            flags["cp"] = cp
         if pp > 1:
             flags |= {"pp": pp, "microbatches": self.microbatches}
         if self.dp_shard > 1:
@@ -98,6 +121,8 @@ class Profile:
         for name in ("model", *SETTINGS, *WIDTHS):
             if getattr(self, name) is not None:
                 flags[name] = getattr(self, name)
+        if self.precision != "fp32":
+            flags["precision"] = self.precision
         if self.device == "cpu":
             flags["env"] = {"CUDA_VISIBLE_DEVICES": ""}
         return flags

@@ -1,8 +1,9 @@
 """The engine itself, as any rank of any world, with tensors that have sizes and no values.
 
 dry_run.py runs one training step on torch's fake tensors over a process group that sends nothing;
+fake_device.py is what those stand on and when a host would wait for it;
 tensor_watch.py notes what each operation does to memory, FLOPs and messages. Nothing is modelled,
-so this is what the formulas of memory and time are held against (tests/planner/test_dry_run.py).
+so this is what the formulas of memory and time are held against (tests/planner/dry_run/).
 
 Source: torch's FakeTensorMode and fake process group, which its own tests use.
 """

@@ -13,27 +13,27 @@ kernels and communication library take beside the tensors is not seen.
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from helpers.engine.data_parallel.layouts import data_group
+from helpers.engine.data_parallel.axes import data_group, token_group
 from helpers.engine.errors import UserError, need
-from helpers.engine.files.weights import draw, tie, tied
+from helpers.engine.files.random_weights import draw
+from helpers.engine.files.weights import tie, tied
+from helpers.engine.messages.boards import memory_of_boards
 from helpers.engine.models.configurations import check_length
 from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline.messages import PipelineMessages, message_groups
 from helpers.engine.plan import AXES, ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
+from helpers.planner.dry_run.fake_device import SizesOnly, device_of_its_own
 from helpers.planner.dry_run.tensor_watch import Watch
 from helpers.planner.model.training_job import check_counts
 
@@ -65,6 +65,7 @@ class DryRun:
     largest: the most bytes of each category, each at a moment of its own.
     flops: of products and attention, over the whole square of scores.
     messages: how many of each kind.
+    host_waits: how often the host has waited for a device of its own.
     """
 
     states: dict[str, int]
@@ -72,6 +73,7 @@ class DryRun:
     largest: dict[str, int]
     flops: int
     messages: Counter[MessageKind]
+    host_waits: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -97,17 +99,21 @@ def dry_run(
     batch: int,
     seq_len: int,
     device: str = "cpu",
+    packed: bool = False,
 ) -> DryRun:
     """One training step of a transformers configuration as `rank` of the plan's world. Every token
     is taken to have a label.
 
     Args:
         batch: samples of a step, over all ranks.
+        device: `cpu`; or `meta`, which stands for an accelerator: as there, no operation takes
+            tensors of both.
+        packed: let rows have several documents.
 
     Raises:
         UserError: the plan does not fit the model, there is no such rank, the model has too few
-            positions, a number is not above 0, the plan offloads or compiles, or a process group is
-            there already.
+            positions, a number is not above 0, the plan compiles, or offloads to the same memory,
+            or a process group is there already.
     """
     transformers = need("transformers", "hf")
     plan.validate(config)
@@ -116,129 +122,51 @@ def dry_run(
     if not isinstance(rank, int) or not 0 <= rank < plan.world_size:
         raise UserError(f"rank must be 0 to {plan.world_size - 1}, not {rank!r}")
     for switch in ("offload", "compile"):
-        if getattr(plan, switch):
+        if getattr(plan, switch) and (switch, device) != ("offload", "meta"):
             raise UserError(f"a dry run cannot {switch}: leave {switch} out of the plan")
     config = copy.deepcopy(config)  # laying a model out changes its configuration
     own_device = device_of_its_own() if device == "meta" else nullcontext()
     with pretended(plan.world_size, rank), own_device:
         mesh = plan.mesh("cpu")
-        data_group(mesh, plan)  # makes a mesh of ranks, which are real numbers
+        for together in (data_group, token_group):
+            together(mesh, plan)  # makes a mesh of ranks, which are real numbers
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
             )
         parallelize(model, plan, mesh, check=False)  # on tensors without values nothing is equal
         ties = tied(model)
-        with SizesOnly(allow_non_fake_inputs=True), unmasked():
+        with SizesOnly(allow_non_fake_inputs=True) as sizes:
             model.to_empty(device=device)
             tie(ties)
-            draw(model, 0, weights=False)
+            draw(model, 0, only=())
             settle(model)
             trainer = Trainer(model, plan, mesh, lr=1e-3)
             send_at_once(trainer.pipeline.messages)
             ids = torch.zeros((batch, seq_len), dtype=torch.long)
             trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
-            return watched(trainer, ids, ids)
+            sizes.host_waits = 0
+            found = watched(trainer, ids, ids, ids if packed else None)
+            return replace(found, host_waits=sizes.host_waits)
 
 
-def watched(trainer: Trainer, ids: Tensor, labels: Tensor) -> DryRun:
+def watched(
+    trainer: Trainer, ids: Tensor, labels: Tensor, documents: Tensor | None = None
+) -> DryRun:
     """One step of a trainer, real or not, as a DryRun. Its optimizer has its state already."""
-    watch = Watch()
+    watch = Watch(trainer.device)
     moments = [t for state in trainer.optimizer.state.values() for t in state.values()]
     masters = [part.tensor for part in trainer.parts]
     watch.hold("parameters", map(local, trainer.model.parameters()))
     watch.hold("buffers", trainer.model.buffers())
     watch.hold("optimizer", moments + masters)
     watch.leave_out([ids, labels])  # the whole batch stays in host memory
+    watch.leave_out(memory_of_boards())
     with watch:
-        trainer.step(ids, labels)
+        trainer.step(ids, labels, documents)
     at_peak, largest = watch.peak()
-    messages = _by_axis(watch, trainer.plan, trainer.mesh)
+    messages = _by_axis(watch, trainer)
     return DryRun(trainer.state_bytes(), at_peak, largest, watch.flops, messages)
-
-
-class SizesOnly(FakeTensorMode):
-    """Fake tensors, and what they cannot know: a number read from one is 1, and a mask keeps
-    everything.
-
-    Attributes:
-        host_reads: how often the host has waited for a value that a device of its own computed.
-    """
-
-    host_reads = 0
-
-    def dispatch(self, func, types, args=(), kwargs=None):
-        self.host_reads += _reads_device(func, args, kwargs or {})
-        if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return 1.0 if args[0].is_floating_point() else 1
-        if func is aten.index.Tensor and _is_mask(args[1]):
-            values, (mask,) = args
-            return values.new_empty((mask.numel(), *values.shape[mask.dim() :]))
-        if func in (aten.index_put.default, aten._unsafe_index_put.default) and _is_mask(args[1]):
-            return args[0].clone()
-        if func in (aten.index_put_.default, aten._index_put_impl_.default) and _is_mask(args[1]):
-            return args[0]
-        return super().dispatch(func, types, args, kwargs)
-
-
-MASKABLE = (
-    aten.index,
-    aten.index_put,
-    aten.index_put_,
-    aten._unsafe_index_put,
-    aten._index_put_impl_,
-)
-
-
-def _reads_device(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Does the host wait for values of `meta` in this operation? How many numbers a mask keeps is
-    one, for it is the size of what comes out."""
-    if not (args and isinstance(args[0], FakeTensor) and args[0].device.type == "meta"):
-        return False
-    if func is aten._to_copy.default:
-        device = kwargs.get("device")
-        return device is not None and torch.device(device).type == "cpu"
-    if func._overloadpacket in MASKABLE:
-        return any(index is not None and index.dtype == torch.bool for index in args[1])
-    return func._overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.masked_select)
-
-
-def _is_mask(indices: list[Tensor | None]) -> bool:
-    return len(indices) == 1 and indices[0].dtype == torch.bool
-
-
-@contextmanager
-def device_of_its_own() -> Iterator[None]:
-    """Let torch train on `meta` as on an accelerator, whose tensors meet none of the CPU's: it
-    takes a parameter there for one that somebody forgot to make."""
-    from torch.distributed.fsdp._fully_shard import _fully_shard
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-    from torch.optim import optimizer
-
-    fused = optimizer._get_fused_kernels_supported_devices()
-    with ExitStack() as stack:
-        for place, name, value in (
-            (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
-            (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device("meta")),
-            (optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused, "meta"]),
-            (torch, "meta", torch.cpu),  # whose streams it has
-        ):
-            stack.enter_context(mock.patch.object(place, name, value, create=True))
-        yield
-
-
-@contextmanager
-def unmasked() -> Iterator[None]:
-    """Let transformers skip the causal mask as it does with real tensors. It makes one where it may
-    not read values, and attention would keep it in every layer."""
-    from transformers import masking_utils
-
-    before = masking_utils.is_tracing
-    masking_utils.is_tracing = lambda tensor=None: False
-    try:
-        yield
-    finally:
-        masking_utils.is_tracing = before
 
 
 def settle(model: nn.Module) -> None:
@@ -291,9 +219,12 @@ def pretended(world: int, rank: int = 0) -> Iterator[None]:
         _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone
 
 
-def _by_axis(watch: Watch, plan: ParallelPlan, mesh: DeviceMesh) -> Counter[MessageKind]:
+def _by_axis(watch: Watch, trainer: Trainer) -> Counter[MessageKind]:
+    plan, mesh = trainer.plan, trainer.mesh
     axes = {mesh.get_group(axis).group_name: axis for axis in AXES}
     axes.setdefault(data_group(mesh, plan).group_name, "dp")
+    axes.setdefault(token_group(mesh, plan).group_name, "dp x cp")
+    axes.setdefault(trainer.model.state_axes.shard.get_group().group_name, "dp_shard x cp")
     axes |= {group.group_name: "pp" for group in message_groups(mesh).values()}
     messages: Counter[MessageKind] = Counter()
     for sent, count in watch.sent.items():

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from helpers.engine.messages.carriers import BOARD
+
 aten, profiler = torch.ops.aten, torch.ops.profiler
 
 TEMPORARY = "temporary"
@@ -39,6 +41,7 @@ KINDS = {
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "recv_": "receive",
+    "alltoall_base_": "all_to_all",
 }
 FLOPS = flop_registry | {
     aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
@@ -71,13 +74,17 @@ class StorageUse:
 class Watch(TorchDispatchMode):
     """Notes every operation while it is entered.
 
+    Args:
+        device: of the tensors whose memory is watched.
+
     Attributes:
         flops: of matrix products and attention; attention is counted over the whole square.
         sent: how many messages of each kind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__()
+        self.device = torch.device(device)
         self.flops = 0
         self.sent: Counter[Sent] = Counter()
         self.alive: dict[int, tuple[StorageUse, weakref.ref]] = {}  # by the storage's address
@@ -110,7 +117,8 @@ class Watch(TorchDispatchMode):
             self.flops += FLOPS[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
         span, category = self.spans[-1]
         for tensor in tensors(out):
-            self._follow(tensor.untyped_storage(), category, span or None)
+            if tensor.device.type == self.device.type:
+                self._follow(tensor.untyped_storage(), category, span or None)
         return out
 
     def hold(self, category: str, known: Iterable[Tensor]) -> None:
@@ -168,6 +176,8 @@ class Watch(TorchDispatchMode):
     def _range(self, func: Any, args: tuple) -> None:
         if func is profiler._record_function_enter_new.default:
             self.opened += 1
+            if args[0].startswith(BOARD):
+                self._on_board(*args)
             kept = MADE_IN.get(args[0])
             self.spans.append((self.opened, kept) if kept else self.spans[-1])
         elif func._overloadpacket is profiler._record_function_exit:
@@ -181,6 +191,12 @@ class Watch(TorchDispatchMode):
             return  # nothing is sent
         payload = max(sum(tensor.nbytes for tensor in tensors(arg)) for arg in args)
         self.sent[Sent(KINDS.get(name, name), group.group_name, group.size(), payload)] += 1
+
+    def _on_board(self, name: str, message: str) -> None:
+        group, ranks, payload = message.split()
+        kind = name.removeprefix(BOARD)
+        for one in ("send", "receive") if kind == "shift" else (kind,):  # as without a board
+            self.sent[Sent(one, group, int(ranks), int(payload))] += 1
 
 
 def tensors(values: Any) -> list[Tensor]:

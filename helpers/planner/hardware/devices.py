@@ -4,11 +4,12 @@ cluster.devices, cluster.rate("bf16")
 cluster.group_link(ranks=8, stride=1)        # the link that a group of neighbouring ranks has
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from helpers.engine.errors import UserError
 from helpers.planner.hardware.catalog import GIB
-from helpers.planner.hardware.links import Link, group_span
+from helpers.planner.hardware.links import Link, axes_span
 from helpers.planner.hardware.lookup import is_amount
 
 OPERATION_S = 4e-6  # between two small kernels on a GPU: launch latency, not compute
@@ -115,19 +116,24 @@ class Cluster:
         return self.rate(dtype) / 2
 
     def group_link(self, ranks: int, stride: int, kind: str = "all_reduce") -> Link:
-        """The link of the worst group of `ranks` that are `stride` apart, while all of them send.
+        """The link of the worst group of `ranks` that are `stride` apart, while all such send."""
+        return self.link_over([(ranks, stride)], kind)
+
+    def link_over(self, axes: Sequence[tuple[int, int]], kind: str = "all_reduce") -> Link:
+        """The link of the worst group with so many ranks along each of some axes, and so far apart.
 
         Inside a node it is the node's own. A group over several nodes goes at the pace of its way
-        out: each of its ranks in a node brings its share of the node's network. Of two ranks that
-        send to each other the share is larger where fewer of a node's ranks send out of it, but
-        no more than a network card's.
+        out: each of its ranks in a node brings its share of the node's network, but in an
+        all-to-all, where each sends what is its own. Of two ranks that send to each other the
+        share is larger where fewer of a node's ranks send out of it, but no more than a network
+        card's.
         """
-        span = group_span(ranks, stride, self.devices_per_node, self.devices)
+        span = axes_span(axes, self.devices_per_node, self.devices)
         if span.nodes == 1:
             return self.measured.get(kind, self.intra)
-        share = self.inter.bytes_per_s * span.least
+        share = self.inter.bytes_per_s * (1 if kind == "all_to_all" else span.least)
         if kind == "send":
-            senders = min(stride, self.devices_per_node)
+            senders = min(min(stride for _, stride in axes), self.devices_per_node)
             share = min(self.card_bytes_per_s, self._node_bytes_per_s / senders)
         pace = min(self.intra.bytes_per_s, share / self.oversubscription)
         return Link(pace, self.inter.latency_s, span.nodes, self.intra.wire)

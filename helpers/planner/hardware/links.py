@@ -8,6 +8,7 @@ does not divide a node some groups lie inside one and others over two: all wait 
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -44,6 +45,25 @@ class Span(NamedTuple):
 
     nodes: int
     least: int
+
+
+def axes_span(axes: Sequence[tuple[int, int]], in_node: int, devices: int) -> Span:
+    """The worst of all groups with so many ranks along each of some axes, and so far apart.
+
+    Axes that stand beside each other are as one; of others each node's share is a product.
+    """
+    (ranks, stride), *others = sorted(axes, key=lambda axis: axis[1])
+    apart = []
+    for more, further in others:
+        if further == ranks * stride:
+            ranks *= more
+        elif more > 1:
+            apart.append((more, further))
+    span = group_span(ranks, stride, in_node, devices)
+    for more, further in apart:
+        other = group_span(more, further, in_node, devices)
+        span = Span(span.nodes * other.nodes, span.least * other.least)
+    return span
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from helpers.engine.errors import UserError
-from helpers.engine.plan import rank_grid
+from helpers.engine.placement import rank_grid
 
 
 def groups(degrees: Mapping[str, int], axis: str, placement: str = "cluster") -> list[list[int]]:

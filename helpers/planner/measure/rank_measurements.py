@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from helpers.engine.messages.carriers import gather_single, scatter_single
 from helpers.engine.ranks import join, pick_device, run_and_leave
-from helpers.engine.tensor.gloo_exchange import gather_single, scatter_single
 from helpers.planner.hardware.catalog import gpus
 from helpers.planner.hardware.devices import OPERATION_S
 from helpers.planner.hardware.links import Link

@@ -23,17 +23,17 @@ def rank_states(job: Job, rank: int, tensor_rank: int = 0, shard_rank: int = 0) 
         bf16, fp16        2                4             12
         the same, ZeRO-3  -                4             12    its float32 shards are the masters
 
-    ZeRO-1 and 2 divide optimizer and summed gradients by dp_shard, ZeRO-3 all three. With ZeRO-1
-    gradients of all but the last micro-batch wait whole for their sum.
+    ZeRO-1 and 2 divide optimizer and summed gradients by dp_shard x cp, ZeRO-3 all three. With
+    ZeRO-1 gradients of all but the last micro-batch wait whole for their sum.
 
     Args:
-        rank, tensor_rank, shard_rank: along pp, tp and dp_shard.
+        rank, tensor_rank, shard_rank: along pp, tp and dp_shard x cp.
 
     Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
     """
     plan = job.plan
     whole = job.parameters_of(rank, tensor_rank)
-    own = job.parameters_of(rank, tensor_rank, plan.dp_shard, shard_rank)
+    own = job.parameters_of(rank, tensor_rank, plan.shards, shard_rank)
     if plan.zero == 3:
         return StateBytes(4 * own, 4 * own, 8 * own)
     low, sharded = plan.precision != "fp32", plan.zero > 0
@@ -53,14 +53,34 @@ def block_bytes(job: Job) -> float:
     """
     policy = job.plan.activation
     if policy in job.program.kept:
-        return _bytes(job, job.program.kept[policy]) + _sums_bytes(job)
-    return _bytes(job, INPUT) / group_size(policy)
+        return _bytes(job, job.program.kept[policy]) + _sums_bytes(job) + _context_bytes(job)
+    return _bytes(job, INPUT) / group_size(policy) + _context_bytes(job)
 
 
 def _sums_bytes(job: Job) -> float:
     """Attention in one kernel keeps the logarithm of a sum for each head and token, in float32."""
     one_kernel = job.program.attention == "one kernel"
     return 4 * job.tokens * job.shape.heads / job.plan.tp if one_kernel else 0.0
+
+
+def _context_bytes(job: Job) -> float:
+    """What attention over cp keeps beside it: with nothing recomputed its result once more, in the
+    order of the products; where blocks are, its result and sums, so that nothing is sent twice.
+    Ulysses has a result at its heads and one at its tokens.
+
+    Source: the engine's context/kept.py.
+    """
+    plan = job.plan
+    if plan.cp == 1:
+        return 0.0
+    if plan.activation == "none":
+        return _bytes(job, Widths(query=job.program.context_copies))
+    results = int(plan.cp_attention == "ulysses")
+    if plan.activation == "selective":
+        return _bytes(job, Widths(query=results))
+    if not job.program.keeps_attention:
+        return 0.0
+    return _bytes(job, Widths(query=1 + results)) + _sums_bytes(job)
 
 
 def activation_bytes(job: Job, rank: int, flight: Flight | None = None) -> float:
@@ -196,14 +216,39 @@ def reduced_bytes(job: Job) -> float:
 
 def working_bytes(job: Job, rank: int) -> float:
     """What one block's backward works with: what is recomputed before it, gradients of activations,
-    of which the widest two stand beside each other, and a matrix's on its way into its sum."""
-    again = 0.0
+    of which the widest two stand beside each other, and a matrix's on its way into its sum. Over cp
+    attention may take more, when what the MLP kept is freed."""
+    again, after_attention = 0.0, job.program.kept["none"].ffn
     if job.plan.activation != "none":
         whole = _bytes(job, job.program.kept["none"]) * group_size(job.plan.activation)
         again = max(0.0, whole - block_bytes(job))
     kept_apart = in_halves(job, rank) if _sharded(job) else job.plan.precision != "fp32"
     of_matrix = job.element_bytes * _largest_matrix(job) if kept_apart else 0.0
-    return again + _bytes(job, GRADIENTS) + of_matrix
+    of_mlp = _bytes(job, GRADIENTS) + of_matrix
+    of_attention = context_work_bytes(job) - _bytes(job, Widths(ffn=after_attention))
+    if _sharded(job) and not in_halves(job, rank):  # the MLP's gradients wait for the block's end
+        made = sum(linear.parameters for linear in job.shape.block[2:]) / job.plan.tp
+        of_attention += job.element_bytes * made
+    return again + max(of_mlp, of_attention)
+
+
+def context_work_bytes(job: Job) -> float:
+    """The most that the backward of attention over cp works with: keys and values that come or were
+    gathered, gradients in float32, and what is on its way.
+
+    Source: the engine's context/ring.py, gather.py and ulysses.py.
+    """
+    n, way = job.plan.cp, job.plan.cp_attention
+    if n == 1:
+        return 0.0
+    if way == "ring":
+        own, wide = Widths(query=2, kv=min(3, n)), Widths(query=1, kv=3)
+    elif way == "gather":
+        own, wide = Widths(query=2, kv=n + 1), Widths(query=1, kv=n)
+    else:
+        repeated = max(1.0, n * job.plan.tp / job.shape.kv_heads)
+        own, wide = Widths(query=3, kv=repeated), Widths(query=6, kv=repeated)
+    return _bytes(job, own) + _bytes(job, wide) * 4 / job.element_bytes
 
 
 def table_work_bytes(job: Job, rank: int) -> float:
@@ -226,7 +271,7 @@ def swapped_bytes(job: Job) -> float:
     """The gradient of a matrix that is embedding and head, from the pipeline's other end."""
     if not job.shape.tied or job.plan.pp == 1:
         return 0.0
-    return job.sum_bytes * _head(job) / (job.plan.dp_shard if job.plan.zero else 1)
+    return job.sum_bytes * _head(job) / (job.plan.shards if job.plan.zero else 1)
 
 
 def _sends_each_time(job: Job) -> bool:

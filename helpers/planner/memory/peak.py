@@ -9,7 +9,7 @@ the sum of its parts but the largest of a few moments. components.py has the par
 when they come and go.
 
 Against the dry run of five families at their published widths, with four layers, the fullest moment
-is within 3 %: tests/planner/test_dry_run.py.
+is within 3 %: tests/planner/dry_run/test_dry_run.py.
 """
 
 import math

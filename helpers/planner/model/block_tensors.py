@@ -32,7 +32,6 @@ class Widths:
     query, kv, ffn: queries, keys and values together, the MLP's middle; tp splits them.
     up: what the MLP's first layers make, twice the middle where one of them is a gate; as `ffn`.
     scores: a row of attention scores of every head; tp splits them.
-    mask: a row of the causal mask, one for all heads, whole on every tensor rank.
     """
 
     outside: float = 0
@@ -42,7 +41,6 @@ class Widths:
     ffn: float = 0
     up: float = 0
     scores: float = 0
-    mask: float = 0
 
     def on(self, shape: Shape, tp: int, sequence_parallel: bool, seq_len: int) -> float:
         """Elements of one token and one block on one tensor rank."""
@@ -56,7 +54,6 @@ class Widths:
             + self.ffn * part * shape.ffn
             + self.up * part * shape.block[-2].outputs
             + self.scores * part * shape.heads * seq_len
-            + self.mask * seq_len
         )
 
 
@@ -105,6 +102,8 @@ class Program:
         adds to float32 sums; None where it writes it once.
     stops_early: is recomputation over once everything that is needed is there? The last product
         of a block and its message then are not repeated.
+    context_copies: of attention's result, which attention over cp keeps beside `none`'s.
+    keeps_attention: over cp, is its result kept where blocks are recomputed, and not sent for?
     last_norm: hidden states that the norm before the head keeps.
     message_copies: elements read and written around each message of the tensor axis.
     waits_for_sends, split_sends: of a pipeline, see pipeline_messages.link_s.
@@ -141,6 +140,8 @@ class Program:
     gradients_in_loss: bool = True
     weight_gradient_bytes: int | None = None
     stops_early: bool = True
+    context_copies: int = 1
+    keeps_attention: bool = True
     last_norm: int = 1
     message_copies: int = 2
     waits_for_sends: bool = False

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from helpers.engine.context.balance import shares_of_work
+from helpers.engine.context.check import heads_for_all
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import check_partition, check_stages
-from helpers.engine.plan import ParallelPlan, axis_order
+from helpers.engine.placement import axis_order
+from helpers.engine.plan import ParallelPlan
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.shape.families import model_shape
@@ -52,8 +55,23 @@ class Job:
 
     @cached_property
     def tokens(self) -> int:
-        """Of a micro-batch on one data rank."""
-        return -(-self.rows // self.microbatches) * self.seq_len
+        """Of a micro-batch on one rank, which has of each row a part where cp splits it."""
+        return -(-self.rows // self.microbatches) * self.whole_seq_len // self.plan.cp
+
+    @property
+    def whole_seq_len(self) -> int:
+        """Of a row, with the padding that lets it be split: see context/parts.py of the engine."""
+        multiple = self.sequence_ranks * (2 * self.plan.cp if self.plan.cp > 1 else 1)
+        return -(-self.seq_len // multiple) * multiple
+
+    @cached_property
+    def uneven(self) -> float:
+        """Attention's work on the rank of cp that has most of it, over the mean: 1 where a row is
+        balanced, or heads are split."""
+        plan = self.plan
+        if plan.cp == 1 or plan.cp_attention == "ulysses" or plan.cp_split == "balanced":
+            return 1.0
+        return max(shares_of_work([self.whole_seq_len], plan.cp, plan.cp_split)) * plan.cp
 
     @property
     def element_bytes(self) -> int:
@@ -68,7 +86,7 @@ class Job:
 
     @property
     def hidden_bytes(self) -> int:
-        """Bytes of the hidden states of a micro-batch on one data rank, whole."""
+        """Bytes of the hidden states of a micro-batch's tokens on one rank, whole."""
         return self.tokens * self.shape.hidden * self.element_bytes
 
     @property
@@ -156,7 +174,7 @@ class Job:
         self, rank: int, tensor_rank: int = 0, shards: int = 1, shard_rank: int = 0
     ) -> int:
         """Parameters that a pipeline rank works with, or that it keeps where `shards` ranks share
-        the first dimension of each."""
+        the first dimension of each; whole over dp_shard and cp where they do not."""
         if (tensor_rank, shards) == (0, 1):
             return self.layers_of(rank) * self.block_parameters + self.end_parameters(rank)
         where = (self.plan.tp, tensor_rank, shards, shard_rank)
@@ -181,10 +199,15 @@ def make_job(
     check_counts(batch, seq_len)
     shape = model_shape(model)
     check_length(shape, seq_len)
+    if plan.precision not in BYTES:
+        raise UserError(
+            f"no formula knows precision={plan.precision}: dry_run counts its bytes and FLOPs"
+        )
     check_stages(shape.layers, plan.stages)
     if plan.stage_layers is not None:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
     check_heads(shape, plan.tp)
+    check_ulysses(shape, plan)
     return Job(shape, plan, batch, seq_len, program or program_of(shape.family, plan.precision))
 
 
@@ -212,6 +235,23 @@ def check_heads(shape: Shape, tp: int) -> None:
             f"tp={tp} does not divide {shape.heads} heads and an MLP of {shape.ffn}, or does not "
             f"go with {shape.kv_heads} key-value heads"
         )
+
+
+def check_ulysses(shape: Shape, plan: ParallelPlan) -> None:
+    """Raise a UserError if ulysses has no head for every rank of cp."""
+    if plan.cp > 1 and plan.cp_attention not in ways(shape, plan.tp, plan.cp):
+        raise UserError(
+            f"cp_attention=ulysses gives every rank a head, and cp={plan.cp} does not divide "
+            f"{shape.heads} heads and {shape.kv_heads} of keys over tp={plan.tp}: ring and gather "
+            "work with any number of heads"
+        )
+
+
+def ways(shape: Shape, tp: int, cp: int) -> tuple[str, ...]:
+    """How ranks of cp can attend to each other's tokens."""
+    groups = max(1, shape.kv_heads // tp)
+    fits = heads_for_all(shape.heads // tp, groups, cp)
+    return ("ring", "gather", "ulysses") if fits else ("ring", "gather")
 
 
 def splits(shape: Shape, tp: int) -> bool:

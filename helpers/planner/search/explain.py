@@ -10,6 +10,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.peak import fullest
+from helpers.planner.model.training_job import ways
 from helpers.planner.search.planned import Choice, in_words
 from helpers.planner.search.ranges import rounded
 from helpers.planner.search.request import DAY_S, Question
@@ -21,6 +22,7 @@ PARTS = (
     ("compute_s", "computing"),
     ("again_s", "recomputing"),
     ("tensor_s", "messages of tp"),
+    ("context_s", "messages of cp"),
     ("bubble_s", "waiting for the pipeline"),
     ("data_s", "messages of the data axes"),
     ("optimizer_s", "the optimizer"),
@@ -38,6 +40,7 @@ def explain(result: SearchResult, what_if: bool = True) -> str:
         _winner(result),
         _where_time_goes(best),
         _where_memory_goes(best),
+        *_why_context(best),
         *_why_savers(best),
         *_why_not(result),
         _ruled_out(result),
@@ -102,11 +105,32 @@ def _where_memory_goes(choice: Choice) -> str:
     )
 
 
+def _why_context(choice: Choice) -> Iterator[str]:
+    """What splitting rows over cp is for, and what the other ways of attention would do."""
+    job, plan = choice.job, choice.plan
+    if plan.cp == 1:
+        return
+    yield (
+        f"Each row of {job.seq_len:,} tokens lies over {plan.cp} ranks, "
+        f"{job.whole_seq_len // plan.cp:,} on each; attention by {plan.cp_attention} sees them all."
+    )
+    others = [way for way in ways(job.shape, plan.tp, plan.cp) if way != plan.cp_attention]
+    cases = [(f"With {way} it", replace(plan, cp_attention=way)) for way in others]
+    data_ranks = plan.dp * plan.cp
+    if data_ranks > job.batch:
+        samples = "sample" if job.batch == 1 else "samples"
+        yield f"Without cp there would be {data_ranks} data ranks for {job.batch} {samples}."
+    else:
+        without = replace(plan, cp=1, dp_shard=plan.shards, cp_attention="ring")
+        cases.append(("With whole rows it", without))
+    yield from _instead(choice, cases)
+
+
 def _why_savers(choice: Choice) -> Iterator[str]:
     """For each memory saver of the plan: what would be needed without it."""
     plan = choice.plan
     without: list[tuple[str, ParallelPlan]] = []
-    if plan.dp_shard > 1:
+    if plan.dp_shard > 1 and plan.cp == 1:
         whole = replace(plan, dp_replicate=plan.dp, dp_shard=1)
         without.append((f"Without sharding the state over {plan.dp_shard} ranks", whole))
     if plan.zero > 1:
@@ -118,15 +142,20 @@ def _why_savers(choice: Choice) -> Iterator[str]:
         without.append(("Without recomputation", replace(plan, activation="none")))
     if plan.sequence_parallel:
         without.append(("Without sequence parallelism", replace(plan, sequence_parallel=False)))
-    for words, other in without:
+    yield from _instead(choice, [(f"{words} it", other) for words, other in without])
+
+
+def _instead(choice: Choice, others: list[tuple[str, ParallelPlan]]) -> Iterator[str]:
+    """What other plans would need, or take."""
+    for words, other in others:
         changed = replace(choice.job, plan=other)
         memory = fullest(changed, context_bytes=choice.cluster.context_bytes).total
         if memory > choice.cluster.memory_bytes:
-            yield f"{words} it would need {memory / GIB:.1f} GiB."
+            yield f"{words} would need {memory / GIB:.1f} GiB."
         else:
             total_s = step_time(changed, choice.cluster, exact=False).total_s
             own_s = step_time(choice.job, choice.cluster, exact=False).total_s
-            yield f"{words} it would fit, and take {_more(total_s / own_s)}."
+            yield f"{words} would fit, and take {_more(total_s / own_s)}."
 
 
 def _why_not(result: SearchResult) -> Iterator[str]:

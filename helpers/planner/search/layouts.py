@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.model.training_job import splits
+from helpers.planner.model.training_job import splits, ways
 from helpers.planner.shape.shape import Shape
 
 # Nothing; what is cheap to compute again; whole blocks; host memory; and host memory for little.
@@ -20,24 +21,38 @@ ACTIVATIONS = (
 )
 
 
+LONG = 8192  # tokens of a row from which cp is tried though there are samples for all ranks
+LEAST_PART = 2048  # tokens of a row that a rank of cp gets at least: with fewer, sending takes over
+
+
 def layouts(
-    shape: Shape, cluster: Cluster, batch: int, ruled_out: Counter[str]
-) -> Iterator[tuple[int, int, int]]:
-    """Degrees (tp, pp, dp) that use every device, the model can be cut into, and the batch fills;
-    the others are counted under the rule that they break."""
+    shape: Shape, cluster: Cluster, batch: int, seq_len: int, ruled_out: Counter[str]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Degrees (tp, pp, cp, dp) that use every device, the model can be cut into, and the batch
+    fills; the others are counted under the rule that they break."""
     for tp in divisors(cluster.devices):
         for pp in divisors(cluster.devices // tp):
-            dp = cluster.devices // tp // pp
+            ranks = cluster.devices // tp // pp
             if not splits(shape, tp):
                 ruled_out["heads or MLP do not divide by tp"] += 1
             elif cluster.devices_per_node % tp:
                 ruled_out["tp would leave the node"] += 1
             elif pp > shape.layers:
                 ruled_out["more pipeline ranks than layers"] += 1
-            elif dp > batch:
-                ruled_out["more data ranks than samples"] += 1
             else:
-                yield tp, pp, dp
+                for cp in context_degrees(ranks, batch, seq_len):
+                    if ranks // cp > batch:
+                        ruled_out["more data ranks than samples"] += 1
+                    else:
+                        yield tp, pp, cp, ranks // cp
+
+
+def context_degrees(ranks: int, batch: int, seq_len: int) -> list[int]:
+    """Over how many of some ranks a row may be split: over none, where rows are short and there is
+    a sample for every rank."""
+    if seq_len < LONG and batch >= ranks:
+        return [1]
+    return [n for n in divisors(ranks) if n == 1 or seq_len >= n * LEAST_PART]
 
 
 def divisors(number: int) -> list[int]:
@@ -45,11 +60,12 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def shardings(dp: int, in_node: int) -> list[tuple[int, int]]:
-    """(dp_shard, zero_stage) from the cheapest on: none; the optimizer's state, for which the same
-    bytes travel; gradients; parameters, over few ranks before many."""
+def shardings(dp: int, in_node: int, cp: int = 1) -> list[tuple[int, int]]:
+    """(dp_shard, zero_stage) from the cheapest on: none, or over the ranks of cp alone; the
+    optimizer's state, for which the same bytes travel; gradients; parameters, over few ranks before
+    many."""
     if dp == 1:
-        return [(1, 3)]
+        return [(1, 3)] if cp == 1 else [(1, 1), (1, 2), (1, 3)]
     some = [s for s in divisors(dp) if s > 1 and (s <= 8 * in_node or s == dp)]
     return [(1, 3), (dp, 1), (dp, 2), *((s, 3) for s in some)]
 
@@ -75,25 +91,36 @@ def pipelines(pp: int, rows: int, layers: int) -> Iterator[dict[str, Any]]:
 
 
 def unsharded_plans(
-    shape: Shape, cluster: Cluster, batch: int, precision: str, ruled_out: Counter[str]
+    shape: Shape,
+    cluster: Cluster,
+    batch: int,
+    seq_len: int,
+    precision: str,
+    ruled_out: Counter[str],
 ) -> Iterator[ParallelPlan]:
-    """Every layout with every pipeline, with and without sequence parallelism; the state is whole
-    on each data rank."""
-    for tp, pp, dp in layouts(shape, cluster, batch, ruled_out):
-        for how in pipelines(pp, -(-batch // dp), shape.layers):
-            for sequence_parallel in (False, True) if tp > 1 else (False,):
-                yield ParallelPlan(
-                    tp=tp,
-                    pp=pp,
-                    dp_replicate=dp,
-                    precision=precision,
-                    sequence_parallel=sequence_parallel,
-                    **how,
-                )
+    """Every layout with every pipeline, with and without sequence parallelism, and every way of
+    attention over cp; the state is whole on each data rank."""
+    for tp, pp, cp, dp in layouts(shape, cluster, batch, seq_len, ruled_out):
+        switches = product(
+            pipelines(pp, -(-batch // dp), shape.layers),
+            (False, True) if tp > 1 else (False,),
+            ways(shape, tp, cp) if cp > 1 else ("ring",),
+        )
+        for how, sequence_parallel, way in switches:
+            yield ParallelPlan(
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                dp_replicate=dp,
+                precision=precision,
+                sequence_parallel=sequence_parallel,
+                cp_attention=way,
+                **how,
+            )
 
 
 def sharded_plans(plan: ParallelPlan, cluster: Cluster) -> Iterator[ParallelPlan]:
     """An unsharded plan, and it with each way to share the state."""
     in_node = max(1, cluster.devices_per_node // plan.tp)
-    for shard, stage in shardings(plan.dp, in_node):
+    for shard, stage in shardings(plan.dp, in_node, plan.cp):
         yield replace(plan, dp_replicate=plan.dp // shard, dp_shard=shard, zero_stage=stage)

@@ -97,7 +97,9 @@ def launch_command(choice: Choice, model: str, script: str = "scripts/train.py")
 def in_words(job: Job) -> str:
     """A job's plan in one line: degrees and switches."""
     plan, parts = job.plan, [job.plan.describe()]
-    if plan.dp_shard > 1:
+    if plan.cp > 1:
+        parts.append(f"{plan.cp_attention} attention")
+    if plan.shards > 1:
         parts.append(f"ZeRO-{plan.zero_stage}")
     if plan.sequence_parallel:
         parts.append("sequence parallel")

@@ -78,7 +78,7 @@ def nothing_fits(question: Question, search: Search) -> str:
     """
     cluster = max(question.clusters, key=lambda c: c.devices * c.memory_bytes)
     ruled_out: Counter[str] = Counter()
-    degrees = list(layouts(question.shape, cluster, question.batch, ruled_out))
+    degrees = list(layouts(question.shape, cluster, question.batch, question.seq_len, ruled_out))
     if not degrees:
         return (
             f"no layout of {question.shape.layers} layers with {question.shape.heads} heads and "
@@ -97,11 +97,12 @@ def nothing_fits(question: Question, search: Search) -> str:
     )
 
 
-def _least_bytes(question: Question, cluster: Cluster, degree: tuple[int, int, int]) -> float:
-    tp, pp, dp = degree
+def _least_bytes(question: Question, cluster: Cluster, degree: tuple[int, int, int, int]) -> float:
+    tp, pp, cp, dp = degree
     plan = ParallelPlan(
         tp=tp,
         pp=pp,
+        cp=cp,
         dp_shard=dp,
         precision=question.precision,
         activation="full",
@@ -118,7 +119,7 @@ def _enough_nodes(question: Question, cluster: Cluster, search: Search) -> int |
     while nodes * cluster.devices_per_node <= min(32768, 64 * question.batch):
         nodes *= 2
         larger = with_nodes(cluster, nodes)
-        degrees = layouts(question.shape, larger, question.batch, Counter())
+        degrees = layouts(question.shape, larger, question.batch, question.seq_len, Counter())
         could = any(
             _least_bytes(question, cluster, each) <= cluster.memory_bytes for each in degrees
         )

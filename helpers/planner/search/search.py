@@ -98,11 +98,11 @@ def search_plans(
 
 
 class Best:
-    """The fastest plan of each layout, which is its tensor and pipeline degree, on one cluster: by
+    """The fastest plan of each layout, which is its degrees of tp, pp and cp, on one cluster, by
     the closed forms; and the fastest of all, by the simulator."""
 
     def __init__(self) -> None:
-        self._by_layout: dict[tuple[int, int], Choice] = {}
+        self._by_layout: dict[tuple[int, int, int], Choice] = {}
         self._slowest_kept_s = math.inf
         self._fastest: Choice | None = None
 
@@ -111,13 +111,13 @@ class Best:
         """The fastest of all, and the fastest of each other layout."""
         by_layout = dict(self._by_layout)
         if self._fastest is not None:
-            by_layout[self._fastest.plan.tp, self._fastest.plan.pp] = self._fastest
+            by_layout[_degrees(self._fastest.plan)] = self._fastest
         return list(by_layout.values())
 
     def limit_s(self, plan: ParallelPlan) -> float:
         """What a plan must not take by the closed forms, to be the fastest of its layout and of the
         KEPT fastest, or the fastest of all by the simulator."""
-        of_layout = self._by_layout.get((plan.tp, plan.pp))
+        of_layout = self._by_layout.get(_degrees(plan))
         kept_s = min(self._slowest_kept_s, of_layout.time.total_s if of_layout else math.inf)
         return max(kept_s, self._fastest.time.total_s / NEAR if self._fastest else math.inf)
 
@@ -128,9 +128,9 @@ class Best:
             alone: the times of its stages, where they are known.
         """
         plan, total_s = choice.plan, choice.time.total_s
-        known = self._by_layout.get((plan.tp, plan.pp))
+        known = self._by_layout.get(_degrees(plan))
         if known is None or total_s < known.time.total_s:
-            self._by_layout[plan.tp, plan.pp] = choice
+            self._by_layout[_degrees(plan)] = choice
             times = sorted(one.time.total_s for one in self._by_layout.values())
             if len(times) >= KEPT:
                 self._slowest_kept_s = times[KEPT - 1]
@@ -138,6 +138,10 @@ class Best:
             near = replace(choice, time=step_time(choice.job, choice.cluster, "near", alone))
             if self._fastest is None or near.time.total_s < self._fastest.time.total_s:
                 self._fastest = near
+
+
+def _degrees(plan: ParallelPlan) -> tuple[int, int, int]:
+    return plan.tp, plan.pp, plan.cp
 
 
 def _on_cluster(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> tuple[Best, int]:
@@ -165,8 +169,8 @@ def _found(question: Question, cluster: Cluster) -> list[Choice]:
 
 def _layouts(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> list[Layout]:
     """All of them, from the one that would be the fastest with free memory and data axes on."""
-    shape, batch, precision = question.shape, question.batch, question.precision
-    plans = unsharded_plans(shape, cluster, batch, precision, ruled_out)
+    work = question.batch, question.seq_len, question.precision
+    plans = unsharded_plans(question.shape, cluster, *work, ruled_out)
     layouts = [Layout(job_under(question, plan), cluster) for plan in plans]
     return sorted(layouts, key=lambda layout: layout.least_s)
 

@@ -14,6 +14,7 @@ from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import Program, Widths
 from helpers.planner.model.training_job import Job
 from helpers.planner.shape.shape import Linear, Shape
+from helpers.planner.time.context_messages import shown_context_s
 from helpers.planner.time.messages import seconds
 from helpers.planner.time.roofline import attention_s, product_s
 from helpers.planner.time.tensor_messages import tensor_messages
@@ -31,7 +32,8 @@ class BlockTime:
     """Seconds of one block and one micro-batch.
 
     forward_s; input_s and weight_s of the backward; again_s of what is recomputed; tensor_*: the
-    messages of the tensor axis, which the others do not count. host_*: of starting it all.
+    messages of the tensor axis, which the others do not count; context_*: those of the context axis
+    that show; host_*: of starting it all.
     """
 
     forward_s: float
@@ -41,6 +43,9 @@ class BlockTime:
     tensor_forward_s: float
     tensor_backward_s: float
     tensor_again_s: float
+    context_forward_s: float
+    context_backward_s: float
+    context_again_s: float
     host_forward_s: float = 0.0
     host_backward_s: float = 0.0
 
@@ -58,8 +63,12 @@ def block_time(job: Job, cluster: Cluster) -> BlockTime:
         job.tokens,
         job.seq_len,
         plan.activation if group_size(plan.activation) == 1 else "full",
+        plan.cp,
+        plan.cp_attention,
+        job.uneven,
     )
-    return BlockTime(*_computing_s(block), *_messages_s(job, cluster), *_host_s(block))
+    context_s = shown_context_s(job, cluster, *_attention_s(block))
+    return BlockTime(*_computing_s(block), *_messages_s(job, cluster), *context_s, *_host_s(block))
 
 
 class Block(NamedTuple):
@@ -74,6 +83,9 @@ class Block(NamedTuple):
     tokens: int
     seq_len: int
     activation: str
+    cp: int
+    cp_attention: str
+    uneven: float
 
     @property
     def element_bytes(self) -> int:
@@ -84,17 +96,9 @@ class Block(NamedTuple):
 @lru_cache(maxsize=4096)
 def _computing_s(block: Block) -> tuple[float, float, float, float]:
     """forward_s, input_s, weight_s and again_s."""
-    shape, program, activation = block.shape, block.program, block.activation
+    program, activation = block.program, block.activation
     products = _products(block)
-    attention_forward_s, attention_backward_s = attention_s(
-        block.cluster,
-        program,
-        block.precision,
-        block.tokens,
-        block.seq_len,
-        shape.heads / block.tp,
-        shape.head_dim,
-    )
+    attention_forward_s, attention_backward_s = _attention_s(block)
     others_s = _others_s(block, program.forward, program.operations[0])
     sums_bytes = program.parameter_bytes if block.element_bytes == 2 else 0
     others_back_s = _others_s(block, program.backward, program.operations[1], sums_bytes)
@@ -102,6 +106,7 @@ def _computing_s(block: Block) -> tuple[float, float, float, float]:
     again_s = 0.0
     if activation == "full":
         again_s = forward_s - (products.last_s if program.stops_early else 0.0)
+        again_s -= attention_forward_s if block.cp > 1 and program.keeps_attention else 0.0
     elif activation == "selective" and program.again == "scores":
         scores = Widths(scores=program.forward.scores)
         again_s = attention_forward_s + _others_s(block, scores, 0)
@@ -138,6 +143,35 @@ def start_s(cluster: Cluster, program: Program) -> float:
 
 def _samples_and_heads(block: Block) -> int:
     return block.tokens // block.seq_len * block.shape.heads // block.tp
+
+
+# what joining a part's result, and adding up its gradients, reads and writes, in float32
+JOINED, SUMMED = Widths(query=8), Widths(query=3, kv=3)
+
+
+@lru_cache(maxsize=4096)
+def _attention_s(block: Block) -> tuple[float, float]:
+    """Seconds of attention's own products, forward and backward; over cp of the rank that has most
+    of them, with the joining of what comes in parts."""
+    shape = block.shape
+    both_s = attention_s(
+        block.cluster,
+        block.program,
+        block.precision,
+        block.tokens,
+        block.seq_len,
+        shape.heads / block.tp,
+        shape.head_dim,
+    )
+    if block.cp == 1:
+        return both_s
+    parts = 1 if block.cp_attention == "ulysses" else block.cp
+    beside_s = (
+        4 * parts * block.tokens * widths.on(shape, block.tp, False, 0)
+        for widths in (JOINED, SUMMED)
+    )
+    pace = block.cluster.memory_bytes_per_s
+    return tuple(block.uneven * one_s + moved / pace for one_s, moved in zip(both_s, beside_s))
 
 
 class Products(NamedTuple):

@@ -5,6 +5,7 @@
     ZeRO-2    the reduce-scatter in every micro-batch
     ZeRO-3    all-gather (blocks twice) and reduce-scatter, unit by unit, in every micro-batch
     HSDP      each of these over dp_shard, and all-reduce of a shard over dp_replicate, once
+    cp        its ranks sum and share as those of dp_shard do
 
 Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
 """
@@ -34,21 +35,21 @@ def _of_ddp(job: Job, rank: int) -> list[Message]:
 
 def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
     plan, parameters = job.plan, job.parameters_of(rank)
-    shards, copies = plan.dp_shard, plan.dp_replicate
+    axis, shards, copies = _shard_axis(job), plan.shards, plan.dp_replicate
     gradients = parameters * job.sum_bytes
     each_time = plan.zero == 2 and not plan.splits_backward
     times, when = (job.microbatches, "backward") if each_time else (1, "last")
     new = parameters * job.element_bytes
     return [
-        _in_buckets(job, "dp_shard", "reduce_scatter", gradients, times, shards, when),
+        _in_buckets(job, axis, "reduce_scatter", gradients, times, shards, when),
         _in_buckets(job, "dp_replicate", "all_reduce", gradients / shards, times, copies, when),
-        _in_buckets(job, "dp_shard", "all_gather", new, 1, shards, "step"),
+        _in_buckets(job, axis, "all_gather", new, 1, shards, "step"),
     ]
 
 
 def _of_zero_3(job: Job, rank: int) -> list[Message]:
     layers, count, m = job.layers_of(rank), job.parameters_of(rank), job.microbatches
-    shards, copies = job.plan.dp_shard, job.plan.dp_replicate
+    axis, shards, copies = _shard_axis(job), job.plan.shards, job.plan.dp_replicate
     of_blocks = math.ceil(layers / group_size(job.plan.activation))
     units = of_blocks + 1  # of blocks, and embedding with head, which stay for the backward
     parameters, gradients = count * job.element_bytes, count * job.sum_bytes
@@ -57,11 +58,16 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
     times, when = (1, "last") if job.sum_bytes == 4 else (m, "backward")
     share = gradients / shards
     return [
-        _in_units("dp_shard", "all_gather", parameters, units, m, shards, "forward"),
-        _in_units("dp_shard", "all_gather", blocks, of_blocks, m, shards, "backward"),
-        _in_units("dp_shard", "reduce_scatter", gradients, units, m, shards, "backward"),
+        _in_units(axis, "all_gather", parameters, units, m, shards, "forward"),
+        _in_units(axis, "all_gather", blocks, of_blocks, m, shards, "backward"),
+        _in_units(axis, "reduce_scatter", gradients, units, m, shards, "backward"),
         _in_units("dp_replicate", "all_reduce", share, units, times, copies, when),
     ]
+
+
+def _shard_axis(job: Job) -> str:
+    """Of the ranks that share a copy's state."""
+    return "dp_shard" if job.plan.cp == 1 else "dp_shard x cp"
 
 
 def _in_buckets(

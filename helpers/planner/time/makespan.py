@@ -158,7 +158,7 @@ def turns_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> float:
     if cluster.together is None:
         return 0.0
     plan, m = job.plan, job.microbatches
-    messages_s = [stage.tensor_s + stage.data_s for stage in stages]
+    messages_s = [stage.tensor_s + stage.context_s + stage.data_s for stage in stages]
     work_s = sum(stage.busy_s for stage in stages) - sum(messages_s)
     lines = plan.world_size / plan.pp
     shared_s = m * (work_s * lines / min(cluster.together, plan.world_size) + max(messages_s))

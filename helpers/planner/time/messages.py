@@ -21,6 +21,7 @@ SENT = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
     "send": lambda n: 1.0,
 }
 
@@ -29,7 +30,7 @@ SENT = {
 class Message:
     """Equal messages of one rank in one step.
 
-    axis: of the mesh; `dp` for dp_replicate and dp_shard together.
+    axis: of the mesh; `dp` for dp_replicate and dp_shard together, `a x b` for two axes together.
     when: beside each `forward` or `backward`, or the `last` backward alone; `again` where blocks
         are recomputed; `step` after the update, `end` before it, when all sums are there.
     """
@@ -111,13 +112,18 @@ def _ring_hops(kind: str, ranks: int, nodes: int) -> tuple[int, int]:
 def link_of(job: Job, cluster: Cluster, axis: str, kind: str = "all_reduce") -> Link:
     """The link of the groups of an axis for a kind of message; of `dp`, over both data axes; of
     `pp`, between the two neighbours that are furthest apart."""
-    plan = job.plan
-    if axis == "dp":
-        return cluster.group_link(plan.dp, job.stride("dp_shard"), kind)
-    link = cluster.group_link(plan.degrees[axis], job.stride(axis), kind)
-    if axis == "dp_shard" and plan.zero == 3 and job.program.one_card:
+    link = cluster.link_over(ranks_and_strides(job, axis), kind)
+    if axis.startswith("dp_shard") and job.plan.zero == 3 and job.program.one_card:
         return cluster.one_card(link, job.program.one_card)
     return link
+
+
+def ranks_and_strides(job: Job, axis: str) -> list[tuple[int, int]]:
+    """How many ranks a group has along each of its axes, and how far apart they are."""
+    ranks = job.plan.degrees | {"dp": job.plan.dp}
+    return [
+        (ranks[one], job.stride("dp_shard" if one == "dp" else one)) for one in axis.split(" x ")
+    ]
 
 
 def seconds(job: Job, cluster: Cluster, message: Message) -> float:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.data_messages import data_messages
-from helpers.planner.time.messages import Message, seconds
+from helpers.planner.time.messages import Message, link_of, seconds
 from helpers.planner.time.pipeline_messages import pipeline_messages
 from helpers.planner.time.tensor_messages import shared_messages
 
@@ -76,7 +76,7 @@ def _hidden(job: Job, cluster: Cluster, message: Message) -> float:
 
 def _in_node(job: Job, cluster: Cluster) -> bool:
     """Do all groups of the data axes lie inside a node?"""
-    return cluster.group_link(job.plan.dp, job.stride("dp_shard")).nodes == 1
+    return link_of(job, cluster, "dp x cp").nodes == 1
 
 
 def least_data_s(job: Job, cluster: Cluster) -> float:

@@ -13,8 +13,8 @@ from helpers.planner.time.pipeline_messages import link_s
 @dataclass(frozen=True)
 class StageTime:
     """Seconds of one stage and one micro-batch: F, I and W of the schedule; and how much of them is
-    recomputation, messages of the tensor axis, waiting for the host and for its copies, and
-    messages of the data axes that show."""
+    recomputation, messages of the tensor axis, messages of the context axis that show, waiting for
+    the host and for its copies, and messages of the data axes that show."""
 
     forward_s: float
     input_s: float
@@ -22,6 +22,7 @@ class StageTime:
     again_s: float
     tensor_forward_s: float
     tensor_backward_s: float
+    context_s: float = 0.0
     host_s: float = 0.0
     data_s: float = 0.0
 
@@ -50,7 +51,7 @@ def stage_times(job: Job, cluster: Cluster) -> list[StageTime]:
 
 def with_data_messages(job: Job, cluster: Cluster, alone: list[StageTime]) -> list[StageTime]:
     """The stages with what shows of the data axes' messages."""
-    if job.plan.dp == 1:
+    if job.plan.dp * job.plan.cp == 1:
         return alone
     seen: dict[tuple[StageTime, int, int], StageTime] = {}
     with_messages = []
@@ -83,8 +84,10 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
     layers, first, last = job.layers[stage], stage == 0, stage == len(job.layers) - 1
     tensor_forward_s = layers * block.tensor_forward_s
     tensor_backward_s = layers * (block.tensor_backward_s + block.tensor_again_s)
-    forward_s = layers * block.forward_s + tensor_forward_s
-    input_s = layers * (block.input_s + block.again_s) + tensor_backward_s
+    context_forward_s = layers * block.context_forward_s
+    context_backward_s = layers * (block.context_backward_s + block.context_again_s)
+    forward_s = layers * block.forward_s + tensor_forward_s + context_forward_s
+    input_s = layers * (block.input_s + block.again_s) + tensor_backward_s + context_backward_s
     weight_s = layers * block.weight_s
     host_forward_s = layers * block.host_forward_s
     host_backward_s = layers * block.host_backward_s
@@ -112,6 +115,7 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
         layers * block.again_s,
         tensor_forward_s,
         tensor_backward_s,
+        context_forward_s + context_backward_s,
         forward_waits_s + backward_waits_s,
     )
 

@@ -4,6 +4,7 @@ for message in rank_messages(job, rank=0): print(message)
 """
 
 from helpers.planner.model.training_job import Job
+from helpers.planner.time.context_messages import context_messages
 from helpers.planner.time.data_messages import data_messages
 from helpers.planner.time.messages import Message
 from helpers.planner.time.pipeline_messages import pipeline_messages
@@ -14,6 +15,7 @@ def rank_messages(job: Job, rank: int) -> list[Message]:
     """Those of pipeline rank `rank`; its first tensor and data rank."""
     messages = (
         *tensor_messages(job, rank),
+        *context_messages(job, rank),
         *shared_messages(job, rank),
         *pipeline_messages(job, rank),
         *data_messages(job, rank),

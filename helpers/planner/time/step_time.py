@@ -31,6 +31,7 @@ class StepTime:
     """Where the seconds of a step go, on the busiest rank of the pipeline.
 
     compute_s: forward and backward. again_s: recomputation. tensor_s: messages of the tensor axis.
+    context_s: messages of the context axis, as far as they show.
     bubble_s: waiting for other stages and their messages. data_s: messages of the data axes, as
     far as they show. optimizer_s: the update. host_s: waiting for the host, which starts all that
     the device does and copies what is offloaded. straggle_s: waiting for the slowest device.
@@ -39,6 +40,7 @@ class StepTime:
     compute_s: float
     again_s: float
     tensor_s: float
+    context_s: float
     bubble_s: float
     data_s: float
     optimizer_s: float
@@ -76,18 +78,19 @@ def step_time(
     pipeline_s = MAKESPANS[{True: "exact", False: "quick"}.get(exact, exact)]
     whole_s = max(pipeline_s(job, cluster, stages), turns_s(job, cluster, stages))
     of_slowest = [stages[stage] for stage in job.stages_of(slowest)]
-    again_s, tensor_s, host_s, data_s = (
+    again_s, tensor_s, context_s, host_s, data_s = (
         m * sum(getattr(stage, part) for stage in of_slowest)
-        for part in ("again_s", "tensor_s", "host_s", "data_s")
+        for part in ("again_s", "tensor_s", "context_s", "host_s", "data_s")
     )
     forward_s = sum(stage.forward_s for stage in of_slowest)
     backward_s = sum(stage.input_s + stage.weight_s for stage in of_slowest)
     late_s = late_data_s(job, cluster, slowest, forward_s, backward_s)
     late_s += max(shared_s(job, cluster, rank) for rank in {0, slowest, job.plan.pp - 1})
     return StepTime(
-        compute_s=busy_s[slowest] - again_s - tensor_s - host_s - data_s,
+        compute_s=busy_s[slowest] - again_s - tensor_s - context_s - host_s - data_s,
         again_s=again_s,
         tensor_s=tensor_s,
+        context_s=context_s,
         bubble_s=whole_s - busy_s[slowest],
         data_s=data_s + late_s,
         optimizer_s=optimizer_s(job, cluster, slowest),
@@ -117,7 +120,7 @@ def optimizer_s(job: Job, cluster: Cluster, rank: int) -> float:
     Source: Loshchilov and Hutter 2019, algorithm 2; the engine's precision/optimizer.py.
     """
     plan = job.plan
-    updated = job.parameters_of(rank) / plan.dp_shard
+    updated = job.parameters_of(rank) / plan.shards
     moved = updated * (ADAM_BYTES + NORM_BYTES + (COPY_BYTES if job.element_bytes == 2 else 0))
     turns = 1.0
     if cluster.together is not None:

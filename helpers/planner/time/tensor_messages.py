@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import CHUNK_BYTES
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.model.training_job import Job, make_job
@@ -71,8 +72,11 @@ def tensor_messages(job: Job, rank: int) -> list[Message]:
     parts["blocks again"] = parts["blocks"]
     regions = job.shape.reductions
     each = {"regions": regions, "inputs": max(regions, job.shape.norms), "one": 1}
-    each["regions again"] = regions - int(job.program.stops_early)
-    counts = [(row, m * parts[row.what] * each[row.each]) for row in _table(job)]
+    again = _regions_again(job, rank)
+    counts = [
+        (row, m * (again if row.each == "regions again" else parts[row.what] * each[row.each]))
+        for row in _table(job)
+    ]
     messages = [
         Message("tp", row.kind, hidden, count, tp, row.what, row.when)
         for row, count in counts
@@ -91,15 +95,27 @@ def _table(job: Job) -> tuple[Sent, ...]:
     return table if plan.activation == "none" or between else table + again
 
 
+def _regions_again(job: Job, rank: int) -> int:
+    """Regions that recomputation gets to, of one micro-batch: of blocks that are recomputed
+    together all but the last, where it stops before that."""
+    size = group_size(job.plan.activation)
+    units = sum(math.ceil(job.layers[stage] / size) for stage in job.stages_of(rank))
+    left_out = units if job.program.stops_early else 0
+    return job.shape.reductions * job.layers_of(rank) - left_out
+
+
 def _of_loss(job: Job) -> list[Message]:
-    """Of each chunk of tokens: a float32 maximum for each, then a sum and the target's logit."""
+    """Of each chunk of tokens: a float32 maximum for each, then a sum and the target's logit. Under
+    gpipe, where the head's gradient is made in the backward, once more there."""
     tp = job.plan.tp
     chunk = max(1, CHUNK_BYTES * tp // (job.shape.vocab * 4))
     chunks = math.ceil(job.tokens / chunk)
     number_bytes, count = 4 * job.tokens / chunks, job.microbatches * chunks
+    numbers = (("loss: maximum", number_bytes), ("loss: sum and target", 2 * number_bytes))
     return [
-        Message("tp", "all_reduce", number_bytes, count, tp, "loss: maximum", "forward"),
-        Message("tp", "all_reduce", 2 * number_bytes, count, tp, "loss: sum and target", "forward"),
+        Message("tp", "all_reduce", payload, count, tp, what, when)
+        for when in (("forward", "backward") if job.plan.schedule == "gpipe" else ("forward",))
+        for what, payload in numbers
     ]
 
 
@@ -137,7 +153,7 @@ def tensor_traffic(
 
 def shared_messages(job: Job, rank: int) -> list[Message]:
     """Of the tensor axis: the gradients of `shared_parameters`, once a step."""
-    payload = shared_parameters(job, rank) * job.sum_bytes / job.plan.dp_shard
+    payload = shared_parameters(job, rank) * job.sum_bytes / job.plan.shards
     return [Message("tp", "all_reduce", payload, 1, job.plan.tp, "shared parameters", "end")]
 
 

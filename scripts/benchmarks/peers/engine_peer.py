@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.work import BETAS, CLIP, EPS, LR, WEIGHT_DECAY, Work
 from helpers.engine.memory.cpu_allocator import keep_freed_memory
+from helpers.engine.messages.boards import without_board
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import compile_s
@@ -29,13 +30,20 @@ def trainer_of(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Traine
 
 
 class Peer:
-    """`options` are the fields of the plan."""
+    """`options` are the fields of the plan.
 
-    def __init__(self, work: Work, rank: int, ranks: int, **options: Any) -> None:
+    gloo: let it carry all messages, in place of shared memory.
+    """
+
+    def __init__(
+        self, work: Work, rank: int, ranks: int, gloo: bool = False, **options: Any
+    ) -> None:
         plan = ParallelPlan(**options)
         plan.validate(world_size=dist.get_world_size())
         keep_freed_memory()  # as `distributed` does
         mesh = plan.mesh("cpu")
+        for group in (dist.group.WORLD, *mesh.get_all_groups()) if gloo else ():
+            without_board(group)
         self.trainer = trainer_of(self.load(work, plan, mesh), plan, mesh)
         self.trainer.pipeline.timed = plan.pp > 1
 

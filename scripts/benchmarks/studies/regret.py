@@ -17,7 +17,7 @@ from benchmarks.quiet import Watch
 from benchmarks.registry import Peer
 from benchmarks.serve import Group
 from benchmarks.work import Work, config
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.layouts import sharded_plans, unsharded_plans
 from helpers.planner.search.planned import in_words
@@ -80,7 +80,7 @@ def measure(
 ) -> Regret:
     """Predict every layout, then let them take steps in turn on one set of ranks."""
     shape = model_shape(config(work))
-    every = unsharded_plans(shape, cluster, work.batch, "fp32", Counter())
+    every = unsharded_plans(shape, cluster, work.batch, work.seq, "fp32", Counter())
     plans = [plan for whole in every for plan in sharded_plans(whole, cluster)]
     best = search_plans(shape, cluster, work.batch, work.seq, precision="fp32").best.plan
     rows = []

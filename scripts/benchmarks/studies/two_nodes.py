@@ -3,7 +3,7 @@
 What crosses the link is counted from the interfaces at its ends and held against the planner's
 formula. Gathers and all-reduces go round a ring on which the ranks of a node are neighbours, so in
 each group that spans both nodes one rank's sending crosses the link each way. A reduce-scatter's
-pieces go straight to those that keep them (exchange.py), half of them over the link; a ring as
+pieces go straight to those that keep them (gloo_exchange.py), half of them over the link; a ring as
 NCCL's would send three quarters of that with two ranks on each node.
 """
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from unittest.mock import patch
 
@@ -28,6 +29,9 @@ PLANS = {
     "tp2-zero2": ParallelPlan(tp=2, dp_shard=2, zero_stage=2),
     "tp2-zero3": ParallelPlan(tp=2, dp_shard=2),
     "tp4": ParallelPlan(tp=4),
+    "cp2": ParallelPlan(cp=2),
+    "cp2-zero1": ParallelPlan(cp=2, dp_shard=2, zero_stage=1),
+    "cp2-tp2": ParallelPlan(cp=2, tp=2, cp_attention="gather"),
     "hsdp": ParallelPlan(dp_replicate=2, dp_shard=2),
     "tp2-hsdp": ParallelPlan(tp=2, dp_replicate=2, dp_shard=2),
     "pp2": ParallelPlan(pp=2, microbatches=4),
@@ -52,7 +56,6 @@ def run_and_save(family: str, plan: ParallelPlan, folder: Path, background: bool
         losses.append(trainer.step(*tiny.batch(step)).loss)
         if step == 4:
             checkpoints.save(trainer)
-        checkpoints.poll()
     checkpoints.finish()
     return losses[5:]
 
@@ -62,6 +65,32 @@ def resume(family: str, plan: ParallelPlan, folder: Path) -> list[float]:
     Checkpoints(folder).load(trainer, checkpoint.pick(folder))
     assert trainer.steps_done == 5
     return [trainer.step(*tiny.batch(step)).loss for step in range(5, 10)]
+
+
+def train_while_checking_in(plan: ParallelPlan, folder: Path) -> list[str]:
+    """Checksums that take until three more steps are done; what is there then, and at the end."""
+    trainer = trainer_of("gptj", plan)
+    checkpoints = Checkpoints(folder, background=True)
+    trainer.step(*tiny.batch(0))
+    steps_done, digest = threading.Event(), checkpoint.sha256
+
+    def late(path: Path) -> str:
+        assert steps_done.wait(60)
+        return digest(path)
+
+    with patch.object(checkpoint, "sha256", late):
+        checkpoints.save(trainer)
+        for step in range(1, 4):
+            trainer.step(*tiny.batch(step))
+        found = names(folder)
+        steps_done.set()
+        checkpoints.finish()
+    return found + names(folder)
+
+
+def test_files_are_checked_in_beside_the_training(tmp_path: Path) -> None:
+    for found in pool(2).run(train_while_checking_in, PLANS["zero3"], tmp_path):
+        assert found == ["step-00000001"]
 
 
 @pytest.mark.parametrize("background", (False, True), ids=("at-once", "background"))

@@ -16,6 +16,8 @@ from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import is_finite, local
+from helpers.text.bundled import bundled
+from helpers.text.tokenizer import load_tokenizer
 from helpers.train.job import fit_vocabulary
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
@@ -223,9 +225,10 @@ def test_no_such_model() -> None:
 
 
 def test_the_vocabulary_is_widened_only_without_weights(folder: Path) -> None:
-    args = Namespace(model=str(folder), from_scratch=False)
-    assert "101" in message(fit_vocabulary, load_config(folder), args, 500)
+    args = Namespace(model=str(folder), from_scratch=False, task="lm")
+    tokenizer = load_tokenizer(bundled("tokenizer"))
+    assert "101" in message(fit_vocabulary, load_config(folder), args, tokenizer)
     args.from_scratch = True
     config = load_config(folder)
-    fit_vocabulary(config, args, 500)
-    assert config.vocab_size == 500
+    fit_vocabulary(config, args, tokenizer)
+    assert config.vocab_size == tokenizer.vocab_size > 101

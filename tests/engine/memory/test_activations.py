@@ -31,7 +31,10 @@ def check_all(family: str, plans: list[ParallelPlan]) -> None:
         parity.check(family, plan, steps=2)
 
 
-@pytest.mark.parametrize(("family", "layout"), product(tiny.FAMILIES, LAYOUTS))
+FAMILIES = (*tiny.FAMILIES, "gemma3", "bloom", "bert-mlm")
+
+
+@pytest.mark.parametrize(("family", "layout"), product(FAMILIES, LAYOUTS))
 def test_every_policy_equals_one_process(family: str, layout: str) -> None:
     plans = [ParallelPlan(**LAYOUTS[layout], **policy) for policy in POLICIES.values()]
     pool(plans[0].world_size).run(check_all, family, plans)

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-import transformers
 
 from helpers.engine.models.configurations import load_config, presets
+from helpers.engine.models.objectives import build
 
 TINY = {"gptj-tiny", "gpt2-tiny", "falcon-tiny", "neox-tiny", "llama-tiny"}
+TINY |= {"bert-tiny", "roberta-tiny"}
 PUBLISHED_PARAMETERS = {
     "gptj-6b": 6_050_882_784,
     "gpt2": 124_439_808,
@@ -25,7 +26,7 @@ PUBLISHED_PARAMETERS = {
 def test_transformers_builds_every_preset_with_the_published_size(name):
     config = load_config(name)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = build(config)
     model.tie_weights()
     assert type(model).__name__ == config.architectures[0]
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -255,6 +255,7 @@ def test_what_cannot_be_balanced_is_said():
         balance(even(4, head=float("inf")), 2)
 
 
+@pytest.mark.alone
 def test_a_profile_sees_a_costly_head() -> None:
     """A head as large as many layers, measured, takes layers off the last stage."""
     config = load_config("neox-tiny", hidden_size=64, num_attention_heads=4, num_hidden_layers=8)

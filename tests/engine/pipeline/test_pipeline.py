@@ -8,7 +8,8 @@ from tests.support import parity
 from tests.support.matrix import product
 from tests.support.ranks import pool
 
-FAMILIES = ("gptj", "gpt2", "neox", "falcon-new", "llama")
+FAMILIES = ("gptj", "gpt2", "neox", "falcon-new", "llama", "gemma3", "opt", "bert-mlm")
+FAMILIES += ("roberta-classes",)
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 LAYOUTS = {
     "pp2": {"pp": 2},

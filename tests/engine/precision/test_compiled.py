@@ -15,12 +15,15 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision import compiling as compiled
 from helpers.engine.trainer import Trainer
 from tests.support import parity, scripts, tiny
+from tests.support.matrix import product
 from tests.support.ranks import mesh_of, pool
 
 LAYOUTS = {
     "tp2": {"tp": 2},
+    "tp2-sp": {"tp": 2, "sequence_parallel": True},
     "zero3": {"dp_shard": 2},
     "pp2": {"pp": 2, "microbatches": 4},
+    "cp2": {"cp": 2},
     "zero1-full": {"dp_shard": 2, "zero_stage": 1, "activation": "full"},
 }
 
@@ -35,7 +38,7 @@ def check(family: str, plan: ParallelPlan) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ("gptj", "gpt2", "neox", "falcon-new", "llama"))
+@pytest.mark.parametrize("family", ("gptj", "gpt2", "neox", "falcon-new", "llama", "bert-mlm"))
 def test_compiled_equals_one_process(family: str) -> None:
     pool(1).run(check, family, ParallelPlan(compile=True))
 
@@ -74,6 +77,25 @@ def test_layers_share_a_graph_and_lengths_do_not_matter_for_long() -> None:
     assert few[0] and not any(few[2:]), few
     assert [len(step) for step in few] == [len(step) for step in many], many
     assert compiled.compilations() == []  # this process has compiled nothing
+
+
+def graphs_of_a_step(family: str, fields: dict) -> list[str]:
+    """Runs on each rank: what a step compiles."""
+    torch._dynamo.reset()
+    plan = ParallelPlan(compile=True, **fields)
+    model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
+    before = len(compiled.compilations())
+    Trainer(model, plan, mesh_of(plan), lr=tiny.LR).step(*tiny.batch(0))
+    return [one.name for one in compiled.compilations()[before:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "layout"), product(("gptj", "falcon-new", "llama", "olmo2"), ("tp2", "tp2-sp"))
+)
+def test_a_block_with_its_messages_is_one_graph(family: str, layout: str) -> None:
+    for names in pool(2).run(graphs_of_a_step, family, LAYOUTS[layout]):
+        assert len(names) == 2 and names[1] == "backward", names
 
 
 @pytest.mark.parametrize(

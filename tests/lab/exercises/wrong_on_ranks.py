@@ -9,7 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from helpers.lab.exercises.on_ranks.solutions import f_and_g, overlap, ring_all_reduce, split_mlp
+from helpers.lab.exercises.on_ranks.solutions import (
+    f_and_g,
+    heads_and_tokens,
+    join,
+    overlap,
+    ring_all_reduce,
+    ring_attention,
+    split_mlp,
+)
 from helpers.lab.exercises.on_ranks.solutions import update as right_update
 
 
@@ -305,6 +313,156 @@ def uphill(weights, gradient, momentum, lr, beta, rank, ranks):
     right_update(weights, gradient, momentum, -lr, beta, rank, ranks)
 
 
+def own_result(out, lse, rank, ranks):
+    return out
+
+
+def mean_of_results(out, lse, rank, ranks):
+    return summed(out) / ranks
+
+
+def without_the_largest(out, lse, rank, ranks):
+    weight = lse.exp().unsqueeze(-1)
+    return summed(out * weight) / summed(weight)
+
+
+def not_divided(out, lse, rank, ranks):
+    return summed(out * lse.exp().unsqueeze(-1))
+
+
+def weighted_by_lse(out, lse, rank, ranks):
+    return summed(out * lse.unsqueeze(-1)) / summed(lse.unsqueeze(-1))
+
+
+def own_largest(out, lse, rank, ranks):
+    """Each rank takes its own largest away: weights of different scales are added."""
+    weight = (lse - lse.amax()).exp().unsqueeze(-1)
+    return summed(out * weight) / summed(weight)
+
+
+def flat_join(out, lse, rank, ranks):
+    return join(out, lse, rank, ranks).flatten()
+
+
+def attend(q, k, v, seen):
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def around(k, v, rank, ranks):
+    """Keys and values of all ranks, in their order, by a ring."""
+    pairs = {rank: torch.stack((k, v))}
+    for step in range(ranks - 1):
+        sending = dist.isend(pairs[(rank - step) % ranks], (rank + 1) % ranks)
+        coming = torch.empty_like(pairs[rank])
+        dist.recv(coming, (rank - 1) % ranks)
+        sending.wait()
+        pairs[(rank - step - 1) % ranks] = coming
+    return [pairs[one] for one in range(ranks)]
+
+
+def sees(rank, part, ranks):
+    places = torch.arange(ranks * part)
+    return places[rank * part : (rank + 1) * part, None] >= places
+
+
+def by_mask(mask):
+    """Ring attention over all keys together, with this mask of (rank, part, ranks)."""
+
+    def attention(q, k, v, rank, ranks):
+        pairs = around(k, v, rank, ranks)
+        keys, values = torch.cat(pairs, 2)
+        return attend(q, keys, values, mask(rank, q.shape[1], ranks))
+
+    return attention
+
+
+def every_key(rank, part, ranks):
+    return torch.ones(part, ranks * part).bool()
+
+
+def inside_each(rank, part, ranks):
+    return torch.ones(part, part).tril().bool().repeat(1, ranks)
+
+
+def own_keys(q, k, v, rank, ranks):
+    return attend(q, k, v, torch.ones(len(q[0]), len(q[0])).tril().bool())
+
+
+def mean_of_parts(q, k, v, rank, ranks):
+    part = q.shape[1]
+    seen = sees(rank, part, ranks).chunk(ranks, 1)
+    pairs = around(k, v, rank, ranks)[: rank + 1]
+    return torch.stack([attend(q, *pair, s) for pair, s in zip(pairs, seen)]).mean(0)
+
+
+def parts_of_nothing(q, k, v, rank, ranks):
+    """A softmax over keys of which none is seen."""
+    seen = sees(rank, q.shape[1], ranks).chunk(ranks, 1)
+    pairs = around(k, v, rank, ranks)
+    return sum(attend(q, *pair, s) for pair, s in zip(pairs, seen))
+
+
+def by_all_gather(q, k, v, rank, ranks):
+    keys = [torch.empty_like(k) for _ in range(ranks)]
+    dist.all_gather(keys, k)
+    return q
+
+
+def keys_to_all(q, k, v, rank, ranks):
+    """No ring: every rank sends its keys to all others."""
+    others = [one for one in range(ranks) if one != rank]
+    pairs = {rank: torch.stack((k, v))}
+    sending = [dist.isend(pairs[rank], one) for one in others]
+    for one in others:
+        pairs[one] = torch.empty_like(pairs[rank])
+        dist.recv(pairs[one], one)
+    for work in sending:
+        work.wait()
+    keys, values = torch.cat([pairs[one] for one in range(ranks)], 2)
+    return attend(q, keys, values, sees(rank, q.shape[1], ranks))
+
+
+def once_more_around(q, k, v, rank, ranks):
+    """Right, and keys go home at the end, which nobody needs."""
+    sending = dist.isend(torch.stack((k, v)), (rank + 1) % ranks)
+    dist.recv(torch.empty_like(torch.stack((k, v))), (rank - 1) % ranks)
+    sending.wait()
+    return ring_attention(q, k, v, rank, ranks)
+
+
+TO_HEADS, TO_TOKENS = heads_and_tokens()
+
+
+def strided_heads(x, rank, ranks):
+    """Every n-th head in place of a run of them."""
+    return TO_HEADS(torch.cat([x[:, one::ranks] for one in range(ranks)], 1), rank, ranks)
+
+
+def tokens_by_sender(x, rank, ranks):
+    own = TO_HEADS(x, rank, ranks)
+    return torch.cat(own.chunk(ranks)[::-1])
+
+
+def gathered_heads(x, rank, ranks):
+    every = [torch.empty_like(x) for _ in range(ranks)]
+    dist.all_gather(every, x)
+    return torch.cat(every).chunk(ranks, 1)[rank]
+
+
+def all_to_everyone(x, rank, ranks):
+    """Right, and all heads are sent where some are wanted."""
+    every = {rank: x}
+    others = [one for one in range(ranks) if one != rank]
+    sending = [dist.isend(x, one) for one in others]
+    for one in others:
+        every[one] = torch.empty_like(x)
+        dist.recv(every[one], one)
+    for work in sending:
+        work.wait()
+    return torch.cat([every[one] for one in range(ranks)]).chunk(ranks, 1)[rank]
+
+
 WRONG_ON_RANKS: dict[str, list[tuple[Any, str]]] = {
     "1d f and g": [
         ((same, RIGHT_G), "is this rank's part alone"),
@@ -360,6 +518,34 @@ WRONG_ON_RANKS: dict[str, list[tuple[Any, str]]] = {
         (momentum_forgotten, "momentum is not updated"),
         (not_in_place, "has not moved"),
         (uphill, "not those of momentum"),
+    ],
+    "9a joined": [
+        (own_result, "the rank's own keys alone"),
+        (mean_of_results, "the mean of the ranks' results"),
+        (without_the_largest, "subtract the largest lse"),
+        (not_divided, "not divided by the sum"),
+        (weighted_by_lse, "the log of the weight"),
+        (own_largest, "not attention to all keys"),
+        (flat_join, "the shape is"),
+    ],
+    "9b ring attention": [
+        (own_keys, "the rank's own keys alone"),
+        (by_mask(every_key), "every query has seen every key"),
+        (by_mask(inside_each), "places in the whole sequence"),
+        (mean_of_parts, "the mean of the parts' results"),
+        (parts_of_nothing, "not finite"),
+        (by_all_gather, "write it with send and receive"),
+        (keys_to_all, "a ring sends to one neighbour"),
+        (once_more_around, "bytes were sent where"),
+    ],
+    "9c heads for tokens": [
+        ((strided_heads, TO_TOKENS), "these are not heads"),
+        ((tokens_by_sender, TO_TOKENS), "not in their order"),
+        ((gathered_heads, TO_TOKENS), "send and receive or all_to_all_single"),
+        ((all_to_everyone, TO_TOKENS), "bytes were sent where"),
+        ((TO_HEADS, TO_HEADS), "of to_tokens, the shape is"),
+        ((TO_HEADS, lambda x, rank, ranks: None), "of to_tokens, nothing was returned"),
+        ((TO_HEADS, 3), "are functions"),
     ],
 }
 DEADLOCKS: dict[str, tuple[Any, str]] = {

@@ -64,7 +64,7 @@ def test_nothing_that_was_not_kept_is_better():
     """Every plan of the space, by brute force, on eight GPUs."""
     found = search_plans(GPTJ_6B, P4D, batch=16, seq_len=1024)
     best_s = found.best.time.total_s
-    for tp, pp, dp in layouts(GPTJ_6B, P4D, 16, Counter()):
+    for tp, pp, _, dp in layouts(GPTJ_6B, P4D, 16, 1024, Counter()):
         for how in pipelines(pp, -(-16 // dp), GPTJ_6B.layers):
             for shard, stage in shardings(dp, 8 // tp):
                 for activation, offload in ACTIVATIONS:

@@ -1,6 +1,6 @@
 """What the reader's code sends, watched while it sends: the functions of torch.distributed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,8 +46,12 @@ class Sent:
 
 
 @contextmanager
-def only_sends() -> Iterator[Sent]:
-    """Count what goes by send and receive, and refuse every collective."""
+def only_sends(besides: Sequence[str] = ()) -> Iterator[Sent]:
+    """Count what goes by send and receive, and refuse every collective.
+
+    Args:
+        besides: collectives that may be called; what they send is not counted.
+    """
     sent = Sent()
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,13 +72,14 @@ def only_sends() -> Iterator[Sent]:
 
     def refused(name: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> None:
-            raise NotHere(f"dist.{name} does the whole; write it with send and receive")
+            words = " or ".join(["send and receive", *besides[-1:]])
+            raise NotHere(f"dist.{name} does the whole; write it with {words}")
 
         return refuse
 
     senders = (dist.isend, dist.send)
     with ExitStack() as stack:
-        for name in COLLECTIVES:
+        for name in sorted(set(COLLECTIVES) - set(besides)):
             stack.enter_context(patch.object(dist, name, refused(name)))
         several = batch(dist.batch_isend_irecv)
         stack.enter_context(patch.object(dist, "batch_isend_irecv", several))

@@ -122,6 +122,57 @@ def update(weights, gradient, momentum, lr, beta, rank, ranks):
     dist.all_gather_into_tensor(weights, mine)
 
 
+def join(out, lse, rank, ranks):
+    largest = lse.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    weight = (lse - largest).exp().unsqueeze(-1)
+    total = torch.cat([out * weight, weight], -1)
+    dist.all_reduce(total)
+    return total[..., :-1] / total[..., -1:]
+
+
+def ring_attention(q, k, v, rank, ranks):
+    part, width = q.shape[-2:]
+    places = torch.arange(part)
+    top = torch.full((*q.shape[:-1], 1), -torch.inf, dtype=q.dtype)
+    total, out = torch.zeros_like(top), torch.zeros_like(q)
+    pair = torch.stack((k, v))
+    for step in range(ranks):
+        if step < ranks - 1:  # the next pair travels while this one is used
+            sending = dist.isend(pair, (rank + 1) % ranks)
+            coming = torch.empty_like(pair)
+            receiving = dist.irecv(coming, (rank - 1) % ranks)
+        owner = (rank - step) % ranks
+        if owner <= rank:  # what comes later is seen by no query
+            seen = rank * part + places[:, None] >= owner * part + places
+            scores = (q @ pair[0].mT / width**0.5).masked_fill(~seen, -torch.inf)
+            before, top = top, torch.maximum(top, scores.amax(-1, keepdim=True))
+            weights, kept = (scores - top).exp(), (before - top).exp()
+            total = total * kept + weights.sum(-1, keepdim=True)
+            out = out * kept + weights @ pair[1]
+        if step < ranks - 1:
+            sending.wait()
+            receiving.wait()
+            pair = coming
+    return out / total
+
+
+def heads_and_tokens():
+    def to_heads(x, rank, ranks):
+        sent = torch.stack(x.chunk(ranks, dim=1))  # by receiver, its heads of my tokens
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        return received.flatten(0, 1)
+
+    def to_tokens(x, rank, ranks):
+        sent = torch.stack(x.chunk(ranks, dim=0))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        return torch.cat(received.unbind(), dim=1)
+
+    return to_heads, to_tokens
+
+
 ON_RANKS: dict[str, Callable[..., Any]] = {
     "1d f and g": f_and_g,
     "1e column and row": split_mlp,
@@ -129,4 +180,7 @@ ON_RANKS: dict[str, Callable[..., Any]] = {
     "5d ring": ring_all_reduce,
     "5e buckets": overlap,
     "5f owner update": update,
+    "9a joined": join,
+    "9b ring attention": ring_attention,
+    "9c heads for tokens": heads_and_tokens,
 }

@@ -1,0 +1,76 @@
+"""Attention over the whole sequence, of which each rank of cp holds a part.
+
+    ring      keys and values go round                       least memory, as many messages as ranks
+    gather    keys and values are gathered                   two messages; few key heads
+    ulysses   heads for tokens, an all-to-all on both sides  as many heads as ranks
+
+All three give what one process gives; which is fastest depends on lengths, heads and links.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import UserError
+from .formula import Scores
+from .gather import Gathered
+from .kept import Kept
+from .parts import Part
+from .ring import Ring
+from .ulysses import Ulysses
+
+WAYS = {"ring": Ring, "gather": Gathered, "ulysses": Ulysses}
+
+
+class Context:
+    """The ranks of cp, and what of a batch this one works on.
+
+    Args:
+        mesh: of the axis cp alone.
+        way: one of WAYS.
+
+    Attributes:
+        part: of the micro-batch under way; None where every rank has whole rows.
+    """
+
+    def __init__(self, mesh: DeviceMesh, way: str) -> None:
+        self.group, self.way, self.ranks = mesh.get_group(), way, mesh.size()
+        self.part: Part | None = None
+        self.kept = Kept()
+
+    @contextmanager
+    def working_on(self, part: Part | None) -> Iterator[None]:
+        before, self.part = self.part, part
+        try:
+            yield
+        finally:
+            self.part = before
+
+    def stay_out_of_graphs(self) -> None:
+        """Let compiled blocks call attention, and not compile it."""
+        self.attend = torch.compiler.disable(self.attend)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **scores: Any) -> Tensor:
+        """Causal attention of this rank's queries to the whole sequence.
+
+        Args:
+            q: [rows, heads, tokens, head_dim]; k, v may have fewer heads.
+            scores: the fields of formula.Scores.
+
+        Returns:
+            [rows, heads, tokens, head_dim].
+
+        Raises:
+            UserError: the model hands on other tokens than it was given.
+        """
+        if q.shape[2] != self.part.places.shape[2] or k.shape[2] != q.shape[2]:
+            raise UserError(
+                f"cp={self.ranks}: attention gets {q.shape[2]} queries and {k.shape[2]} keys of a "
+                f"rank's {self.part.places.shape[2]} tokens: this model's layers change a row"
+            )
+        rule = Scores(**scores)
+        return WAYS[self.way].apply(q, k, v, self.part, rule, self.group, self.kept)

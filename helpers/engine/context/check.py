@@ -1,0 +1,38 @@
+"""Which models cp can split, said before anything starts."""
+
+from typing import Any
+
+from ..errors import UserError
+from ..models.families import kv_heads
+from ..models.objectives import CAUSAL
+
+
+def check_context(config: Any, cp: int, way: str, tp: int, task: str | None = None) -> None:
+    """Raise a UserError if the sequence of a model with this configuration cannot be split so.
+
+    Args:
+        task: that its head is for, see models/objectives.py; None means a causal language model.
+    """
+    if task not in (None, CAUSAL.task):
+        raise UserError(
+            f"cp={cp} splits the rows of causal language models, not those of {task}: take tp, pp, "
+            "dp_shard or dp_replicate"
+        )
+    if not getattr(config, "is_causal", True) or getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"cp={cp} splits causal attention, which {config.model_type} has not")
+    if way != "ulysses":
+        return
+    heads, groups = config.num_attention_heads // tp, max(1, kv_heads(config) // tp)
+    if not heads_for_all(heads, groups, cp):
+        fits = [n for n in range(2, heads + 1) if heads_for_all(heads, groups, n)]
+        instead = f"cp can be {', '.join(map(str, fits))} with it" if fits else "none would fit"
+        raise UserError(
+            f"cp_attention=ulysses gives every rank a head, and cp={cp} does not divide "
+            f"{heads} heads{f' of a rank of tp={tp}' if tp > 1 else ''} and {groups} of keys: "
+            f"{instead}; ring and gather work with any number of heads"
+        )
+
+
+def heads_for_all(heads: int, groups: int, cp: int) -> bool:
+    """Can every rank of cp have as many of the heads, and those of keys that these use?"""
+    return heads % cp == 0 and 0 in (groups % cp, cp % groups)

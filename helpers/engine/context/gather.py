@@ -1,0 +1,76 @@
+"""Attention to gathered keys and values: every rank's queries meet all keys at once.
+
+    forward      k0 | k1 | k2  --all-gather-->  k0 k1 k2 on every rank, given up after the layer
+    backward     the same again, and the gradients of all keys  --reduce-scatter-->  each its own
+
+Two messages where a ring has as many as ranks, and no rank waits for its neighbour's pace; but
+while a layer runs, the keys and values of the whole row stand in memory. With few key heads that is
+little.
+
+Source: Dubey et al. 2024, The Llama 3 Herd of Models, section 3.3.2.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ..messages.carriers import gather_single, scatter_single
+from .blockwise import Gradients, Joined
+from .formula import Scores
+from .kept import Kept
+from .parts import Part
+
+
+class Gathered(torch.autograd.Function):
+    """Arguments and result as of ring.Ring."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        part: Part,
+        scores: Scores,
+        group: ProcessGroup,
+        kept: Kept,
+    ) -> Tensor:
+        ctx.call = part, scores, group
+        out, lse = kept.or_else(lambda: _forward(q, k, v, part, scores, group))
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        part, scores, group = ctx.call
+        every = _gathered(k, v, group)
+        of_q = torch.zeros_like(q, dtype=lse.dtype)
+        of_every = torch.zeros_like(every, dtype=lse.dtype)
+        for owner in range(part.ranks):
+            rows = part.rows(owner, scores.window)
+            Gradients(of_q, *of_every[owner]).add(
+                grad, (q, *every[owner]), out, lse, rows, scores, owner
+            )
+        of_pair = torch.empty_like(of_every[0])
+        scatter_single(of_pair, of_every.flatten(0, 1), group)
+        return *(x.to(q.dtype) for x in (of_q, *of_pair)), None, None, None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, group: ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    joined = Joined(q)
+    for owner, pair in enumerate(_gathered(k, v, group)):
+        joined.add(*pair, part.rows(owner, scores.window), scores, owner)
+    return joined.out.to(q.dtype), joined.lse
+
+
+def _gathered(k: Tensor, v: Tensor, group: ProcessGroup) -> Tensor:
+    """The keys and values of all ranks, [ranks, 2, *shape of k]."""
+    pair = torch.stack((k, v))
+    every = pair.new_empty(group.size(), *pair.shape)
+    gather_single(every.flatten(0, 1), pair, group)
+    return every

@@ -1,0 +1,86 @@
+"""Ring attention: keys and values go round while each rank attends to those that it has.
+
+    step 0        rank 0: q0 with k0     rank 1: q1 with k1     rank 2: q2 with k2
+                       `---- k0 ---->         `---- k1 ---->         `---- k2 ----> rank 0
+    step 1        rank 0: q0 with k2     rank 1: q1 with k0     rank 2: q2 with k1
+    step 2        rank 0: q0 with k1     rank 1: q1 with k2     rank 2: q2 with k0
+
+What comes next is asked for before the rank computes with what it has. In the backward keys and
+values go round once more, and behind each of them its gradient, to which every rank adds its term,
+until it is home. No rank ever holds the keys of more than two.
+
+Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, section 3.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ..messages.carriers import Shift
+from .blockwise import Gradients, Joined
+from .formula import Scores
+from .kept import Kept
+from .parts import Part
+
+
+class Ring(torch.autograd.Function):
+    """q: [rows, heads, tokens, head_dim], k and v with as many heads or fewer; to q's shape."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        part: Part,
+        scores: Scores,
+        group: ProcessGroup,
+        kept: Kept,
+    ) -> Tensor:
+        ctx.call = part, scores, group
+        out, lse = kept.or_else(lambda: _forward(q, k, v, part, scores, group))
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        return *_backward(grad, (q, k, v), out, lse, *ctx.call), None, None, None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, group: ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    joined, pair = Joined(q), torch.stack((k, v))
+    for step in range(part.ranks):
+        coming = Shift(pair, group) if step < part.ranks - 1 else None
+        owner = (part.rank - step) % part.ranks
+        joined.add(*pair, part.rows(owner, scores.window), scores, owner)
+        pair = coming.wait() if coming else pair
+    return joined.out.to(q.dtype), joined.lse
+
+
+def _backward(
+    grad: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    part: Part,
+    scores: Scores,
+    group: ProcessGroup,
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, pair = inputs[0], torch.stack(inputs[1:])
+    of_q, behind = torch.zeros_like(q, dtype=lse.dtype), None
+    for step in range(part.ranks):
+        coming = Shift(pair, group) if step < part.ranks - 1 else None
+        owner = (part.rank - step) % part.ranks
+        of_pair = torch.zeros_like(pair, dtype=lse.dtype)
+        rows = part.rows(owner, scores.window)
+        Gradients(of_q, *of_pair).add(grad, (q, *pair), out, lse, rows, scores, owner)
+        if behind is not None:
+            of_pair += behind.wait()
+        behind = Shift(of_pair, group)
+        pair = coming.wait() if coming else pair
+    return tuple(x.to(q.dtype) for x in (of_q, *behind.wait()))

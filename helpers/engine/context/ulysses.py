@@ -1,0 +1,108 @@
+"""Ulysses: for attention, ranks change from a part of the sequence to a part of the heads.
+
+    rank 0   tokens 0-3, heads a b c d   --all-to-all-->   tokens 0-7, heads a b
+    rank 1   tokens 4-7, heads a b c d                     tokens 0-7, heads c d     and back
+
+Each rank then attends as one process would, to whole rows with fewer heads, so the work is
+balanced however the row was cut. There must be a head for every rank. Where ranks outnumber the
+heads of keys and values, each of these goes to all ranks whose queries use it.
+
+Source: Jacobs et al. 2023, DeepSpeed Ulysses, section 3.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ..messages.carriers import exchange
+from .blockwise import Gradients, Joined
+from .formula import Scores, of_groups
+from .kept import Kept
+from .parts import Part
+
+
+class Ulysses(torch.autograd.Function):
+    """Arguments and result as of ring.Ring."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        part: Part,
+        scores: Scores,
+        group: ProcessGroup,
+        kept: Kept,
+    ) -> Tensor:
+        ctx.call = part, scores, group
+        mine, out, lse = kept.or_else(lambda: _forward(q, k, v, part, scores, group))
+        ctx.save_for_backward(q, k, v, out, lse)
+        return mine
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        part, scores, group = ctx.call
+        inputs = _whole_rows((q, k, v), part, group)
+        found = Gradients(*(torch.zeros_like(x, dtype=lse.dtype) for x in inputs))
+        (grad,) = _whole_rows((grad,), part, group)
+        rows = part.whole_rows(scores.window)
+        found.add(grad, inputs, out, lse, rows, _of_heads(scores, group), part.rank)
+        of_inputs = (
+            of_groups(to_tokens(x, part, group), like)
+            for x, like in zip((found.q, found.k, found.v), (q, k, v))
+        )
+        return *(x.to(q.dtype) for x in of_inputs), None, None, None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, group: ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result at this rank's tokens, the result at its heads, and their log-sum-exp."""
+    q, k, v = _whole_rows((q, k, v), part, group)
+    joined = Joined(q)
+    joined.add(k, v, part.whole_rows(scores.window), _of_heads(scores, group), part.rank)
+    out = joined.out.to(q.dtype)
+    return to_tokens(out, part, group), out, joined.lse
+
+
+def _whole_rows(inputs: tuple[Tensor, ...], part: Part, group: ProcessGroup) -> tuple[Tensor, ...]:
+    """This rank's heads of each, at all tokens; at least one, where there are fewer than ranks."""
+    n = group.size()
+    enough = (x if x.shape[1] % n == 0 else x.repeat_interleave(n // x.shape[1], 1) for x in inputs)
+    return tuple(to_heads(x, part, group) for x in enough)
+
+
+def _of_heads(scores: Scores, group: ProcessGroup) -> Scores:
+    if scores.key_bias is None:
+        return scores
+    return replace(scores, key_bias=scores.key_bias.chunk(group.size())[group.rank()])
+
+
+def to_heads(x: Tensor, part: Part, group: ProcessGroup) -> Tensor:
+    """[rows, heads, tokens, head_dim] to [rows, heads / n, seq, head_dim], in the rows' order."""
+    sent = x.unflatten(1, (group.size(), -1)).movedim(1, 0).contiguous()
+    got = torch.empty_like(sent)
+    exchange(got, sent, group)
+    together = got.movedim(0, 2).flatten(2, 3)  # rank after rank, as their tokens lie
+    return together.gather(2, _like(part.order, together))
+
+
+def to_tokens(x: Tensor, part: Part, group: ProcessGroup) -> Tensor:
+    """The transpose, and the inverse."""
+    by_rank = x.gather(2, _like(part.places.transpose(0, 1).flatten(1), x))
+    sent = by_rank.unflatten(2, (group.size(), -1)).movedim(2, 0).contiguous()
+    got = torch.empty_like(sent)
+    exchange(got, sent, group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def _like(index: Tensor, x: Tensor) -> Tensor:
+    """[rows or 1, seq] for a gather along the tokens of [rows, heads, seq, head_dim]."""
+    return index.to(x.device, non_blocking=True)[:, None, :, None].expand(
+        len(x), x.shape[1], -1, x.shape[3]
+    )

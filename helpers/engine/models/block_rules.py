@@ -1,0 +1,157 @@
+"""Which linear layers of a block tp splits, and how, by the block's own modules.
+
+    q_proj k_proj v_proj | o_proj        by the names of queries, keys and values
+    gate_proj up_proj    | down_proj     by shape: out of the hidden width, and back into it
+
+What has neither (experts, state spaces, low-rank attention) stays whole on each rank. A name can
+mislead, so what is found here is not believed but tried: see self_check.py.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import nn
+
+from .families import kv_heads
+
+SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
+BY_HEAD = "query_key_value"  # a head's query, key and value after another
+FUSED = (BY_HEAD, "qkv_proj")  # the other: all queries, all keys, all values
+OUT = ("o_proj", "out_proj", "dense")
+ATTENTION = "att"  # in the path of all that belongs to it
+
+
+@dataclass(frozen=True)
+class BlockRules:
+    """The part of a Family that says how a block is split; paths as there."""
+
+    attention: str = ""
+    sublayers: tuple[str, ...] = ()
+    column: tuple[str, ...] = ()
+    packed: dict[str, int] = field(default_factory=dict)
+    shared_kv: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
+    row: tuple[str, ...] = ()
+
+    def __or__(self, other: "BlockRules") -> "BlockRules":
+        """What either says, in order, each path once."""
+        joined = {}
+        for one in fields(self):
+            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+            if isinstance(mine, tuple):
+                joined[one.name] = tuple(dict.fromkeys(mine + theirs))
+            else:
+                joined[one.name] = mine | theirs if isinstance(mine, dict) else mine or theirs
+        return BlockRules(**joined)
+
+
+def block_rules(blocks: Iterable[nn.Module], config: Any) -> tuple[BlockRules, BlockRules]:
+    """What can be split of a model's blocks, which may be of several kinds: of attention, and of
+    all else.
+
+    Args:
+        config: of the text model.
+    """
+    attention, rest = BlockRules(), BlockRules()
+    for block in blocks:
+        linears = {
+            path: module
+            for path, module in block.named_modules()
+            if isinstance(module, nn.Linear) and "experts" not in path.split(".")
+        }
+        attention |= _attention(linears, config)
+        others = {path: layer for path, layer in linears.items() if ATTENTION not in path}
+        for mlp in _mlps(block, others, config):
+            rest |= mlp
+    return attention, rest
+
+
+def _attention(linears: dict[str, nn.Linear], config: Any) -> BlockRules:
+    """Queries, keys and values that one module makes, and the layer that their heads go to."""
+    for path in linears:
+        parent, _, name = path.rpartition(".")
+        here = {other for other in linears if other.rpartition(".")[0] == parent}
+        names = next((each for each in SEPARATE if each[0] == name), (name,))
+        parts = tuple(f"{parent}.{one}" for one in names)
+        if not parent or not here.issuperset(parts) or not (parts[1:] or name in FUSED):
+            continue
+        queries, head = _widths(linears, parts, config)
+        out = _out(parent, linears, queries)
+        gates = here - {*parts, out}
+        # all else is something of its own: low-rank queries, an index of keys
+        if out and all(linears[gate].out_features in (queries, queries // head) for gate in gates):
+            return BlockRules(
+                attention=parent,
+                sublayers=(parent,),
+                row=(out,),
+                **_kinds(parts, tuple(sorted(gates)), config),
+            )
+    return BlockRules()
+
+
+def _widths(linears: dict[str, nn.Linear], parts: tuple[str, ...], config: Any) -> tuple[int, int]:
+    """Numbers of all queries of a token, which attention turns into as many, and of a head."""
+    first, groups = linears[parts[0]], kv_heads(config)
+    if parts[1:]:
+        return first.out_features, max(1, linears[parts[1]].out_features // groups)
+    heads = config.num_attention_heads
+    head = first.out_features // (heads + 2 * groups)
+    return heads * head, head
+
+
+def _kinds(parts: tuple[str, ...], gates: tuple[str, ...], config: Any) -> dict[str, Any]:
+    """How the layers of queries, keys and values are split, and gates of what attention gives."""
+    first, *others = parts
+    if others:
+        return {"column": (first, *gates), "shared_kv": tuple(others)}
+    if first.endswith(BY_HEAD):
+        return {"column": (first, *gates)}
+    if kv_heads(config) == config.num_attention_heads:
+        return {"column": gates, "packed": {first: 3}}
+    return {"column": gates, "gathered": (first,)}
+
+
+def _out(parent: str, linears: dict[str, nn.Linear], width: int) -> str | None:
+    """The layer after attention: in its module, else the next one in the module around it."""
+    around = parent.rpartition(".")[0]
+    for place in filter(None, (parent, around)):
+        for path, layer in linears.items():
+            named = path.startswith(f"{place}.") and path.rpartition(".")[2] in OUT
+            if named and layer.in_features in (width, width // 2):  # half of queries with a gate
+                return path
+    return None
+
+
+def _mlps(block: nn.Module, linears: dict[str, nn.Linear], config: Any) -> Iterator[BlockRules]:
+    """Layers out of the hidden width, and the one back into it."""
+    hidden = getattr(config, "hidden_size", None)
+    for row, layer in linears.items():
+        width = layer.in_features
+        if layer.out_features != hidden or width == hidden:
+            continue
+        outwards = {
+            path: other.out_features
+            for path, other in linears.items()
+            if other.in_features == hidden and other.out_features in (width, 2 * width)
+        }
+        parent = row.rpartition(".")[0]
+        here = [path for path in outwards if path.rpartition(".")[0] == parent]
+        columns = here or list(outwards)
+        one_module = bool(here) and parent != ""
+        if one_module and not _holds_only(block, parent, [*columns, row]):
+            continue  # a mixture of experts, a state space
+        if not columns or (not one_module and len(columns) > 1):
+            continue
+        yield BlockRules(
+            sublayers=(parent,) if one_module else tuple(columns),
+            column=tuple(path for path in columns if outwards[path] == width),
+            packed={path: 2 for path in columns if outwards[path] == 2 * width},
+            row=(row,),
+        )
+
+
+def _holds_only(block: nn.Module, path: str, linears: list[str]) -> bool:
+    """Are these all of a module's matrices? Beside them it may have norms and the like."""
+    names = (name for name, p in block.get_submodule(path).named_parameters() if p.dim() > 1)
+    return {f"{path}.{name.rpartition('.')[0]}" for name in names} <= {*linears}

@@ -1,0 +1,103 @@
+"""What a model is trained for: which labels it takes, and what each of them is predicted from.
+
+    task            labels          predicted from          the loss is a mean over
+    lm              [batch, seq]    the token before        labelled tokens, but a row's first
+    mlm             [batch, seq]    the token in its place  labelled tokens
+    classify-head   [batch]         the whole row           rows
+
+A model's class says which: transformers lists its classes by what their heads are for. That its
+loss is the one that is named here is not believed but tried: see self_check.py.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError, need
+
+IGNORED = -100  # a label that is none, as in torch's cross-entropy
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One line of the table.
+
+    mapping: transformers' list of classes with such a head, in its `modeling_auto`.
+    shift: tokens that a label stands after what predicts it.
+    of_rows: is a label a whole row's?
+    """
+
+    task: str
+    auto: str
+    mapping: str
+    shift: int = 0
+    of_rows: bool = False
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """The labels that are predicted, each beside what predicts it: [batch, seq - shift], of
+        rows [batch, 1]."""
+        return labels.unsqueeze(1) if self.of_rows else labels[:, self.shift :]
+
+    def count(self, labels: Tensor) -> int:
+        """How many labels there are to predict."""
+        return int((self.targets(labels) != IGNORED).sum())
+
+    def check_shapes(self, ids: Tensor, labels: Tensor) -> None:
+        """Raise a UserError if these are no ids [batch, seq] and labels of their rows or tokens."""
+        expected = ids.shape[:1] if self.of_rows else ids.shape
+        if ids.dim() == 2 and ids.numel() and labels.shape == expected:
+            return
+        kind = "labels [batch]" if self.of_rows else "labels [batch, seq] of one shape"
+        raise UserError(
+            f"a batch is ids [batch, seq] and {kind}, not {list(ids.shape)} and "
+            f"{list(labels.shape)}"
+        )
+
+
+CAUSAL = Objective("lm", "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", shift=1)
+MASKED = Objective("mlm", "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
+CLASSES = Objective(
+    "classify-head",
+    "AutoModelForSequenceClassification",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    of_rows=True,
+)
+OBJECTIVES = {one.task: one for one in (CAUSAL, MASKED, CLASSES)}
+
+
+def objective_of(model: nn.Module) -> Objective:
+    """What the class of a model is for."""
+    return objective_named(one.__name__ for one in type(model).__mro__) or CAUSAL
+
+
+def objective_named(classes: Iterable[str]) -> Objective | None:
+    """What the first of these classes that is listed is for; None where none is."""
+    from transformers.models.auto import modeling_auto
+
+    for name in classes:
+        for objective in OBJECTIVES.values():
+            if name in getattr(modeling_auto, objective.mapping).values():
+                return objective
+    return None
+
+
+def build(config: Any, task: str | None = None, dtype: torch.dtype | None = None) -> nn.Module:
+    """transformers' model of a configuration, with the head for a task.
+
+    Args:
+        task: of OBJECTIVES; what the configuration's `architectures` are for where None.
+
+    Raises:
+        UserError: there is no such task.
+    """
+    transformers = need("transformers", "hf")
+    if task is not None and task not in OBJECTIVES:
+        raise UserError(f"no task {task!r} has a head; there is {', '.join(OBJECTIVES)}")
+    named = objective_named(getattr(config, "architectures", None) or ())
+    objective = named or CAUSAL if task is None else OBJECTIVES[task]
+    options = {} if dtype is None else {"dtype": dtype}
+    auto = getattr(transformers, objective.auto)
+    return auto.from_config(config, trust_remote_code=False, **options)

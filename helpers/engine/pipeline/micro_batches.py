@@ -1,0 +1,123 @@
+"""A micro-batch: rows that go through the model together, and what a rank has of them."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..context.parts import Part, share
+from ..errors import UserError
+from ..models.causal_loss import check_tokens, label_places
+from ..models.document_mask import PADDING, model_inputs
+from ..models.families import has_alibi
+from ..models.objectives import IGNORED, Objective
+
+MASKS = ("attention_mask", "token_type_ids")  # as transformers calls them
+
+
+class MicroBatch(NamedTuple):
+    """[rows, seq] each; labels may be [rows], see models/objectives.py. Documents of packed rows,
+    see models/document_mask.py.
+
+    positions, part: where ranks of cp have parts of the rows; the labels are then those of
+        context/parts.py, which stand beside the token that predicts them.
+    places: [n] of what predicts a label, see models/causal_loss.py.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    documents: Tensor | None = None
+    attention_mask: Tensor | None = None
+    token_type_ids: Tensor | None = None
+    positions: Tensor | None = None
+    part: Part | None = None
+    places: Tensor | None = None
+
+    def targets(self, objective: Objective) -> Tensor:
+        """What is predicted: see objectives.py; of a part [rows, seq]."""
+        return objective.targets(self.labels) if self.part is None else self.labels
+
+    def answers(self, objective: Objective) -> Tensor:
+        """What is predicted at the places, [n]."""
+        beside = self.places + objective.shift if self.part is None else self.places
+        return self.labels.flatten().index_select(0, beside)
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """On that device; a copy from pinned memory goes on beside the work before it."""
+        moved = (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in self)
+        return MicroBatch(*moved)
+
+    def inputs(self, config: Any) -> dict[str, Any]:
+        """What the model with this configuration is called with."""
+        if self.part is None:
+            given = {"input_ids": self.ids, "labels": self.labels, "places": self.places}
+            packed = {} if self.documents is None else model_inputs(self.documents)
+            masks = {name: getattr(self, name) for name in MASKS}
+            return given | packed | {name: mask for name, mask in masks.items() if mask is not None}
+        # attention makes its own masks; this keeps the model from making any. ALiBi's takes none
+        mask = None if has_alibi(config) else self.ids.new_ones(1, 1, 1, 1).bool()
+        given = {"position_ids": self.positions, "attention_mask": mask, "places": self.places}
+        return {"input_ids": self.ids, "shift_labels": self.labels} | given
+
+
+def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
+    """Raise a UserError if a whole batch is none that a laid-out model can train on."""
+    model.objective.check_shapes(batch.ids, batch.labels)
+    check_tokens(batch.ids, batch.labels, model.vocabulary, model.classes)
+    if batch.documents is not None and not model.objective.shift:
+        raise UserError("rows are packed for causal language models alone, not for this one")
+    for name in MASKS:
+        mask = getattr(batch, name)
+        if mask is None:
+            continue
+        if cp > 1:
+            raise UserError(f"{name} is not split over cp, whose attention makes its own masks")
+        if mask.shape != batch.ids.shape:
+            raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
+
+
+def some_rows(batch: MicroBatch, n: int, index: int) -> MicroBatch:
+    """Rows `index` of `n`. Where there are too few, one row without labels: it changes nothing, and
+    the rank takes part in every collective."""
+    part = MicroBatch(*(None if x is None else x.tensor_split(n)[index] for x in batch))
+    if len(part.ids):
+        return part
+    first = MicroBatch(*(None if x is None else x[:1] for x in batch))
+    return first._replace(labels=torch.full_like(first.labels, IGNORED))
+
+
+def own_tokens(
+    batch: MicroBatch,
+    rank: int,
+    ranks: int,
+    split: str = "balanced",
+    multiple: int = 1,
+    pad_id: int | None = None,
+) -> MicroBatch:
+    """What a rank of cp has of whole rows, on the CPU.
+
+    Args:
+        split: one of context.balance.SPLITS.
+        multiple: what the number of its tokens must be one of.
+        pad_id: of a model whose tokens see those after them: what is added is masked.
+    """
+    if ranks > 1:
+        own = share(*batch[:3], rank, ranks, split, multiple)
+        return MicroBatch(own.ids, own.targets, positions=own.positions, part=own.part)
+    short = -batch.ids.shape[1] % multiple
+    if not short:
+        return batch
+    if pad_id is not None and batch.attention_mask is None:
+        batch = batch._replace(attention_mask=torch.ones_like(batch.ids))
+    padded = (
+        values if values is None or values.dim() == 1 else F.pad(values, (0, short), value=fill)
+        for values, fill in zip(batch, (pad_id or 0, IGNORED, PADDING, 0, 0))
+    )
+    return MicroBatch(*padded)
+
+
+def placed(batch: MicroBatch, objective: Objective) -> MicroBatch:
+    """With the places of its labels: found on the CPU, where nobody waits for a device."""
+    seq = 1 if objective.of_rows else batch.ids.shape[1]
+    return batch._replace(places=label_places(batch.targets(objective), seq))

@@ -1,0 +1,128 @@
+"""A job that left the service, as a run: the torchrun line, and the files of clusters."""
+
+import json
+import shlex
+from typing import Any
+
+from helpers.engine.errors import UserError
+from helpers.lab.cluster.described_run import ClusterRun, describe
+from helpers.lab.cluster.kubeflow import train_job
+from helpers.lab.cluster.sagemaker import estimator_arguments
+from helpers.lab.cluster.skypilot import sky_task
+from helpers.lab.cluster.slurm import slurm_script
+from helpers.lab.launch.command import MEET
+from helpers.lab.launch.flags import to_words
+from helpers.planner.hardware.lookup import find_instance
+from helpers.smp.jobs.job import Job
+from helpers.smp.jobs.tuners import Sweep
+from helpers.smp.reading.values import is_known, unknown_in
+
+IMAGE, ROLE = "YOUR-IMAGE", "YOUR-ROLE"
+A_DAY = 24 * 60  # minutes
+SKY = {"A100-40": "A100", "A100-80": "A100-80GB", "V100-16": "V100", "V100-32": "V100-32GB"}
+ASKED = {
+    "model": "MODEL",
+    "data": "DATA",
+}  # said as they are, so that a run without them ends at once
+
+
+def flags_of(job: Job) -> dict[str, Any]:
+    """Flags of helpers.train, the plan's among them, and MODEL or DATA for what is not known."""
+    return {**ASKED, **job.run_flags()}
+
+
+def torchrun_line(job: Job) -> str:
+    """What starts the run, on each of its nodes."""
+    where = job.machines
+    start = ["--nnodes", str(where.nodes), *MEET] if (where.nodes or 1) > 1 else ["--standalone"]
+    words = to_words({**flags_of(job), "out": f"runs/{_described(job).name}"})
+    ranks = ["--nproc-per-node", str(where.nproc or 1)]
+    env = [f"{name}={shlex.quote(value)}" for name, value in job.env.items()]
+    line = shlex.join(["torchrun", *start, *ranks, "-m", "helpers.train", *words])
+    return " ".join([*env, line])
+
+
+def sweep_line(sweep: Sweep) -> str:
+    """What starts a sweep over the runs of a tuner's job."""
+    job = sweep.job
+    space = [f"--space={name}={':'.join(map(str, one))}" for name, one in sweep.space.items()]
+    words = ["python", "-m", "helpers.lab.comparison.sweep", "helpers.train", *space]
+    words += ["--trials", str(sweep.trials or "TRIALS"), "--sampler", sweep.sampler]
+    words += ["--objective", sweep.objective]
+    words += ["--direction", sweep.direction] if sweep.direction == "maximize" else []
+    words += ["--halving"] if sweep.halving and sweep.direction == "minimize" else []
+    words += ["--nproc", str(job.machines.ranks or 1), "--out", "runs/sweep", "--"]
+    given = {"steps": "STEPS", **flags_of(job)}
+    fixed = {name: value for name, value in given.items() if name not in (*sweep.space, "epochs")}
+    return shlex.join([*words, *to_words(fixed)])
+
+
+def script_line(job: Job, script: str) -> str:
+    """What starts a converted script, with the job's own arguments for it."""
+    given = job.estimator.get("hyperparameters") if job.estimator else None
+    words: list[str] = []
+    for name, value in given.items() if isinstance(given, dict) else ():
+        words += [f"--{name}", str(value) if is_known(value) else str(unknown_in(value)).upper()]
+    ranks = ["--standalone", "--nproc-per-node", str(job.machines.nproc or 1)]
+    return shlex.join(["torchrun", *ranks, script, *words])
+
+
+def forms(job: Job) -> dict[str, str]:
+    """The job's files by their names. A form that cannot be is its reason."""
+    files = {"run.sh": f"#!/usr/bin/env bash\n{torchrun_line(job)}\n"}
+    if job.config is not None:
+        files["model/config.json"] = job.config.to_json_string()
+    run = _described(job)
+    minutes = job.minutes or A_DAY
+    gpus = job.machines.instance is not None
+    makers = {
+        "slurm.sh": lambda: slurm_script(run, minutes=minutes, gpus=gpus),
+        "trainjob.json": lambda: _json(train_job(run, image=IMAGE, gpus=gpus)),
+        "sky.json": lambda: _json(sky_task(run, accelerators=accelerators(job))),
+        "estimator.json": lambda: _json(_estimator(job, minutes)),
+    }
+    for name, make in makers.items():
+        try:
+            files[name] = make()
+        except UserError as error:
+            files[f"{name}.refused"] = f"{error}\n"
+    if job.metrics:
+        rows = [one.definition() for one in job.metrics if one.regex]
+        files["metric_definitions.json"] = _json(rows)
+    return files
+
+
+def accelerators(job: Job) -> str | None:
+    """A node's GPUs as SkyPilot names them; None where there are none."""
+    if job.machines.instance is None:
+        return None
+    instance = find_instance(job.machines.instance)
+    return f"{SKY.get(instance.gpu, instance.gpu.partition('-')[0])}:{job.machines.nproc}"
+
+
+def _described(job: Job, restarts: int | None = None) -> ClusterRun:
+    return describe(
+        "scripts/train.py",
+        nodes=job.machines.nodes or 1,
+        nproc=job.machines.nproc or 1,
+        env=job.env,
+        restarts=job.restarts if restarts is None else restarts,
+        out=None,
+        **flags_of(job),
+    )
+
+
+def _estimator(job: Job, minutes: int) -> dict[str, Any]:
+    if job.machines.instance is None:
+        raise UserError("an estimator needs an instance with GPUs, and none is known")
+    return estimator_arguments(
+        _described(job, restarts=0),
+        image=IMAGE,
+        role=ROLE,
+        instance_type=job.machines.instance,
+        minutes=minutes,
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"

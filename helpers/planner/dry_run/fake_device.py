@@ -1,0 +1,102 @@
+"""Tensors without values, on a device without memory, and how often a host would wait for it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from helpers.engine.plan import ParallelPlan
+
+aten = torch.ops.aten
+
+
+class SizesOnly(FakeTensorMode):
+    """Fake tensors, and what they cannot know: a number read from one is 1, and a mask keeps
+    everything.
+
+    Attributes:
+        host_waits: how often the host has waited for a device of its own.
+    """
+
+    host_waits = 0
+
+    def dispatch(self, func, types, args=(), kwargs=None):
+        self.host_waits += _waits(func, args, kwargs or {})
+        if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 1.0 if args[0].is_floating_point() else 1
+        if func is aten.nonzero.default:
+            mask = args[0]
+            return mask.new_empty((mask.numel(), mask.dim()), dtype=torch.long)
+        if func is aten.index.Tensor and _is_mask(args[1]):
+            values, (mask,) = args
+            return values.new_empty((mask.numel(), *values.shape[mask.dim() :]))
+        if func in (aten.index_put.default, aten._unsafe_index_put.default) and _is_mask(args[1]):
+            return args[0].clone()
+        if func in (aten.index_put_.default, aten._index_put_impl_.default) and _is_mask(args[1]):
+            return args[0]
+        return super().dispatch(func, types, args, kwargs)
+
+
+INDEXING = (
+    aten.index,
+    aten.index_put,
+    aten.index_put_,
+    aten._unsafe_index_put,
+    aten._index_put_impl_,
+)
+READS = (aten._local_scalar_dense, aten.nonzero, aten.masked_select)
+
+
+def _waits(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Does the host wait for `meta` in this operation? For a value; for how many a mask keeps, the
+    size of what comes out; for a copy to or from it, unless that is told not to block, so for an
+    index in host memory."""
+    first = args[0] if args else None
+    if not isinstance(first, FakeTensor):
+        return False
+    if func is aten._to_copy.default:
+        target = kwargs.get("device") or first.device
+        return _crosses(first.device, torch.device(target)) and not kwargs.get("non_blocking")
+    if func is aten.copy_.default:
+        no_waiting = kwargs.get("non_blocking") or args[2:] == (True,)
+        return _crosses(args[1].device, first.device) and not no_waiting
+    if first.device.type != "meta":
+        return False
+    if func._overloadpacket in INDEXING:
+        indices = [index for index in args[1] if index is not None]
+        return any(one.dtype == torch.bool or one.device.type == "cpu" for one in indices)
+    return func._overloadpacket in READS
+
+
+def _crosses(source: torch.device, target: torch.device) -> bool:
+    return "meta" in (source.type, target.type) and source.type != target.type
+
+
+def _is_mask(indices: list[Tensor | None]) -> bool:
+    return len(indices) == 1 and indices[0].dtype == torch.bool
+
+
+@contextmanager
+def device_of_its_own() -> Iterator[None]:
+    """Let torch train on `meta` as on an accelerator, whose tensors meet none of the CPU's: it
+    takes a parameter there for one that somebody forgot to make."""
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.optim import optimizer
+
+    fused = optimizer._get_fused_kernels_supported_devices()
+    low_dtype = ParallelPlan.low_dtype
+    with ExitStack() as stack:
+        for place, name, value in (
+            (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
+            (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device("meta")),
+            (optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused, "meta"]),
+            (torch, "meta", torch.cpu),  # whose streams it has
+            (ParallelPlan, "low_dtype", lambda plan, mesh_of: low_dtype(plan, "meta")),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value, create=True))
+        yield

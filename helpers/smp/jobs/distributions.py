@@ -1,0 +1,119 @@
+"""An estimator's distribution, hardware and precision as a plan, and what stands beside it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.lookup import find_instance
+from helpers.smp.configuration import SmpConfig, read_smp_config
+from helpers.smp.jobs.estimators import Estimator, part
+from helpers.smp.reading.values import Unknown, is_known, unknown_in
+
+WITHOUT_GPUS = ("local", "ml.m", "ml.c", "ml.t", "ml.r")
+
+
+@dataclass
+class Machines:
+    """Where a job runs. `instance` is None where it has no GPUs, or is not known."""
+
+    instance: str | None = None
+    nodes: int | None = None
+    nproc: int | None = None
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int | None:
+        return self.nodes * self.nproc if self.nodes and self.nproc else None
+
+
+def machines(job: Estimator, answers: dict[str, Any]) -> Machines:
+    """The job's nodes and ranks on each."""
+    found = Machines()
+    count = job.get("instance_count", 1)
+    found.nodes = _whole(count, "instance_count", answers, found.asked)
+    kind, mpi = job.get("instance_type"), part(job.get("distribution"), "mpi")
+    per_host = part(mpi, "processes_per_host")
+    name = kind if isinstance(kind, str) else answers.get("instance_type")
+    if isinstance(name, str) and not name.startswith(WITHOUT_GPUS):
+        try:
+            instance = find_instance(name)
+            found.instance, found.nproc = instance.name, instance.gpus
+        except UserError:
+            found.nproc = None
+    elif isinstance(name, str):
+        found.nproc = 1
+    if per_host is not None:
+        found.nproc = _whole(per_host, "processes_per_host", answers, found.asked)
+    elif "processes_per_host" in answers:
+        found.nproc = _whole(None, "processes_per_host", answers, found.asked)
+    if found.nproc is None and not found.asked:
+        found.asked.append("processes_per_host" if isinstance(name, str) else "instance_type")
+    if found.nproc and isinstance(job.get("distribution"), (dict, Unknown)) is False:
+        found.nproc = 1  # nothing is distributed: the service starts one process
+    return found
+
+
+def _whole(value: Any, name: str, answers: dict[str, Any], asked: list[str]) -> int | None:
+    value = answers.get(name, value)
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    missing = unknown_in(value)
+    asked.append(str(missing) if missing else name)
+    return None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan, or why there is none; `config` where a configuration of the library says it."""
+
+    plan: ParallelPlan | None = None
+    config: SmpConfig | None = None
+    refused: str = ""
+    asked: tuple[str, ...] = ()
+    words: str = ""
+
+
+def layout(distribution: Any, ranks: int | None) -> Layout:
+    """The plan that a distribution asks for.
+
+    Args:
+        ranks: of the whole job, None where they are not known.
+    """
+    if isinstance(distribution, Unknown):
+        return Layout(asked=(str(distribution),))
+    if ranks is None:
+        return Layout()
+    model_parallel = part(distribution, "smdistributed", "modelparallel")
+    if part(model_parallel, "enabled") not in (None, False):
+        parameters = part(model_parallel, "parameters")
+        return configured({} if parameters is None else parameters, ranks)
+    kinds = {
+        "data parallel, in the library's own words": ("smdistributed", "dataparallel"),
+        "torchrun": ("torch_distributed",),
+        "data parallel": ("pytorchddp",),
+        "data parallel over XLA": ("pytorchxla",),
+        "MPI": ("mpi",),
+    }
+    for words, path in kinds.items():
+        if part(distribution, *path, "enabled") not in (None, False):
+            return Layout(ParallelPlan(dp_replicate=ranks), words=words)
+    return Layout(ParallelPlan(dp_replicate=ranks), words="one process a node")
+
+
+def configured(parameters: Any, ranks: int) -> Layout:
+    """The plan of a configuration of the library, some of whose values may not be known."""
+    if not isinstance(parameters, dict):
+        return Layout(asked=(str(unknown_in(parameters) or "parameters"),))
+    missing = tuple(
+        dict.fromkeys(str(unknown_in(v)) for v in parameters.values() if not is_known(v))
+    )
+    if missing:
+        return Layout(asked=missing)
+    try:
+        config = read_smp_config(dict(parameters), ranks)
+    except UserError as error:
+        return Layout(refused=str(error))
+    return Layout(config.plan, config)

@@ -1,0 +1,197 @@
+"""What each key of a recipe says, by the table keys.csv: flags, the plan, machines, the model."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from helpers.smp.jobs.distributions import Machines
+from helpers.smp.jobs.settings import Flag, Settings
+from helpers.smp.reading.catalogue import CONVERTED, LEFT_OUT, REFUSED
+from helpers.tables import read_table
+
+HERE = Path(__file__).parent
+PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}
+OF_GPUS = ("gpu", "auto", "cuda")
+OF_PLAN = ("activation", "precision", "offload")
+AFTER_THE_PLAN = ("per device", "share", "micro", "accumulation")
+Judged = tuple[str, str, str]  # a verdict, what the key became, what to do by hand
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of recipes of a kind, and what becomes of it."""
+
+    kind: str
+    key: str
+    how: str
+    flag: str = ""
+    words: str = ""
+
+
+@cache
+def keys(kind: str) -> tuple[Key, ...]:
+    """The keys of a kind, those without * first, the longest first, so that the nearest fits."""
+    rows = [row for row in read_table(HERE / "keys.csv", Key) if row.kind in (kind, "any")]
+    return tuple(sorted(rows, key=lambda row: (row.key.count("*"), -len(row.key))))
+
+
+@dataclass
+class Readings:
+    """All that the keys have said so far.
+
+    values: of all keys, by their paths. smp: keys of the library's configuration. changes: fields
+    of the plan. sizes: of the model. late: what depends on the plan.
+    """
+
+    values: Mapping[str, Any]
+    where: Machines = field(default_factory=Machines)
+    instance: str | None = None
+    smp: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    late: list[tuple[Key, Any]] = field(default_factory=list)
+    minutes: int | None = None
+    strategy: str = ""
+
+    def read(self, row: Key, value: Any) -> Judged:
+        """What becomes of a key with this value."""
+        if row.how == "left":
+            return LEFT_OUT, row.words, ""
+        if value is None or value == "" or (isinstance(value, str) and "${" in value):
+            return LEFT_OUT, "no value: as without it", ""
+        method: Callable[[Key, Any], Judged] | None = getattr(self, f"_is_{row.how}", None)
+        return method(row, value) if method else self._flag(row, value)
+
+    def _flag(self, row: Key, value: Any) -> Judged:
+        """A flag that settings of jobs have, too, read in the same way."""
+        if row.how in AFTER_THE_PLAN:
+            wants = "a part of the steps" if row.how == "share" else "a whole number"
+            kinds, ends = ((int, float), (0, 1)) if row.how == "share" else ((int,), (1, 10**9))
+            if type(value) not in kinds or not ends[0] <= value <= ends[1]:
+                return REFUSED, f"{value!r} is not {wants}", f"give {wants}"
+            self.late.append((row, value))
+            return CONVERTED, f"--{row.flag.replace('_', '-')}", ""
+        given, words = Settings().value(Flag(row.key, row.flag, row.how), value)
+        if given is None:
+            return LEFT_OUT, words, ""
+        if row.flag in OF_PLAN:
+            self.changes.setdefault(row.flag, "bf16" if row.flag == "precision" else given)
+        elif row.flag == "profile":
+            self.flags[row.flag] = "3:6"
+        else:
+            self.flags.setdefault(row.flag, given)
+        return CONVERTED, words or f"--{row.flag.replace('_', '-')} {given}", ""
+
+    def _is_name(self, row: Key, value: Any) -> Judged:
+        return CONVERTED, row.words, ""
+
+    def _is_minutes(self, row: Key, value: Any) -> Judged:
+        found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", str(value))
+        if not found:
+            return LEFT_OUT, f"{value!r} is no time limit", ""
+        days, hours, minutes, _ = (int(part or 0) for part in found.groups())
+        self.minutes = (days * 24 + hours) * 60 + minutes
+        return CONVERTED, row.words, ""
+
+    def _is_machines(self, row: Key, value: Any) -> Judged:
+        if row.flag == "instance":
+            value = value[0] if isinstance(value, list) and value else value
+            self.instance = self.instance or str(value)
+            return CONVERTED, row.words, ""
+        if type(value) is not int or value < 1:
+            return REFUSED, f"{value!r} is no number of them", "give a whole number"
+        setattr(self.where, row.flag, value)
+        return CONVERTED, row.words, ""
+
+    def _is_accelerator(self, row: Key, value: Any) -> Judged:
+        if value in OF_GPUS:
+            return CONVERTED, row.words, ""
+        return REFUSED, f"{value}: the engine trains on GPUs and CPUs", "take machines with GPUs"
+
+    def _is_precision(self, row: Key, value: Any) -> Judged:
+        found = PRECISIONS.get(str(value))
+        if found is None:
+            return LEFT_OUT, f"{value}: float32", ""
+        self.changes["precision"] = found
+        return CONVERTED, f"precision={found}", ""
+
+    def _is_track(self, row: Key, value: Any) -> Judged:
+        if value is not True:
+            return LEFT_OUT, "off", ""
+        before = self.flags.get("track")
+        self.flags["track"] = f"{before},{row.flag}" if before else row.flag
+        return CONVERTED, f"--track {row.flag}", ""
+
+    def _is_checkpoint(self, row: Key, value: Any) -> Judged:
+        if self.values.get("exp_manager.checkpoint_callback_params.save_top_k") == 0:
+            return LEFT_OUT, "save_top_k is 0: no checkpoints are written", ""
+        return self._flag(replace(row, how="count"), value)
+
+    def _is_plan(self, row: Key, value: Any) -> Judged:
+        if type(value) not in (int, bool):
+            return REFUSED, f"{value!r} is no degree", "give a whole number"
+        if value in (0, 1, False) and row.flag != "hybrid_shard_degree":
+            return LEFT_OUT, "as without it", ""
+        self.smp[row.flag] = value
+        return CONVERTED, row.words, ""
+
+    def _is_strategy(self, row: Key, value: Any) -> Judged:
+        self.strategy = str(value).lower()
+        return CONVERTED, row.words, ""
+
+    def _is_zero1(self, row: Key, value: Any) -> Judged:
+        if value is not True:
+            return LEFT_OUT, "off", ""
+        self.strategy = "zero1"
+        return CONVERTED, row.words, ""
+
+    def _is_model(self, row: Key, value: Any) -> Judged:
+        self.sizes[row.key.rpartition(".")[2]] = value
+        return CONVERTED, "the model's configuration", ""
+
+    def _is_fp8(self, row: Key, value: Any) -> Judged:
+        if value is not True:
+            return LEFT_OUT, "off", ""
+        return LEFT_OUT, "bf16, which the planner prices; --precision fp8 is there, too", ""
+
+    def _is_finetune(self, row: Key, value: Any) -> Judged:
+        if value is True:
+            return CONVERTED, "training starts from the model's weights", ""
+        self.flags["from_scratch"] = True
+        return CONVERTED, "--from-scratch", ""
+
+    def _is_peft(self, row: Key, value: Any) -> Judged:
+        if str(value) not in ("lora", "qlora_4bit"):
+            return REFUSED, f"{value} is no way to adapt that is here", "take lora or qlora_4bit"
+        if str(value) == "lora":
+            return CONVERTED, "--lora-rank", ""
+        self.flags["quantize"] = "nf4"
+        return CONVERTED, "--lora-rank, --quantize nf4", ""
+
+    def _is_dpo(self, row: Key, value: Any) -> Judged:
+        if self.values.get("model.dpo.enabled") is not True:
+            return LEFT_OUT, "off", ""
+        return REFUSED, "preference tuning is not here", "train on the preferred texts alone"
+
+    def _is_trainer(self, row: Key, value: Any) -> Judged:
+        if value != "sft":
+            return REFUSED, f"{value} is not here", "train on the preferred texts alone"
+        self.flags["task"] = "instruct"
+        return CONVERTED, "--task instruct", ""
+
+    def _is_ring(self, row: Key, value: Any) -> Judged:
+        return self._is_plan(replace(row, flag="context_parallel_degree", words="cp"), value)
+
+    def _is_sequence(self, row: Key, value: Any) -> Judged:
+        if value is not True:
+            return LEFT_OUT, "off", ""
+        self.changes["sequence_parallel"] = True
+        return CONVERTED, "sequence_parallel", ""
+
+    def _is_virtual(self, row: Key, value: Any) -> Judged:
+        self.changes |= {"virtual_stages": int(value), "schedule": "interleaved"}
+        return CONVERTED, "schedule=interleaved with virtual_stages", ""

@@ -1,0 +1,6 @@
+"""`--write`: a script with the library's calls replaced, as a diff; never in place.
+
+replacements.csv says what takes a call's place. edits.py changes spans of a text; calls.py turns
+uses into edits by the table; steps.py finds the training step and what else has a form of its own;
+script.py puts them together, and refuses where a use has no replacement or no step is recognised.
+"""

@@ -1,0 +1,112 @@
+"""Rows for encoders: text between a first and a last token, and tokens that are masked.
+
+    mlm             [CLS] the film is [MASK] . [SEP]    the loss is on what was masked
+    classify-head   [CLS] the film is great . [SEP]     and a class for the row
+
+A tokenizer that has none of these tokens gets them below its own, which move up by as many ids.
+
+Sources: Devlin et al. 2018, BERT, section 3.1 (15 % of the tokens; of these 80 % masked, 10 %
+another token, 10 % as they are); Liu et al. 2019, RoBERTa, section 4.1 (masked anew each time).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from helpers.engine.errors import UserError
+from helpers.engine.models.objectives import IGNORED
+from helpers.text.readers import Example
+from helpers.text.tokenizer import Tokenizer
+
+NAMES = {
+    "first": ("[CLS]", "<s>"),
+    "pad": ("[PAD]", "<pad>"),
+    "last": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+CHOSEN, MASKED, OTHER = 0.15, 0.8, 0.1
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The ids that rows of encoders need, and how far the tokenizer's own ids are moved up."""
+
+    first: int
+    pad: int
+    last: int
+    mask: int
+    moved: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "SpecialTokens":
+        """Those of a tokenizer that has them, as BERT's and RoBERTa's; else new ones."""
+        found = {
+            name: next((i for i in map(tokenizer.id_of, texts) if i is not None), None)
+            for name, texts in NAMES.items()
+        }
+        if None not in found.values():
+            return cls(**found, moved=0, vocab_size=tokenizer.vocab_size)
+        new = {name: place for place, name in enumerate(NAMES)}
+        return cls(**new, moved=len(new), vocab_size=tokenizer.vocab_size + len(new))
+
+    def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
+        """The ids of each text, without special tokens."""
+        encoded = tokenizer.encode([example.text.strip() for example in examples])
+        return [[token + self.moved for token in ids] for ids in encoded]
+
+    def row(self, ids: list[int]) -> list[int]:
+        return [self.first, *ids, self.last]
+
+
+def stream_rows(texts: list[list[int]], special: SpecialTokens, seq_len: int) -> list[list[int]]:
+    """All texts one after another, each with the last token behind it, in rows of at most
+    `seq_len`; no token is lost."""
+    room = _room(seq_len)
+    stream = [token for ids in texts for token in [*ids, special.last]][:-1]
+    return [special.row(stream[start : start + room]) for start in range(0, len(stream), room)]
+
+
+def text_rows(texts: list[list[int]], special: SpecialTokens, seq_len: int) -> list[list[int]]:
+    """A row a text, of which what is too long keeps its beginning."""
+    room = _room(seq_len)
+    return [special.row(ids[:room]) for ids in texts]
+
+
+def _room(seq_len: int) -> int:
+    if seq_len < 3:
+        raise UserError(f"seq_len {seq_len} leaves no room for text between two tokens: at least 3")
+    return seq_len - 2
+
+
+class Masking(NamedTuple):
+    """Which tokens of a batch are predicted, and what stands in their place.
+
+    special: that are never masked.
+    others: ids from which another token is drawn, the first and the one after the last.
+    """
+
+    mask: int
+    special: tuple[int, ...]
+    others: tuple[int, int]
+
+    @classmethod
+    def by(cls, tokens: SpecialTokens) -> "Masking":
+        special = (tokens.first, tokens.pad, tokens.last, tokens.mask)
+        return cls(tokens.mask, special, (tokens.moved, tokens.vocab_size))
+
+    def apply(self, ids: Tensor, attention_mask: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """The ids [batch, seq] with some masked, and as labels what these were."""
+        generator = torch.Generator().manual_seed(seed)
+        chances = torch.rand(ids.shape, generator=generator)
+        allowed = attention_mask.bool() & ~torch.isin(ids, torch.tensor(self.special))
+        chosen = allowed & (chances < CHOSEN)
+        others = torch.randint(*self.others, ids.shape, generator=generator)
+        masked = ids.where(~chosen, self.mask)
+        kept = chances >= CHOSEN * (MASKED + OTHER)
+        drawn = ~kept & (chances >= CHOSEN * MASKED)
+        masked = masked.where(~(chosen & drawn), others).where(~(chosen & kept), ids)
+        return masked, ids.where(chosen, IGNORED)

@@ -1,0 +1,132 @@
+"""Adapters beside an encoder in 4 bits, and its head: every layout trains as one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.engine.adapters.head import head_weights
+from helpers.engine.adapters.lora import (
+    adapter_weights,
+    add_adapters,
+    load_adapters,
+    save_adapters,
+    save_merged,
+)
+from helpers.engine.adapters.nf4 import load_quantized
+from helpers.engine.adapters.qlora import Adapting, load_adapted
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
+
+pytest.importorskip("peft")
+pytest.importorskip("bitsandbytes")
+
+STEPS, LR, EPS, CLIP, TARGETS = 4, 1e-2, 1e-4, 0.5, 6  # a block's matrices
+HOW = Adapting(rank=4, alpha=8, quantize="nf4")
+TASKS = {"bert-mlm": "mlm", "bert-classes": "classify-head", "roberta-classes": "classify-head"}
+LAYOUTS = {
+    "zero-1": ParallelPlan(dp_shard=2, zero_stage=1),
+    "zero-3": ParallelPlan(dp_shard=2),
+    "pp": ParallelPlan(pp=2),
+}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> dict[str, Path]:
+    """Folders that transformers wrote, by family."""
+    found = {}
+    for family in TASKS:
+        found[family] = tmp_path_factory.mktemp("base") / family
+        tiny.fresh(family, torch.float32).save_pretrained(found[family])
+    return found
+
+
+def truth(folder: Path, family: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """transformers' forward, peft's layers, torch's loop."""
+    model = load_quantized(folder, dtype=torch.float32, task=TASKS[family])
+    add_adapters(model, HOW.rank, HOW.alpha).train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=LR, betas=(0.9, 0.95), eps=EPS, weight_decay=tiny.DECAY
+    )
+    losses = []
+    for step in range(STEPS):
+        ids, labels, inputs = tiny.masked_batch(family, step)
+        loss = tiny.plain_loss(model, ids, labels, **inputs)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, {name: value.detach() for name, value in adapter_weights(model).items()}
+
+
+def trained(folder: Path, family: str, plan: ParallelPlan, out: Path) -> list[float]:
+    mesh = mesh_of(plan)
+    model = load_adapted(folder, plan, mesh, HOW, task=TASKS[family])
+    options = {"lr": LR, "eps": EPS, "clip": CLIP, "weight_decay": tiny.DECAY}
+    trainer, losses = Trainer(model, plan, mesh, **options), []
+    for step in range(STEPS):
+        ids, labels, inputs = tiny.masked_batch(family, step)
+        losses.append(trainer.step(ids, labels, **inputs).loss)
+    save_adapters(model, out / "adapters")
+    save_merged(model, out / "model")
+    return losses
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", TASKS)
+def test_a_layout_trains_as_one_process(
+    family: str, layout: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    expected, weights = truth(bases[family], family)
+    plan = LAYOUTS[layout]
+    for losses in pool(plan.world_size).run(trained, bases[family], family, plan, tmp_path):
+        parity.close("losses", losses, expected, 1e-5)
+    bare = load_quantized(bases[family], dtype=torch.float32, task=TASKS[family])
+    again = load_adapters(bare, tmp_path / "adapters")
+    found = adapter_weights(again)
+    assert found.keys() == weights.keys()
+    for name, value in weights.items():
+        parity.close(name, found[name].detach(), value, 1e-4)
+    merged, report = tiny.auto_class(family).from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
+    assert not any(report.values())
+    ids, _, inputs = tiny.masked_batch(family, 0)
+    with torch.no_grad():
+        one, other = (m.eval()(input_ids=ids, **inputs).logits for m in (merged, again))
+    parity.close("merged logits", one, other, 1e-4)
+
+
+def test_peft_loads_the_adapters_and_the_head(bases: dict[str, Path], tmp_path: Path) -> None:
+    """As they were written, beside the same base in full precision."""
+    import peft
+
+    auto, family = tiny.auto_class("bert-classes"), "bert-classes"
+    model = add_adapters(auto.from_pretrained(bases[family]), rank=4)
+    with torch.no_grad():
+        for value in adapter_weights(model).values():
+            value.add_(torch.randn_like(value) * 0.1)
+    save_adapters(model, tmp_path)
+    theirs = peft.PeftModel.from_pretrained(auto.from_pretrained(bases[family]), tmp_path)
+    ids, _, inputs = tiny.masked_batch(family, 0)
+    with torch.no_grad():
+        expected, found = (m.eval()(input_ids=ids, **inputs).logits for m in (model, theirs))
+    parity.close("logits", found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("family", TASKS)
+def test_adapters_stand_beside_the_blocks_matrices_alone(
+    family: str, bases: dict[str, Path]
+) -> None:
+    """`dense` is also what heads and poolers call their layers."""
+    model = add_adapters(load_quantized(bases[family], task=TASKS[family]), rank=4)
+    adapted = {name.partition(".lora_")[0] for name in adapter_weights(model) if ".lora_" in name}
+    assert len(adapted) == 2 * TARGETS and all(".encoder.layer." in name for name in adapted)
+    head = head_weights(model)
+    assert bool(head) == (TASKS[family] == "classify-head")
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in head.values())

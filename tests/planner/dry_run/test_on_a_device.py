@@ -1,0 +1,134 @@
+"""A step on a device whose tensors meet none of the CPU's: what mixes them fails, as on a GPU, and
+the host waits for the device once."""
+
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("transformers")
+import torch
+
+from helpers.engine import trainer
+from helpers.engine.models import chunked_loss, document_mask
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.dry_run.dry_run import DryRun, dry_run
+from tests.support import tiny
+
+PIPELINE = {"pp": 2, "microbatches": 4}
+PACKED = {"packed": True}
+LAYOUTS = {
+    "one process": {},
+    "fp16, micro-batches": {"precision": "fp16", "microbatches": 2},
+    "sequence parallel": {"tp": 2, "sequence_parallel": True},
+    "DDP": {"dp_replicate": 2, "precision": "bf16", "reduce_dtype": "bf16"},
+    "ZeRO-1": {"dp_shard": 2, "zero_stage": 1, "precision": "bf16"},
+    "ZeRO-2": {"dp_shard": 2, "zero_stage": 2, "microbatches": 2},
+    "ZeRO-3": {"dp_shard": 2, "precision": "bf16"},
+    "HSDP": {"dp_replicate": 2, "dp_shard": 2, "precision": "bf16"},
+    "1f1b": PIPELINE,
+    "interleaved": PIPELINE | {"schedule": "interleaved", "virtual_stages": 2},
+    "zero-bubble": PIPELINE | {"schedule": "zero-bubble", "precision": "bf16"},
+    "1f1b, tp, ZeRO-3": PIPELINE | {"tp": 2, "sequence_parallel": True, "dp_shard": 2},
+    "groups, ZeRO-3": {"activation": "group_2", "dp_shard": 2},
+    "selective": {"activation": "selective", "precision": "bf16"},
+    "packed": PACKED,
+    "packed, 1f1b, ZeRO-3": PACKED | PIPELINE | {"dp_shard": 2},
+    "offload": {"offload": True},
+    "ring": {"cp": 2, "tp": 2, "precision": "bf16"},
+    "gathered": {"cp": 2, "cp_attention": "gather", "activation": "full"},
+    "ulysses": {"cp": 2, "cp_attention": "ulysses", "dp_shard": 2},
+}
+MORE_LAYOUTS = {
+    "bf16": {"precision": "bf16"},
+    "tp": {"tp": 2},
+    "tp=4": {"tp": 4, "precision": "bf16"},
+    "HSDP, ZeRO-1": {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 1},
+    "HSDP, tp": {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    "naive": PIPELINE | {"schedule": "naive"},
+    "gpipe": PIPELINE | {"schedule": "gpipe", "precision": "fp16"},
+    "V": PIPELINE | {"schedule": "zero-bubble-v"},
+    "zero-bubble, HSDP": PIPELINE
+    | {"schedule": "zero-bubble", "dp_replicate": 2, "dp_shard": 2, "precision": "bf16"},
+    "full": {"activation": "full"},
+    "offload, full, 1f1b": PIPELINE | {"offload": True, "activation": "full"},
+    "packed, tp": PACKED | {"tp": 2, "sequence_parallel": True, "precision": "bf16"},
+}
+FAMILIES = (*tiny.FAMILIES, *tiny.PUBLISHED)
+
+
+def covering() -> list:
+    """Each layout with the family whose turn it is; all else with --exhaustive."""
+    return [
+        pytest.param(
+            family,
+            layout,
+            id=f"{family}-{layout}",
+            marks=()
+            if layout in LAYOUTS and place == number % len(FAMILIES)
+            else (pytest.mark.exhaustive,),
+        )
+        for number, layout in enumerate(LAYOUTS | MORE_LAYOUTS)
+        for place, family in enumerate(FAMILIES)
+        if "packed" not in layout or family != "falcon-alibi"  # ALiBi takes no mask of documents
+    ]
+
+
+def runs(family: str, layout: str) -> list[DryRun]:
+    """On the last rank, and where there are stages on the first."""
+    fields = (LAYOUTS | MORE_LAYOUTS)[layout]
+    packed = fields.get("packed", False)
+    plan = ParallelPlan(**{name: fields[name] for name in fields if name != "packed"})
+    config = tiny.config(family, layers=4 if plan.pp > 1 else 2)
+    return [
+        dry_run(config, plan, rank, batch=8, seq_len=16, device="meta", packed=packed)
+        for rank in sorted({0 if plan.pp > 1 else plan.world_size - 1, plan.world_size - 1})
+    ]
+
+
+@pytest.mark.parametrize(("family", "layout"), covering())
+def test_no_tensor_meets_one_of_the_cpu(family: str, layout: str) -> None:
+    for run in runs(family, layout):
+        assert run.host_waits == 1  # for the loss and the norm together
+        assert run.flops > 0
+
+
+def test_what_meets_one_fails() -> None:
+    def mask(documents: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(documents), 1, 16, 16, dtype=torch.bool)  # of the CPU
+
+    with patch.object(document_mask, "attention_mask", mask), pytest.raises(RuntimeError):
+        runs("gptj", "packed")
+
+
+def test_what_the_host_waits_for_is_counted() -> None:
+    """Where the labels are, asked of the device, in each of two micro-batches. Positions in host
+    memory, with which each of two layers asks for its rows of a table of the device."""
+    with patch.object(trainer, "placed", lambda batch, objective: batch):
+        [run] = runs("gptj", "fp16, micro-batches")
+    assert run.host_waits == 1 + 2
+    with patch.object(document_mask, "positions", lambda documents: torch.arange(16).expand(8, 16)):
+        [run] = runs("gptj", "packed")
+    assert run.host_waits == 1 + 2
+
+
+@pytest.mark.parametrize(("device", "chunks"), [("cpu", 8), ("meta", 2)])
+def test_the_losss_chunks_are_larger_on_a_device(device: str, chunks: int) -> None:
+    """Of 512 MiB of logits."""
+    config = tiny.config("llama", layers=1)
+    config.max_position_embeddings = 128
+    config.vocab_size = 2**15
+    with patch.object(chunked_loss, "_chunk_loss", wraps=chunked_loss._chunk_loss) as made:
+        dry_run(config, ParallelPlan(), batch=64, seq_len=64 + 1, device=device)
+    assert made.call_count == chunks
+
+
+def test_offloading_leaves_the_device_three_blocks() -> None:
+    def peak(layers: int, **fields: bool) -> int:
+        config = tiny.config("gpt2", layers=layers)
+        plan = ParallelPlan(**fields)
+        run = dry_run(config, plan, batch=64, seq_len=64, device="meta")
+        return run.largest["activations"]
+
+    assert peak(12, offload=True) < 1.2 * peak(6, offload=True)
+    assert peak(12) > 1.8 * peak(6)
+    assert peak(12, offload=True) < 0.5 * peak(12)

@@ -1,0 +1,226 @@
+"""Recipes as plans and flags: a line for each key, and in one line why one is no run."""
+
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.leave.report import words_of_price
+from helpers.smp.leaving import leave
+from helpers.smp.recipes.recipe import read_recipe
+
+HF = """
+run:
+  name: a-llama
+  model_type: hf
+  time_limit: "1-02:30:00"
+trainer:
+  devices: 8
+  num_nodes: 4
+  accelerator: gpu
+  precision: bf16
+  max_steps: 50
+exp_manager:
+  create_tensorboard_logger: True
+  checkpoint_callback_params:
+    save_top_k: 1
+    every_n_train_steps: 10
+model:
+  model_type: llama_v3
+  train_batch_size: 2
+  tensor_model_parallel_degree: 2
+  context_parallel_degree: 1
+  sharding_strategy: hybrid_shard
+  shard_degree: 8
+  activation_checkpointing: True
+  max_context_width: 4096
+  max_position_embeddings: ${.max_context_width}
+  num_hidden_layers: 4
+  hidden_size: 512
+  num_attention_heads: 8
+  num_key_value_heads: 4
+  intermediate_size: 1024
+  layernorm_epsilon: 1e-5
+  vocab_size: 1000
+  do_finetune: False
+  optim:
+    lr: 1e-4
+    weight_decay: 0.01
+  lr_decay_iters: ${recipes.trainer.max_steps}
+  something_new: 7
+"""
+FINE_TUNING = """
+run:
+  name: tuned
+  model_type: llm_finetuning_aws
+trainer:
+  devices: 8
+  num_nodes: 1
+instance_type: p4d.24xlarge
+training_config:
+  model_config:
+    model_name_or_path: meta-llama/Llama-2-7b-hf
+    peft_config: {peft_type: qlora_4bit, r: 16, lora_alpha: 32, lora_dropout: 0.1}
+  training_args:
+    trainer_type: sft
+    learning_rate: 2e-5
+    max_epochs: 3
+    max_len: 2048
+    train_batch_size: 32
+"""
+NEMO = """
+run:
+  name: megatron
+trainer: {devices: 8, num_nodes: 2, max_steps: 100, precision: bf16}
+strategy:
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  sequence_parallel: True
+data: {global_batch_size: 64, seq_length: 2048}
+optim:
+  config: {lr: 3e-4, use_distributed_optimizer: True}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def writing(text, name="hf_llama3_8b_seq4k_gpu_p4x4_pretrain.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return writing
+
+
+def test_a_recipe_is_a_plan_with_its_flags_and_machines(write):
+    job = read_recipe(write(HF)).job
+    plan = job.plan
+    assert (plan.tp, plan.dp_shard, plan.dp_replicate, plan.world_size) == (2, 8, 2, 32)
+    assert (plan.precision, plan.activation) == ("bf16", "full")
+    assert (job.machines.instance, job.machines.nodes, job.machines.nproc) == ("p4d.24xlarge", 4, 8)
+    assert job.minutes == 26 * 60 + 30
+    assert (
+        job.flags
+        | {
+            "steps": 50,
+            "batch_size": 2 * plan.dp,
+            "seq_len": 4096,
+            "lr": 1e-4,
+            "from_scratch": True,
+            "track": "tensorboard",
+            "checkpoint_every": 10,
+        }
+        == job.flags
+    )
+    config = job.config
+    assert (config.hidden_size, config.max_position_embeddings) == (512, 4096)
+    assert config.rms_norm_eps == 1e-5
+    assert words_of_price(job).startswith("fits")
+
+
+def test_every_key_of_a_recipe_is_a_line(write):
+    path = write(HF)
+    wanted = {
+        number
+        for number, line in enumerate(HF.splitlines(), 1)
+        if ":" in line and line.partition(":")[2].strip()
+    }
+    found = leave([path])
+    assert {line.place.line for line in found.lines} == wanted
+    [new] = [line for line in found.lines if "something_new" in line.text]
+    assert new.verdict != "converted" and new.became
+
+
+def test_fine_tuning_with_adapters_in_four_bits(write):
+    job = read_recipe(write(FINE_TUNING, "tuned.yaml")).job
+    assert (job.flags["lora_rank"], job.flags["quantize"]) == (16, "nf4")
+    assert (job.flags["task"], job.flags["batch_size"], job.flags["seq_len"]) == (
+        "instruct",
+        32,
+        2048,
+    )
+    assert not job.refused and job.plan.world_size == 8
+
+
+def test_a_recipe_of_megatron_s_strategy(write):
+    job = read_recipe(write(NEMO, "nemo.yaml"), {"instance_type": "p4d.24xlarge"}).job
+    plan = job.plan
+    assert (plan.tp, plan.pp, plan.dp, plan.zero_stage) == (4, 2, 2, 1)
+    assert plan.sequence_parallel and job.flags["batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("model_type: hf", "model_type: neuron-hf", "Trainium"),
+        ("model_type: hf", "model_type: verl", "reinforcement"),
+        ("accelerator: gpu", "accelerator: neuron", "GPUs and CPUs"),
+        ("tensor_model_parallel_degree: 2", "tensor_model_parallel_degree: 3", "3"),
+    ],
+)
+def test_a_recipe_for_something_else_says_so(old, new, words, write):
+    job = read_recipe(write(HF.replace(old, new))).job
+    assert job.plan is None and words in job.refused
+
+
+def test_micro_batches_and_accumulated_ones(write):
+    answers = {"instance_type": "p4d.24xlarge"}
+    micro = NEMO.replace("seq_length: 2048", "seq_length: 2048, micro_batch_size: 4")
+    job = read_recipe(write(micro, "nemo.yaml"), answers).job
+    assert (job.plan.microbatches, job.flags["batch_size"]) == (64 // (2 * 4), 64)
+    job = read_recipe(write(micro.replace("size: 4}", "size: 5}"), "nemo.yaml"), answers).job
+    assert job.plan is None and "do not divide a batch of 64" in job.refused
+    text = HF.replace("max_steps: 50", "max_steps: 50\n  accumulate_grad_batches: 3")
+    job = read_recipe(write(text)).job
+    assert (job.plan.microbatches, job.flags["batch_size"]) == (3, 3 * 2 * job.plan.dp)
+
+
+@pytest.mark.parametrize("value", ["0", "-2", "true", "abc", "1.5", "[1]"])
+def test_a_size_that_is_none_is_refused_on_its_line(value, write):
+    text = HF.replace("train_batch_size: 2", f"train_batch_size: {value}")
+    found = leave([write(text)])
+    [line] = [line for line in found.lines if "train_batch_size" in line.text]
+    assert line.verdict == "refused" and "batch_size" not in found.jobs[0].flags
+
+
+def test_what_a_recipe_lacks_is_asked_for(write):
+    job = read_recipe(write(HF.replace("  num_nodes: 4\n", ""), "no_name.yaml")).job
+    assert job.asked == ["num_nodes"]
+    answers = {"num_nodes": 2, "instance_type": "p5.48xlarge"}
+    job = read_recipe(write(HF.replace("  num_nodes: 4\n", ""), "no_name.yaml"), answers).job
+    assert job.plan.world_size == 16 and job.machines.instance == "p5.48xlarge"
+
+
+def test_a_launcher_s_configuration_names_its_recipe(write):
+    write(HF, "recipes/training/llama/hf_llama.yaml")
+    text = "defaults:\n- recipes: training/llama/hf_llama\ninstance_type: p5.48xlarge\n"
+    job = read_recipe(write(text, "config.yaml")).job
+    assert (job.plan.tp, job.machines.instance) == (2, "p5.48xlarge")
+    with pytest.raises(UserError, match="names the recipe elsewhere"):
+        read_recipe(write("defaults:\n- recipes: elsewhere\n", "config.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no keys"),
+        ("- a\n- b\n", "no keys"),
+        ("a: [1\n", "no YAML"),
+        ("a: 1\nb: 2\n", "no recipe: it has neither"),
+        ("run: {model_type: hf}\nrun: {model_type: hf}\n", "twice"),
+        ("a: !!python/object/apply:os.system ['true']\n", "no YAML"),
+        ("? [1, 2]\n: 3\n", "no name"),
+        ("a: " + "{b: " * 2000 + "1" + "}" * 2000, "no YAML|nested"),
+        ("a: ${b}\nb: ${a}\nrun:\n  model_type: ${a}\n", None),
+        ("a: x\n" + "#" * 2**21, "larger than any recipe"),
+        ("\n".join(f"k{n}: 1" for n in range(6000)), "more keys"),
+    ],
+    ids=range(11),
+)
+def test_nonsense_is_one_line(text, words, write):
+    path = write(text, "bad.yaml")
+    if words is None:  # references in a circle stay as they are
+        assert read_recipe(path).job.plan is None
+        return
+    with pytest.raises(UserError, match=words) as refused:
+        leave([path])
+    assert len(str(refused.value).splitlines()) == 1

@@ -1,0 +1,139 @@
+"""Rows for encoders: special tokens, what is masked, and batches that no layout changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.engine.errors import UserError
+from helpers.text import encoder_rows
+from helpers.text.bundled import bundled
+from helpers.text.encoder_rows import Masking, SpecialTokens, stream_rows, text_rows
+from helpers.text.readers import Example
+from helpers.text.tokenizer import load_tokenizer
+from helpers.text.tokens import batches, load_examples, tokenize
+
+EXAMPLES = [Example("a good film", "1"), Example("dull and far too long", "0")] * 40
+
+
+@pytest.fixture(scope="module")
+def bare():
+    """The bundled tokenizer, which has none of an encoder's tokens."""
+    return load_tokenizer(bundled("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def berts(tmp_path_factory):
+    """A tokenizer with tokens of its own for all that an encoder needs."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "film", "dull", "and"]
+    words += ["far", "too", "long"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return load_tokenizer(path)
+
+
+def test_a_tokenizer_with_such_tokens_keeps_its_ids(berts) -> None:
+    special = SpecialTokens.of(berts)
+    assert (special.first, special.last, special.pad, special.mask) == (2, 3, 0, 4)
+    assert special.moved == 0 and special.vocab_size == 13
+    data = tokenize(EXAMPLES[:1], berts, "classify-head", 16, labels=("0", "1"))
+    assert data.ids.tolist() == [2, 5, 6, 7, 3] and data.pad_id == 0
+
+
+def test_one_without_them_gets_them_below_its_own(bare) -> None:
+    special = SpecialTokens.of(bare)
+    assert sorted((special.first, special.pad, special.last, special.mask)) == [0, 1, 2, 3]
+    assert special.pad == 1, "RoBERTa counts positions from there"
+    assert special.vocab_size == bare.vocab_size + 4
+    own = bare.encode(["a good film"])[0]
+    data = tokenize(EXAMPLES[:1], bare, "classify-head", 16, labels=("0", "1"))
+    assert data.ids.tolist() == [special.first, *(token + 4 for token in own), special.last]
+
+
+def test_classes_are_numbers_of_rows(bare) -> None:
+    data = tokenize(EXAMPLES, bare, "classify-head", 6)
+    assert data.label_names == ("0", "1") and data.row_labels.tolist() == [1, 0] * 40
+    assert data.truncated == 40 and data.offsets.diff().max() == 6
+    batch = next(batches(data, 16, seed=0))
+    assert batch.labels.shape == (16,) and batch.input_ids.dim() == 2
+    assert batch.attention_mask.sum() == batch.tokens
+    assert ((batch.input_ids == data.pad_id) == (batch.attention_mask == 0)).all()
+    with pytest.raises(UserError, match="label '2' is not among 0, 1"):
+        tokenize([Example("x", "2")], bare, "classify-head", 6, labels=("0", "1"))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(4, 99), min_size=1, max_size=12), min_size=1, max_size=6),
+    st.integers(3, 9),
+)
+def test_no_token_of_a_stream_is_lost(texts: list[list[int]], seq_len: int) -> None:
+    special = SpecialTokens(first=0, pad=1, last=2, mask=3, moved=4, vocab_size=100)
+    rows = stream_rows(texts, special, seq_len)
+    assert all(row[0] == 0 and row[-1] == 2 and len(row) <= seq_len for row in rows)
+    inside = [token for row in rows for token in row[1:-1]]
+    assert inside == [token for ids in texts for token in [*ids, 2]][:-1]
+    for row, ids in zip(text_rows(texts, special, seq_len), texts, strict=True):
+        assert row == [0, *ids[: seq_len - 2], 2]
+    with pytest.raises(UserError, match="at least 3"):
+        stream_rows(texts, special, 2)
+
+
+def test_of_the_masked_four_fifths_are_masks_and_a_tenth_each_another_and_itself() -> None:
+    masking = Masking(mask=3, special=(0, 1, 2, 3), others=(4, 10_000))
+    ids = torch.randint(4, 10_000, (400, 500), generator=torch.Generator().manual_seed(0))
+    ids[:, 0], ids[:, -1] = 0, 2
+    mask = torch.ones_like(ids)
+    mask[:, 100:120] = 0
+    found, labels = masking.apply(ids, mask, seed=7)
+    chosen = labels != -100
+    assert not chosen[:, 0].any() and not chosen[:, -1].any() and not chosen[:, 100:120].any()
+    assert torch.equal(labels[chosen], ids[chosen]) and torch.equal(found[~chosen], ids[~chosen])
+    share = chosen.sum() / (400 * 478)
+    assert share == pytest.approx(0.15, abs=0.003)
+    masked, same = (found == 3)[chosen].float().mean(), (found == ids)[chosen].float().mean()
+    assert masked == pytest.approx(0.8, abs=0.01) and same == pytest.approx(0.1, abs=0.01)
+
+
+def test_masks_are_drawn_anew_each_time_and_alike_for_everybody(bare) -> None:
+    data = tokenize(EXAMPLES, bare, "mlm", 16)
+
+    def taken(**options) -> list[list]:
+        found = batches(data, 8, **{"seed": 0, "shuffle": False} | options)
+        return [[batch.input_ids.tolist(), batch.labels.tolist()] for batch in found]
+
+    first = taken()
+    assert taken() == first and taken(start=2) == first[2:], "a resumed run masks the same"
+    for other in (taken(epoch=1), taken(seed=1)):
+        pairs = zip(other, first, strict=True)
+        assert all(one != two for one, two in pairs)
+    assert any(token != -100 for batch in first for row in batch[1] for token in row)
+
+
+def test_a_digest_knows_labels_and_masking(bare) -> None:
+    data = tokenize(EXAMPLES, bare, "classify-head", 16)
+    turned = [Example(one.text, "1" if one.label == "0" else "0") for one in EXAMPLES]
+    assert data.digest != tokenize(turned, bare, "classify-head", 16).digest
+    assert data.digest == tokenize(EXAMPLES, bare, "classify-head", 16).digest
+
+
+def test_plain_text_can_be_masked_and_not_classified(tmp_path: Path) -> None:
+    path = tmp_path / "plain.txt"
+    path.write_text("Much ado about nothing.")
+    assert len(load_examples(path, "mlm")) == 1
+    with pytest.raises(UserError, match="task classify-head needs TSV, CSV, JSON"):
+        load_examples(path, "classify-head")
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "good"}))
+    with pytest.raises(UserError, match="task classify-head needs sentence"):
+        load_examples(tmp_path / "x.jsonl", "classify-head")
+
+
+def test_shares_are_the_papers() -> None:
+    assert (encoder_rows.CHOSEN, encoder_rows.MASKED, encoder_rows.OTHER) == (0.15, 0.8, 0.1)

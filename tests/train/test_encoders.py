@@ -1,0 +1,102 @@
+"""scripts/train.py with an encoder: words that are masked, rows that a head classifies."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.support import scripts
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"layers": 2, "hidden": 64, "heads": 2, "seq_len": 32}
+HELD_OUT = ROOT / "data" / "reviews" / "heldout.tsv"
+TOKENIZER = ROOT / "data" / "tokenizer"
+
+
+def run(nproc: int, out: Path, **flags: object) -> tuple[dict, list[float]]:
+    """The summary of a run on so many ranks, and its losses."""
+    done = scripts.process(nproc, out=out, **flags)
+    assert done.returncode == 0, done.stderr
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return json.loads((out / "summary.json").read_text()), [json.loads(x)["loss"] for x in lines]
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory) -> Path:
+    """A BERT that has seen the bundled reviews with words masked, over two ranks of tp."""
+    out = tmp_path_factory.mktemp("mlm") / "run"
+    flags = SMALL | {"model": "bert-tiny", "task": "mlm", "steps": 60, "lr": 3e-3, "save": True}
+    summary, losses = run(2, out, tp=2, sequence_parallel=True, eval_data=HELD_OUT, **flags)
+    assert summary["eval"]["loss"] < 0.8 * losses[0]
+    return out / "model"
+
+
+def test_transformers_loads_the_masked_model(masked: Path) -> None:
+    model, report = transformers.AutoModelForMaskedLM.from_pretrained(
+        masked, output_loading_info=True
+    )
+    assert type(model).__name__ == "BertForMaskedLM" and not any(report.values())
+
+
+def test_a_head_goes_on_from_it_over_stages(masked: Path, tmp_path: Path) -> None:
+    flags = {"model": masked, "tokenizer": TOKENIZER, "task": "classify-head", "seq_len": 32}
+    flags |= {"steps": 3, "batch_size": 16}
+    _, losses = run(2, tmp_path / "pp", pp=2, **flags)
+    _, same = run(1, tmp_path / "one", **flags)
+    assert losses == pytest.approx(same, rel=1e-5)
+
+
+def test_a_head_learns_to_classify(tmp_path: Path) -> None:
+    flags = SMALL | {"model": "bert-tiny", "task": "classify-head", "steps": 120, "lr": 3e-3}
+    flags |= {"batch_size": 64, "eval_data": HELD_OUT, "save": True}
+    summary, _ = run(2, tmp_path, dp_shard=2, **flags)
+    assert summary["eval"]["rows"] == 400 and summary["eval"]["accuracy"] > 0.7
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    assert model.config.id2label == {0: "0", 1: "1"}
+    assert model.config.architectures == ["BertForSequenceClassification"]
+
+
+def test_a_resumed_run_masks_what_one_without_a_pause_does(tmp_path: Path) -> None:
+    flags = SMALL | {"model": "roberta-tiny", "task": "mlm", "batch_size": 8}
+    flags["lr_schedule"] = "constant"
+    _, whole = run(1, tmp_path / "whole", steps=6, **flags)
+    _, first = run(1, tmp_path / "run", steps=4, checkpoint_every=4, **flags)
+    _, rest = run(1, tmp_path / "run", steps=6, resume="auto", **flags)
+    assert rest[:4] == first
+    assert rest == pytest.approx(whole, rel=1e-6)
+
+
+def test_adapters_train_a_head(masked: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    flags = {"model": masked, "tokenizer": TOKENIZER, "task": "classify-head", "seq_len": 32}
+    flags |= {"steps": 3, "batch_size": 8, "lora_rank": 4, "quantize": "nf4", "save": True}
+    summary, _ = run(2, tmp_path / "run", dp_shard=2, merge=True, **flags)
+    head = 64 * 64 + 64 + 64 * 2 + 2  # pooler and classifier train whole
+    assert summary["trainable_parameters"] > head
+    saved = json.loads((tmp_path / "run/adapters/adapter_config.json").read_text())
+    assert set(saved["modules_to_save"]) == {"pooler", "classifier"}
+    transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run/model")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    (
+        (("--model", "roberta-tiny", "--seq-len", 513), "longer than the model's 512 positions"),
+        (("--model", "bert-tiny", "--seq-len", 2), "leaves no room for text"),
+        (("--model", "gptj-tiny"), "transformers cannot build this gptj"),
+    ),
+)
+def test_what_does_not_fit_is_said_in_one_line(flags: tuple, words: str, tmp_path: Path) -> None:
+    assert words in scripts.refusal("--task", "mlm", *flags, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_float8_is_a_precision_like_others(tmp_path: Path) -> None:
+    flags = SMALL | {"model": "neox-tiny", "steps": 3, "batch_size": 8, "precision": "fp8"}
+    _, one = run(1, tmp_path / "one", **flags)
+    summary, two = run(2, tmp_path / "two", tp=2, **flags)
+    assert summary["plan"]["precision"] == "fp8"
+    assert two[0] == pytest.approx(one[0], rel=1e-5)
