@@ -259,9 +259,7 @@ def say_differences(found: dict[int, dict[str, Result]]) -> int:
         for way, result in of_seed.items()
         if way.startswith(ENGINE) and not is_equal(result, of_seed[OWN])
     ]
-    print(
-        "", *(differ or [f"Every encoder of {ENGINE} learns what that of {OWN} learns."]), sep="\n"
-    )
+    print("", *(differ or [f"The encoders of {ENGINE} learn what that of {OWN} does."]), sep="\n")
     return 1 if differ else 0
 
 
