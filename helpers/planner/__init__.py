@@ -3,7 +3,7 @@
 It is arithmetic over a model's shape and a cluster's speeds, checked against the engine (dry_run)
 and against published runs (published, audit.py and docs/planner.md). From the ground up:
 
-    shape.py   a model's widths, and one block as a list of linear layers
+    shape      a model's widths, one block as a list of linear layers, and the tensors it holds
     cost.py    parameters, FLOPs, bytes of state and money: one formula a function
     hardware   GPUs, instances and prices as dated facts, and clusters of them
     model      a model under a plan: the job that all formulas are about
@@ -32,7 +32,7 @@ HOMES = {
     "coordinates": "hardware.rank_groups",
     "calibrate": "measure.calibrate",
     # a plan on a cluster
-    "model_shape": "shape",
+    "model_shape": "shape.families",
     "tensor_traffic": "time.tensor_messages",
     "estimate": "search.estimate",
     "search_plans": "search.search",

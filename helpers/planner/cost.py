@@ -8,10 +8,17 @@ Units are in the names: `_bytes`, `_flops`, `_s`; money is in US dollars. Only a
 here: nothing is measured and no process is started.
 """
 
+import math
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
-from helpers.planner.shape import Shape
+from helpers.planner.shape.parameters import (
+    Held,
+    begin_parameters,
+    block_parameters,
+    end_parameters,
+)
+from helpers.planner.shape.shape import Shape
 
 # precision: bytes per parameter of (parameters, gradients, optimizer); Adam keeps two moments.
 BYTES_PER_PARAMETER = {
@@ -27,9 +34,13 @@ BYTES_PER_PARAMETER = {
 def parameters(shape: Shape) -> int:
     """Parameters of the whole model, as transformers counts them: embeddings, biases, norms, head;
     a tied head once."""
-    embedding = (shape.vocab + shape.positions) * shape.hidden
-    blocks = shape.layers * shape.block_parameters
-    return embedding + blocks + shape.final_norm + shape.head_parameters
+    ends = _all(begin_parameters(shape)) + _all(end_parameters(shape))
+    once = _all(begin_parameters(shape)[:1]) if shape.tied else 0
+    return shape.layers * _all(block_parameters(shape, 1)) + ends - once
+
+
+def _all(held: tuple[Held, ...]) -> int:
+    return sum(math.prod(one.sizes) for one in held)
 
 
 def forward_flops(shape: Shape, batch: int, seq_len: int, attention: str = "full") -> float:
@@ -128,25 +139,12 @@ def state_bytes(
     if zero_stage not in (0, 1, 2, 3):
         raise UserError(f"zero_stage is 0, 1, 2 or 3, not {zero_stage!r}")
     _above_zero(parameters=parameters, tp=tp, dp_shard=dp_shard)
-    shared = (zero_stage >= 3, zero_stage >= 2, zero_stage >= 1)
-    return shared_states(-(-parameters // tp), dp_shard, BYTES_PER_PARAMETER[precision], shared)
-
-
-def shared_states(
-    parameters: int, ranks: int, bytes_each: tuple[int, int, int], shared: tuple[bool, bool, bool]
-) -> StateBytes:
-    """Bytes of parameters, gradients and optimizer state on one rank.
-
-    Args:
-        parameters: that the rank computes with.
-        ranks: over which a part that is `shared` is divided, rounded up.
-        bytes_each: of one parameter, by part. shared: is the part divided?
-    """
-    shard = -(-parameters // ranks)
+    whole, each = -(-parameters // tp), BYTES_PER_PARAMETER[precision]
+    shard = -(-whole // dp_shard)
     return StateBytes(
-        parameters=bytes_each[0] * (shard if shared[0] else parameters),
-        gradients=bytes_each[1] * (shard if shared[1] else parameters),
-        optimizer=bytes_each[2] * (shard if shared[2] else parameters),
+        parameters=each[0] * (shard if zero_stage >= 3 else whole),
+        gradients=each[1] * (shard if zero_stage >= 2 else whole),
+        optimizer=each[2] * (shard if zero_stage >= 1 else whole),
     )
 
 
@@ -167,7 +165,7 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
 
     Cut: every linear layer of a block, and embedding and head by vocabulary, in parts of
     ceil(vocab/tp) rows of which the last may be shorter. Replicated: norms, row-parallel biases,
-    learned positions, and key-value heads where there are fewer than ranks.
+    learned positions, and the layers of key-value heads where there are fewer than ranks.
 
     Raises:
         UserError: tp below 1 or a rank outside 0..tp-1.
@@ -178,20 +176,16 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
         raise UserError(f"rank must be 0 to {tp - 1}, not {rank!r}")
     if tp == 1:
         return TensorShare(0, parameters(shape))
-    rows = -(-shape.vocab // tp)
-    vocab = max(0, min(rows, shape.vocab - rows * rank))
-    tables = 1 if shape.tied else 2
-    sharded = vocab * (shape.hidden * tables + (1 if shape.head_bias else 0))
-    replicated = shape.positions * shape.hidden + shape.final_norm
-    replicated += shape.layers * shape.block_norm
-    for linear in shape.block:
-        if linear.cut == "row":
-            sharded += shape.layers * (linear.inputs // tp) * linear.outputs
-            replicated += shape.layers * (linear.outputs if linear.bias else 0)
-        elif linear.cut == "kv" and shape.kv_heads < tp:
-            replicated += shape.layers * linear.parameters // shape.kv_heads
-        else:
-            sharded += shape.layers * linear.parameters // tp
+    ends = [*begin_parameters(shape), *end_parameters(shape)]
+    if shape.tied:
+        ends.remove(begin_parameters(shape)[0])
+    sharded = replicated = 0
+    for times, held in ((shape.layers, block_parameters(shape, tp)), (1, ends)):
+        for one in held:
+            count = times * math.prod(one.on(tp, rank))
+            sharded, replicated = (
+                (sharded, replicated + count) if one.cut is None else (sharded + count, replicated)
+            )
     return TensorShare(sharded, replicated)
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.cluster import ranks_in_node
+from helpers.planner.hardware.links import axes_span
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.data_messages import data_messages
 from helpers.planner.time.messages import ranks_and_strides
@@ -44,10 +44,10 @@ def out_of_node_bytes(job: Job, devices_per_node: int) -> dict[str, float]:
     """
     bytes_out: dict[str, float] = defaultdict(float)
     for message in data_messages(job, 0):
-        in_node = ranks_in_node(ranks_and_strides(job, message.axis), devices_per_node)
-        if in_node is None:
-            continue
-        bytes_out[message.when] += message.sent_bytes * devices_per_node / in_node
+        axes = ranks_and_strides(job, message.axis)
+        span = axes_span(axes, devices_per_node, job.plan.world_size)
+        if span.nodes > 1:
+            bytes_out[message.when] += message.sent_bytes * devices_per_node / span.least
     return dict(bytes_out)
 
 

@@ -29,7 +29,7 @@ from helpers.engine.precision.compiling import check_compiler
 from helpers.engine.ranks import world_size
 from helpers.planner.cost import train_flops_per_token
 from helpers.planner.measure.calibrate import load_cluster
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.text import tokens
 from helpers.text.bundled import bundled
 from helpers.text.encoder_rows import SpecialTokens

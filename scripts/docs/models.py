@@ -43,6 +43,7 @@ LAYOUTS = {
     "tp 2": ParallelPlan(tp=2),
     "sequence parallel": ParallelPlan(tp=2, sequence_parallel=True),
     "ZeRO-3": ParallelPlan(dp_shard=2),
+    "cp 2": ParallelPlan(cp=2),
     "pp 2": ParallelPlan(pp=2),
 }
 EXACT = "exact"
@@ -56,11 +57,11 @@ HEAD = """\
 
 Written by `python scripts/docs/models.py`; a test writes rows of it anew and compares. Every type
 of causal language model that transformers {version} builds small on a CPU, under each kind of
-layout over two processes. Exact means that the loss of a batch and every gradient are those of the
-model's own class in one process: in float64, the loss to 1e-7 and a gradient to 1e-6 of its largest
-element (some classes compute norms or softmax in float32 whatever their dtype). All else is refused
-before anything starts, in the sentence below the table: before a model is laid out, a small copy of
-it is.
+layout over two processes (cp with ring attention; gather and ulysses are checked alike when a model
+is laid out). Exact means that the loss of a batch and every gradient are those of the model's own
+class in one process: in float64, the loss to 1e-7 and a gradient to 1e-6 of its largest element
+(some classes compute norms or softmax in float32 whatever their dtype). All else is refused before
+anything starts, in the sentence below the table: before a model is laid out, a small copy of it is.
 """
 
 

@@ -37,7 +37,7 @@ from helpers.train.arguments import is_first, refuse
 WARMUP, TRACED = 2, 4  # steps
 SLOW_RANK = 1
 READ_S = 0.12  # to read a batch from a slow disk
-SLOWER_S = 0.2  # that a slow machine's forward takes longer
+SLOWER = 3  # times as long that a slow machine's forward takes
 IDS = 256  # of the vocabulary that is used
 
 
@@ -49,7 +49,7 @@ class Case:
     sizes: of the model, in place of gptj-tiny's.
     rows, length: of a step's batch, over all ranks.
     slow_reader: SLOW_RANK's batches take READ_S each; ahead: they are read while a step runs.
-    slow_machine: SLOW_RANK's forward takes SLOWER_S longer.
+    slow_machine: SLOW_RANK's forward takes SLOWER times as long.
     """
 
     plan: dict[str, Any] = field(default_factory=lambda: {"dp_replicate": 2})
@@ -116,6 +116,15 @@ def read_ahead(source: Iterator[Tensor]) -> Iterator[Tensor]:
         yield batch
 
 
+def slow_down(model: nn.Module) -> None:
+    """A slower machine's forward: of each, as much again is slept as makes it SLOWER times."""
+    began: list[float] = []
+    model.register_forward_pre_hook(lambda *_: began.append(time.perf_counter()))
+    model.register_forward_hook(
+        lambda *_: time.sleep((SLOWER - 1) * (time.perf_counter() - began.pop()))
+    )
+
+
 def take_steps(args: argparse.Namespace, case: Case, plan: ParallelPlan) -> dict[str, Any]:
     """Warm-up, timed steps, then traced ones."""
     device = pick_device()
@@ -124,7 +133,7 @@ def take_steps(args: argparse.Namespace, case: Case, plan: ParallelPlan) -> dict
         model = load_model("gptj-tiny", plan, mesh, config=config, device=device)
         trainer = Trainer(model, plan, mesh, lr=1e-3)
         if case.slow_machine and dist.get_rank() == SLOW_RANK:
-            model.register_forward_pre_hook(lambda *_: time.sleep(SLOWER_S))
+            slow_down(model)
         first = WARMUP + args.steps + 1
         source = batches(case, first + TRACED - 1, args.seed)
         source = read_ahead(source) if case.ahead else source

@@ -12,7 +12,7 @@ from helpers.lab.notebook.run_profile import NOT_SHOWN, PROFILES, Profile
 from helpers.lab.paths import ROOT
 from helpers.planner.cost import parameters, state_bytes, tensor_parallel_share
 from helpers.planner.dry_run.dry_run import dry_run
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 pytest.importorskip("pandas")
 

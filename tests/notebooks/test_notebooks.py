@@ -24,7 +24,7 @@ from helpers.lab.notebook.source_code import read_source, show_source
 from helpers.lab.runs.failure_report import RunFailed
 from helpers.lab.runs.shard_ladder import compare_rungs
 from helpers.planner.dry_run.dry_run import dry_run
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.trace.timelines import read_timelines
 from tests.support import scripts
 

@@ -1,7 +1,7 @@
 """Shapes of models for tests, by a few numbers."""
 
 from helpers.planner.published.models import PublishedModel, published_shape
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 
 GPTJ_6B = published_shape("gptj-6b")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
 from helpers.planner import cost
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.tensor_messages import tensor_traffic
 
 transformers = pytest.importorskip("transformers")
@@ -244,11 +244,8 @@ def test_real_adam_state_is_the_formula():
 def test_tensor_shares_add_up_to_the_model(name, tp):
     shape = model_shape(CONFIGS[name])
     shares = [cost.tensor_parallel_share(shape, tp, rank) for rank in range(tp)]
-    copies = tp // min(tp, shape.kv_heads)  # of each key-value head
-    kv = sum(linear.parameters for linear in shape.block if linear.cut == "kv") * shape.layers
-    replicated = shares[0].replicated - (kv // shape.kv_heads if copies > 1 else 0)
     total = sum(share.total for share in shares)
-    assert total == cost.parameters(shape) + (tp - 1) * replicated + (copies - 1) * kv
+    assert total == cost.parameters(shape) + (tp - 1) * shares[0].replicated
     assert shares[0].total == max(share.total for share in shares)
 
 
@@ -288,6 +285,14 @@ def test_one_rank_sends_nothing():
     assert tensor_traffic(shape, 8, 16, tp=1).total == 0
 
 
-def test_unknown_family_is_refused_by_name():
-    with pytest.raises(UserError, match="'opt'; known: gptj, gpt2, gpt_neox, falcon, llama"):
-        model_shape(transformers.OPTConfig())
+def test_a_family_without_a_formula_is_counted_from_its_class():
+    config = transformers.OPTConfig(num_hidden_layers=2)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    assert cost.parameters(model_shape(config)) == whole
+
+
+def test_what_is_no_causal_language_model_is_refused_by_name():
+    with pytest.raises(UserError, match="t5 is no causal language model"):
+        model_shape(transformers.T5Config())

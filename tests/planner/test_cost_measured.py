@@ -10,7 +10,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.planner import cost
 from helpers.planner.dry_run.tensor_watch import Watch
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.tensor_messages import tensor_traffic
 from tests.support.ranks import mesh_of, pool
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from helpers.engine.errors import UserError
+from helpers.planner.audit import constants
 from helpers.planner.hardware import catalog
 from helpers.planner.model import block_tensors
 from helpers.planner.model.block_tensors import program
@@ -17,6 +18,7 @@ from helpers.planner.published import models, posts, runs
 from helpers.planner.published.models import PublishedModel, published_shape
 from helpers.planner.published.posts import find_post
 from helpers.planner.published.runs import Machine
+from helpers.planner.search import ranges
 from helpers.smp import keys
 from helpers.smp.keys import Key
 from helpers.smp.reading import catalogue
@@ -40,6 +42,19 @@ FILES = [
     File(catalog.INSTANCES, catalog.instances, {"gpus": 4}, "several need it, one has none"),
     File(catalog.PRICES, catalog.prices, {"usd_per_hour": -1}, "usd_per_hour must be above 0"),
     File(
+        catalog.NETWORKS, lambda path: catalog.network("tcp", path), {"share": "all"}, "share must"
+    ),
+    File(
+        catalog.GENERATIONS,
+        lambda path: catalog.generation("ampere", path),
+        {"products": "most"},
+        "products must be of type float",
+    ),
+    File(
+        catalog.PROTOCOLS, catalog.protocols, {"start_us": "few"}, "start_us must be of type float"
+    ),
+    File(ranges.RANGES, ranges.ranges, {"low": "less"}, "low must be of type float"),
+    File(
         block_tensors.PROGRAMS,
         lambda path: program("GPT-J", path),
         {"forward": {"inner": 4}},
@@ -52,12 +67,14 @@ FILES = [
         {"devices_per_node": "four"},
         "devices_per_node must be of type int, not 'four'",
     ),
+    *(File(path, runs.runs, {"model": "gpt-5"}, "no model 'gpt-5'") for path in runs.THROUGHPUT),
+    File(runs.SOURCES, runs.sources, {"title": ""}, "the field 'title' is missing"),
     File(runs.FIGURE_1, runs.figure_1, {"states_gib": "much"}, "states_gib must be of type float"),
     File(
         models.MODELS,
         lambda path: read_table(path, PublishedModel),
         {"family": "bert"},
-        "family is one of gpt2, gptj, llama, not 'bert'",
+        "family is one of gpt2, gptj, llama, nemotron, not 'bert'",
     ),
     File(
         posts.POSTS,
@@ -88,7 +105,7 @@ EACH_FILE = pytest.mark.parametrize("file", FILES, ids=lambda file: file.path.na
 
 FOLDERS = [ROOT / "helpers/planner", ROOT / "helpers/smp"]
 THERE = {path for folder in FOLDERS for path in folder.rglob("*.*") if path.suffix in SUFFIXES}
-VERDICTS = sorted(THERE - {file.path for file in FILES})
+VERDICTS = sorted(THERE - {file.path for file in FILES} - {constants.LEFT_OUT})
 
 
 def test_no_file_of_data_is_forgotten():
@@ -152,10 +169,10 @@ def changed(file, folder):
 
 def test_your_own_gpu_is_a_row_more(tmp_path):
     path = tmp_path / "gpus.csv"
-    row = "MINE,My GPU,96,1000,100,50,,400,400,,,,,2026-01-01,its data sheet\n"
+    row = "MINE,,mine,My GPU,96,95,1000,100,,50,,400,400,,,,,2026-01-01,its data sheet\n"
     path.write_text(catalog.GPUS.read_text("utf-8") + row, "utf-8")
     *_, gpu = catalog.gpus(path)
-    assert gpu.name == "MINE" and gpu.memory_bytes == 96 * 2**30
+    assert gpu.name == "MINE" and gpu.memory_bytes == 95 * 2**30
     assert gpu.peak_flops == {"fp32": 50e12, "bf16": 400e12, "fp16": 400e12}
     assert gpu.matmul_flops is None
     assert len(catalog.gpus(path)) == len(catalog.gpus()) + 1
@@ -188,13 +205,17 @@ def test_your_own_run_is_a_row_more(tmp_path):
         ({"plan": {"tensor": 8}}, "a plan has no field 'tensor'"),
         ({"plan": {"tp": 7}}, "tp=7 does not divide 64 heads"),
         ({"program": "by hand"}, "no program 'by hand' in programs.json"),
-        ({"samples_per_s": 4.0}, "a run needs one of step_s, samples_per_s, tokens_per_s_per_gpu"),
+        (
+            {"samples_per_s": 4.0},
+            "a run needs one of step_s, samples_per_s, tokens_per_s_per_gpu, tflops_per_gpu",
+        ),
         ({"why_not": "unknown"}, "needs what was measured, in words"),
         ({"batch": "many"}, "batch must be of type int, not 'many'"),
     ],
 )
 def test_what_is_wrong_with_a_run_is_said_with_its_place(change, words, tmp_path):
-    path, _ = changed(FILES[4]._replace(changes=change), tmp_path)
+    file = next(file for file in FILES if file.path == runs.RUNS)
+    path, _ = changed(file._replace(changes=change), tmp_path)
     with pytest.raises(UserError, match=r"runs\.json object 1: ") as caught:
         runs.runs(path)
     assert words in str(caught.value)

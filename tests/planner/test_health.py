@@ -17,7 +17,8 @@ from helpers.lab.cluster.sagemaker import estimator_arguments
 from helpers.lab.cluster.slurm import slurm_script
 from helpers.lab.launch.launch import launch
 from helpers.lab.runs.failure_report import RunFailed
-from helpers.planner.hardware.cluster import Link, make_cluster
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.hardware.links import Link
 from helpers.planner.hardware.lookup import find_gpu
 from helpers.planner.measure import gpu_state, health, health_verdict
 from helpers.planner.measure.health import RankHealth, rounds

@@ -59,6 +59,26 @@ def test_a_head_learns_to_classify(tmp_path: Path) -> None:
     assert model.config.architectures == ["BertForSequenceClassification"]
 
 
+@pytest.mark.parametrize(("task", "plan"), (("mlm", {"tp": 2}), ("classify-head", {"dp_shard": 2})))
+def test_two_ranks_learn_what_transformers_own_loop_does(
+    task: str, plan: dict[str, int], tmp_path: Path
+) -> None:
+    """The same first weights, batches, masked tokens and optimizer: step by step the same loss."""
+    pytest.importorskip("accelerate")
+    own_loop = scripts.script("measure/encoders").of_transformers
+    flags = {"task": task, "steps": 5, "batch_size": 16, "seq_len": 32, "lr": 3e-3, "seed": 3}
+    for flag, name, rows in (("data", "train.tsv", 200), ("eval_data", "heldout.tsv", 50)):
+        lines = (ROOT / "data" / "reviews" / name).read_text("utf-8").splitlines()
+        flags[flag] = tmp_path / name
+        flags[flag].write_text("\n".join(lines[:rows]), "utf-8")
+    own = own_loop(SMALL | flags | {"model": "bert-tiny"}, tmp_path)
+    first = {"model": tmp_path / "first", "tokenizer": tmp_path / "first"}
+    summary, losses = run(2, tmp_path / "two", **flags, **first, **plan)
+    assert losses == pytest.approx(own.losses, rel=1e-5) and abs(losses[-1] - losses[0]) > 1e-3
+    scores = {name: summary["eval"][name] for name in own.scores}
+    assert scores == pytest.approx(own.scores, rel=1e-5)
+
+
 def test_a_resumed_run_masks_what_one_without_a_pause_does(tmp_path: Path) -> None:
     flags = SMALL | {"model": "roberta-tiny", "task": "mlm", "batch_size": 8}
     flags["lr_schedule"] = "constant"

@@ -26,7 +26,7 @@ from helpers.planner.hardware.lookup import find_gpu, price
 from helpers.planner.model.adapters import adapted_state
 from helpers.planner.published.posts import find_post
 from helpers.planner.search.search import search_plans
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 
 def show_solution(name: str | None = None) -> None:

@@ -7,7 +7,7 @@ All numbers are the planner's or a source's; nothing in them was measured here.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from helpers.engine.errors import need
@@ -19,7 +19,7 @@ from helpers.planner.memory.components import activation_bytes
 from helpers.planner.model.training_job import make_job
 from helpers.planner.scaling import efficiencies, out_of_node_bytes
 from helpers.planner.search.planned import Choice
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,7 @@ def plot_fit(choices: Mapping[str, Choice]) -> Picture:
     """What the fullest GPU holds, a bar a plan, against what it has."""
     rows = {
         name: {
-            **{part: value / GIB for part, value in asdict(choice.memory).items()},
+            **{part: value / GIB for part, value in choice.memory.by_category.items()},
             "libraries": (choice.memory.total - choice.memory.allocated) / GIB,
         }
         for name, choice in choices.items()
@@ -146,7 +146,8 @@ def plot_sequences(
 
 def _activations_gib(shape: Shape, length: int, tp: int, activation: str) -> float:
     plan = ParallelPlan(tp=tp, sequence_parallel=tp > 1, activation=activation, precision="bf16")
-    return activation_bytes(make_job(shape, plan, 1, length), 0) / GIB
+    longer = replace(shape, longest=0)  # as if it had positions for all of these lengths
+    return activation_bytes(make_job(longer, plan, 1, length), 0) / GIB
 
 
 def _powers_of_two(axes: "Axes", places: list[int]) -> None:

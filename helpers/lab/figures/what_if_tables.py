@@ -1,13 +1,13 @@
 """Tables that answer "what if" about plans on paper: what a GPU holds, and what a plan costs."""
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.figures.tables import table_of
-from helpers.planner.hardware.cluster import Cluster, make_cluster
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.lookup import find_gpu, find_instance
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.training_job import make_job
@@ -68,10 +68,10 @@ def memory_table(
         sequence_parallel=tp > 1,
         precision="bf16",
     )
-    memory = fullest(make_job(load_config(model), plan, samples * dp_shard, seq_len))
+    memory = fullest(make_job(_long_enough(model, seq_len), plan, samples * dp_shard, seq_len))
     gpu_bytes = find_gpu(find_instance(instance).gpu).memory_bytes
     rows = {
-        **asdict(memory),
+        **memory.by_category,
         "libraries and allocator": memory.total - memory.allocated,
         "all": memory.total,
         "the GPU has": gpu_bytes,
@@ -147,7 +147,7 @@ def _ways_to_share(dp: int, cp: int, in_node: int) -> dict[str, dict[str, int]]:
 def _row(
     model: str, plan: ParallelPlan, cluster: Cluster, batch: int, seq_len: int
 ) -> dict[str, Any]:
-    job = make_job(load_config(model), plan, batch, seq_len)
+    job = make_job(_long_enough(model, seq_len), plan, batch, seq_len)
     # the closed form of the pipeline: a slider should not wait for the simulator
     choice = Choice(job, cluster, fullest(job), step_time(job, cluster, exact=False))
     peak = find_gpu(find_instance(cluster.name).gpu).peak_flops["bf16"]
@@ -161,3 +161,10 @@ def _row(
         "data messages, % of the step": 100 * choice.time.data_s / choice.time.total_s,
         "dollars per million tokens": None if price is None else 1e6 * price,
     }
+
+
+def _long_enough(model: str, seq_len: int) -> Any:
+    """A model's configuration, with more positions where a question about lengths needs them."""
+    config = load_config(model)
+    config.max_position_embeddings = max(config.max_position_embeddings, seq_len)
+    return config

@@ -13,7 +13,8 @@ from typing import Any
 
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
 
 FOLDER = Path(__file__).parent

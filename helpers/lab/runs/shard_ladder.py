@@ -12,7 +12,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import parameters, state_bytes
 from helpers.planner.model.training_job import make_job
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 from helpers.planner.time.data_messages import data_messages
 from helpers.planner.time.messages import SENT
 

@@ -1,175 +1,95 @@
 """Machines as the planner's formulas see them: how fast real work goes, not what a sheet promises.
 
-    cluster = make_cluster("p4d.24xlarge", nodes=4)
-    cluster.devices, cluster.memory_bytes, cluster.usd_per_hour
-    cluster.group_link(ranks=8, stride=1)        # the link that a group of neighbouring ranks has
-
-What of a nominal rate is reached is one table, REACHED, the same for every GPU and every run.
+cluster = make_cluster("p4d.24xlarge", nodes=4)
+cluster = make_cluster("dgx-a100", gpus=4)           # a part of one machine
+cluster = make_cluster(gpu="H100-80", gpus=8, nodes=4, intra_gb_s=450, inter_gb_s=400)
+cluster.devices, cluster.memory_bytes, cluster.usd_per_hour
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.catalog import GPU
+from helpers.planner.hardware.catalog import (
+    GIB,
+    GPU,
+    MICRO,
+    Instance,
+    generation,
+    network,
+)
+from helpers.planner.hardware.devices import Cluster
+from helpers.planner.hardware.links import Link
 from helpers.planner.hardware.lookup import (
     find_gpu,
     find_instance,
+    is_amount,
     price,
     recorded_prices,
-    services,
 )
 
-# Shares of a nominal rate that real work reaches, and the seconds before it starts.
+# Shares of a nominal rate that real work reaches; of products and attention see generations.csv,
+# of networks networks.csv.
 REACHED = {
-    # of the best matrix product ever measured on the GPU, by training over days: the one number
-    # that was fitted, to the first eight of published/runs.json together
-    "matmul": 0.90,
-    # of the peak, where no best product was measured: the mean of those that were
+    # of the peak, in one product at its best: the mean of the GPUs where it was measured
     "unmeasured matmul": 0.80,
     # github.com/calculon-ai/calculon systems/a100_80g.json, for tensors of 10 MB and more
     "memory": 0.90,
     # 235 of 300 GB/s: github.com/stas00/ml-engineering network/README.md, all-reduce in a node
     "intra": 0.78,
-    # calculon, as above: InfiniBand
-    "inter": 0.90,
 }
-OPERATION_S = 4e-6  # between two small kernels on a GPU: launch latency, not compute
-INTRA_LATENCY_S, INTER_LATENCY_S = 10e-6, 20e-6  # calculon, as above
-BY_ITSELF = ("send", "all_to_all")  # kinds of which each rank sends its own out of the node
-HOST_BYTES_PER_S = 25e9  # a device's copies to host memory: PCIe 4 x16 at 0.8
-
-
-@dataclass(frozen=True)
-class Link:
-    """What lies between a rank and its peers: bytes/s one way as collectives reach it, and the
-    seconds before a message's first byte."""
-
-    bytes_per_s: float
-    latency_s: float
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Equal nodes of equal devices.
-
-    matmul_flops: reached by large matrix products, by dtype.
-    memory_bytes_per_s: reached by operations that stream through the device's memory.
-    operation_s: the least time of an operation, however small.
-    intra, inter: links inside a node, and out of it for one device while all of them send.
-    multiprocessors: of a device, 0 where products are not cut into tiles over them.
-    together: devices that can compute at the same time, where they share cores.
-    overlaps: can messages travel while the device computes?
-    measured: links inside a node by kind of message, where they were measured apart; `intra` else.
-    attention_flops: reached by attention in one kernel, in 16 bits; a half of `matmul_flops` where
-        not known.
-    usd_per_hour: of one node; None where no price is known.
-    """
-
-    name: str
-    nodes: int
-    devices_per_node: int
-    memory_bytes: int
-    matmul_flops: dict[str, float] = field(hash=False)
-    memory_bytes_per_s: float
-    intra: Link
-    inter: Link
-    operation_s: float = OPERATION_S
-    host_bytes_per_s: float = HOST_BYTES_PER_S
-    multiprocessors: int = 0
-    together: float | None = None
-    overlaps: bool = True
-    measured: dict[str, Link] = field(default_factory=dict, hash=False)
-    attention_flops: float | None = None
-    usd_per_hour: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("nodes", "devices_per_node"):
-            count = getattr(self, name)
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, not {count!r}")
-
-    @property
-    def devices(self) -> int:
-        return self.nodes * self.devices_per_node
-
-    def rate(self, dtype: str) -> float:
-        """FLOP/s of large matrix products in this dtype.
-
-        Raises:
-            UserError: the devices have no fast arithmetic in it.
-        """
-        if dtype not in self.matmul_flops:
-            known = ", ".join(self.matmul_flops)
-            raise UserError(f"{self.name} has no matrix products in {dtype}; it has {known}")
-        return self.matmul_flops[dtype]
-
-    def attention_rate(self, dtype: str) -> float:
-        """FLOP/s of attention in one kernel."""
-        if dtype != "fp32" and self.attention_flops:
-            return self.attention_flops
-        return self.rate(dtype) / 2
-
-    def group_link(self, ranks: int, stride: int, kind: str = "all_reduce") -> Link:
-        """The link of a group of `ranks` that are `stride` apart, while all such groups send."""
-        return self.link_over([(ranks, stride)], kind)
-
-    def link_over(self, axes: Sequence[tuple[int, int]], kind: str = "all_reduce") -> Link:
-        """The link of a group with so many ranks along each of some axes, and so far apart.
-
-        Inside a node it is the node's own. A group over several nodes goes at the pace of its way
-        out: each of its ranks in a node brings its share of the node's network, but where each
-        sends what is its own.
-        """
-        in_node = ranks_in_node(axes, self.devices_per_node)
-        if in_node is None:
-            return self.measured.get(kind, self.intra)
-        out = self.inter.bytes_per_s * (1 if kind in BY_ITSELF else in_node)
-        return Link(min(self.intra.bytes_per_s, out), self.inter.latency_s)
-
-
-def ranks_in_node(axes: Sequence[tuple[int, int]], devices_per_node: int) -> int | None:
-    """How many ranks of a group stand in one node; None where all of them do.
-
-    Args:
-        axes: of the group: its ranks along each, and how far apart they are.
-    """
-    if sum((ranks - 1) * stride for ranks, stride in axes) < devices_per_node:
-        return None
-    return math.prod(min(ranks, max(1, devices_per_node // stride)) for ranks, stride in axes)
+NVLINK_GB_S = 100  # PCIe has less between two GPUs, NVLink more
 
 
 def make_cluster(
-    instance: str,
+    instance: str | None = None,
     nodes: int = 1,
-    service: str = "ec2",
+    service: str | None = None,
     usd_per_hour: float | None = None,
+    *,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    intra_gb_s: float | None = None,
+    inter_gb_s: float | None = None,
+    rails: int | None = None,
+    oversubscription: float = 1.0,
+    host_gib: float | None = None,
+    kw: float | None = None,
 ) -> Cluster:
-    """The cluster of `nodes` instances of instances.csv.
+    """The cluster of `nodes` machines of instances.csv, or of your own.
 
     Args:
+        instance: of instances.csv; else give `gpu`, of gpus.csv, and `gpus`.
         service: whose price is taken, as in lookup.price.
-        usd_per_hour: your own price of one instance.
+        usd_per_hour: your own price of one machine.
+        gpus: of a machine; of an instance, how many of its GPUs are used.
+        intra_gb_s: GB/s of a GPU to the others of its machine, one way.
+        inter_gb_s: GB/s of a whole machine to others, one way.
+        rails, oversubscription, kw: as Cluster has them. host_gib: a machine's own memory.
 
     Raises:
-        UserError: an unknown instance or service, or nodes that are no whole number above 0.
+        UserError: an unknown name, a number that makes no sense, or one that is missing.
     """
-    machine = find_instance(instance)
-    gpu = find_gpu(machine.gpu)
-    inter = machine.inter_node_bits_per_s / 8 / machine.gpus
-    return Cluster(
-        name=machine.name,
-        nodes=nodes,
-        devices_per_node=machine.gpus,
-        memory_bytes=gpu.memory_bytes,
-        matmul_flops=_matmul_flops(gpu),
-        memory_bytes_per_s=gpu.memory_bytes_per_s * REACHED["memory"],
-        intra=Link((machine.intra_node_bytes_per_s or inter) * REACHED["intra"], INTRA_LATENCY_S),
-        inter=Link(inter * REACHED["inter"], INTER_LATENCY_S),
-        multiprocessors=gpu.multiprocessors,
-        attention_flops=gpu.attention_flops,
-        usd_per_hour=_usd(machine.name, service, usd_per_hour),
+    given = {"intra_gb_s": intra_gb_s, "inter_gb_s": inter_gb_s, "host_gib": host_gib, "kw": kw}
+    for name, number in given.items():
+        if number is not None and not is_amount(number):
+            raise UserError(f"{name} must be a number above 0, not {number!r}")
+    for name, number in (("gpus", gpus), ("rails", rails)):
+        if number is not None and (type(number) is not int or number < 1):
+            raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
+    if (instance is None) == (gpu is None):
+        raise UserError("give an instance, as make_cluster('p4d.24xlarge'), or a gpu and gpus")
+    machine = find_instance(instance) if gpu is None else _own(gpu, gpus, nodes, **given)
+    used = machine.gpus if gpus is None else gpus
+    if used > machine.gpus:
+        raise UserError(f"{machine.name} has {machine.gpus} GPUs, not {gpus}")
+    return _cluster(
+        replace(machine, **_changed(given, rails)),
+        nodes,
+        used,
+        oversubscription,
+        service,
+        usd_per_hour,
     )
 
 
@@ -178,7 +98,104 @@ def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
     return replace(cluster, nodes=nodes)
 
 
-def tile_fill(rows: int, columns: int, multiprocessors: int) -> float:
+def _own(
+    gpu: str,
+    gpus: int | None,
+    nodes: int,
+    intra_gb_s: float | None,
+    inter_gb_s: float | None,
+    **_: float | None,
+) -> Instance:
+    """A machine that is in no table."""
+    known = find_gpu(gpu)
+    if gpus is None:
+        raise UserError(f"gpu={gpu!r} needs gpus, the number of them in a machine")
+    if gpus > 1 and intra_gb_s is None:
+        raise UserError("several GPUs in a machine need intra_gb_s, GB/s between them one way")
+    if nodes != 1 and inter_gb_s is None:
+        raise UserError("several machines need inter_gb_s, GB/s of a whole machine one way")
+    return Instance(
+        name=f"{gpus} x {known.name}",
+        gpu=known.name,
+        gpus=gpus,
+        intra_gb_per_s=intra_gb_s if gpus > 1 else None,
+        wire="nvlink" if (intra_gb_s or 0) >= NVLINK_GB_S else "pcie",
+        inter_gbit_per_s=8 * (inter_gb_s or 1.0),
+        date="now",
+        source="given by you",
+    )
+
+
+def _changed(given: dict[str, float | None], rails: int | None) -> dict[str, float]:
+    """The fields of an Instance that were given."""
+    changed = {
+        "intra_gb_per_s": given["intra_gb_s"],
+        "inter_gbit_per_s": None if given["inter_gb_s"] is None else 8 * given["inter_gb_s"],
+        "host_gib": given["host_gib"],
+        "kw": given["kw"],
+        "rails": rails,
+    }
+    return {name: value for name, value in changed.items() if value is not None}
+
+
+def _cluster(
+    machine: Instance,
+    nodes: int,
+    used: int,
+    oversubscription: float,
+    service: str | None,
+    usd_per_hour: float | None,
+) -> Cluster:
+    gpu, out = find_gpu(machine.gpu), network(machine.network)
+    inter = machine.inter_node_bits_per_s / 8 / machine.gpus
+    reached = generation(gpu.generation)
+    flops = _matmul_flops(gpu, reached.products)
+    low = flops.get("bf16", flops.get("fp16", flops.get("fp32", 0.0)))
+    watts = gpu.watts * machine.gpus if gpu.watts else None
+    return Cluster(
+        name=machine.name,
+        nodes=nodes,
+        devices_per_node=used,
+        memory_bytes=gpu.memory_bytes,
+        matmul_flops=flops,
+        memory_bytes_per_s=gpu.memory_bytes_per_s * REACHED["memory"],
+        intra=Link(
+            (machine.intra_node_bytes_per_s or inter) * REACHED["intra"],
+            0.0,
+            1,
+            machine.wire or "pcie",
+        ),
+        inter=Link(inter * out.share, out.extra_us * MICRO),
+        multiprocessors=gpu.multiprocessors,
+        attention_flops=(gpu.attention_flops or low / 2) * reached.attention,
+        usd_per_hour=_usd(machine.name, service, usd_per_hour),
+        rails=math.ceil((machine.rails or 0) * used / machine.gpus),
+        oversubscription=oversubscription,
+        host_memory_bytes=machine.host_gib * GIB if machine.host_gib else None,
+        kw=machine.kw or (watts / 1000 if watts else None),
+        gpu=gpu.name,
+        generation=gpu.generation,
+    )
+
+
+def _matmul_flops(gpu: GPU, reached: float) -> dict[str, float]:
+    """Reached FLOP/s by dtype: from the best measured bf16 product, others in the same ratio to
+    their peak."""
+    share = reached
+    if gpu.matmul_flops is not None:
+        share *= gpu.matmul_flops / gpu.peak_flops["bf16"]
+    return {dtype: peak * share for dtype, peak in gpu.peak_flops.items()}
+
+
+def _usd(instance: str, service: str | None, usd_per_hour: float | None) -> float | None:
+    """Of one node; None where nobody's price is recorded that could be meant."""
+    on_demand = [each for each in recorded_prices(instance) if each.kind == "on demand"]
+    if usd_per_hour is None and service is None and not on_demand:
+        return None
+    return price(instance, service, usd_per_hour).usd_per_hour
+
+
+def tile_fill(rows: float, columns: float, multiprocessors: int) -> float:
     """The share of a GPU that a matrix product of this size keeps busy, above 0 and at most 1.
 
     The result is cut into tiles of 256 x 128, each multiprocessor makes one at a time, and tiles at
@@ -195,19 +212,3 @@ def tile_fill(rows: int, columns: int, multiprocessors: int) -> float:
         rounds = math.ceil(tiles / multiprocessors)
         best = max(best, rows * columns / (high * wide) / (rounds * multiprocessors))
     return best
-
-
-def _matmul_flops(gpu: GPU) -> dict[str, float]:
-    """Reached FLOP/s by dtype: from the best measured bf16 product, others in the same ratio to
-    their peak."""
-    share = REACHED["unmeasured matmul"]
-    if gpu.matmul_flops is not None:
-        share = gpu.matmul_flops / gpu.peak_flops["bf16"]
-    return {dtype: peak * share * REACHED["matmul"] for dtype, peak in gpu.peak_flops.items()}
-
-
-def _usd(instance: str, service: str, usd_per_hour: float | None) -> float | None:
-    known = {recorded.service for recorded in recorded_prices(instance)}
-    if usd_per_hour is None and service not in known and service in services():
-        return None
-    return price(instance, service, usd_per_hour).usd_per_hour

@@ -4,6 +4,8 @@
     peak_flops("cpu", "fp32")                     -> None: no peak is known, so no MFU is reported
     price("p4d.24xlarge", service="sagemaker")    -> 37.688 $/h, with its date and source
 
+    price("nebius-h100x8", kind="spot")           what it costs until it is taken back
+
 The facts are in gpus.csv, instances.csv and prices.csv: a row more there is found here.
 """
 
@@ -38,6 +40,7 @@ def find_gpu(name: str) -> GPU:
     Raises:
         UserError: it is not in the table; the line lists the closest names.
     """
+    _check_name("GPU", name)
     gpu = _by_torch_name(name) or _by_name(name, gpus())
     if gpu is None:
         raise _unknown("GPU", name, gpus())
@@ -50,6 +53,7 @@ def find_instance(name: str) -> Instance:
     Raises:
         UserError: it is not in the table; the line lists the closest names.
     """
+    _check_name("instance", name)
     instance = _by_name(name.removeprefix("ml."), instances())
     if instance is None:
         raise _unknown("instance", name, instances())
@@ -71,13 +75,20 @@ def peak_flops(device_name: str, dtype: object) -> float | None:
     return gpu.peak_flops.get(SHORT_DTYPES.get(name, name))
 
 
-def price(instance: str, service: str = "ec2", override: float | None = None) -> Price:
-    """Dollars an hour for one instance, on demand, with the date it was recorded.
+def price(
+    instance: str,
+    service: str | None = None,
+    override: float | None = None,
+    kind: str = "on demand",
+) -> Price:
+    """Dollars an hour for one instance, with the date it was recorded.
 
     Args:
         instance: an instance type of the table; any name where `override` is given.
-        service: `ec2` (the machine) or `sagemaker` (the same machine as a managed job).
+        service: `ec2` (the machine), `sagemaker` (the same machine as a managed job) or another of
+            prices.csv; the first that is recorded for the instance, where not given.
         override: your own dollars per hour, in place of the recorded price.
+        kind: `on demand`, or `spot`.
 
     Raises:
         UserError: unknown instance or service, no recorded price, or a price that is not above 0.
@@ -85,17 +96,18 @@ def price(instance: str, service: str = "ec2", override: float | None = None) ->
     if override is not None:
         if not is_amount(override):
             raise UserError(f"a price is dollars per hour above 0, not {override!r}")
-        return Price(instance, service, float(override), "yours", "now", "given by you")
-    if service not in services():
+        return Price(instance, service or "yours", float(override), "yours", "now", "given by you")
+    if service is not None and service not in services():
         raise UserError(f"service is one of {', '.join(services())}, not {service!r}")
     name = find_instance(instance).name
     recorded = recorded_prices(name)
     for dated in recorded:
-        if dated.service == service:
+        if dated.kind == kind and service in (None, dated.service):
             return dated
-    known = ", ".join(f"{p.service} {p.usd_per_hour} $/h ({p.date})" for p in recorded)
+    known = ", ".join(f"{p.service} {p.kind} {p.usd_per_hour} $/h ({p.date})" for p in recorded)
+    what = f"{service} price {kind}" if service else f"price {kind}"
     raise UserError(
-        f"no dated {service} price is known for {name} (known: {known or 'none, one owns it'}): "
+        f"no dated {what} is known for {name} (known: {known or 'none, one owns it'}): "
         f"give your own with override=..."
     )
 
@@ -116,20 +128,29 @@ def is_amount(value: object) -> bool:
     return number and 0 < value < math.inf
 
 
+def _check_name(kind: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise UserError(f"give the name of the {kind}, not {name!r}")
+
+
 def _by_torch_name(name: str) -> GPU | None:
     """The GPU that torch calls so, exactly."""
     bare = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
-    return next((gpu for gpu in gpus() if gpu.torch_name == bare), None)
+    return next((gpu for gpu in gpus() if gpu.torch_name and gpu.torch_name == bare), None)
 
 
 def _by_name(name: str, table: tuple[Row, ...]) -> Row | None:
     wanted = name.strip().lower()
-    return next((row for row in table if row.name.lower() == wanted), None)
+    return next((row for row in table if wanted in map(str.lower, _names(row))), None)
+
+
+def _names(row: Row) -> list[str]:
+    return row.names if isinstance(row, GPU) else [row.name]
 
 
 def _unknown(kind: str, name: str, table: tuple[Row, ...]) -> UserError:
     wanted = name.strip().lower()
-    known = {row.name.lower(): row.name for row in table}
+    known = {each.lower(): each for row in table for each in _names(row)}
     close = [key for key in known if wanted and wanted in key]
     close = close or get_close_matches(wanted, known, n=3, cutoff=0.4)
     word, shown = ("close", close) if close else ("known", known)

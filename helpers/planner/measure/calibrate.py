@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.cluster import Cluster, Link
+from helpers.planner.hardware.devices import Cluster
+from helpers.planner.hardware.links import Link
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 300

@@ -14,7 +14,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.cluster import REACHED, Cluster
+from helpers.planner.hardware.cluster import REACHED
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.lookup import find_gpu
 
 if TYPE_CHECKING:

@@ -23,12 +23,15 @@ from torch import nn
 
 from helpers.engine.messages.carriers import gather_single, scatter_single
 from helpers.engine.ranks import join, pick_device, run_and_leave
-from helpers.planner.hardware.cluster import Link
+from helpers.planner.hardware.catalog import gpus
+from helpers.planner.hardware.devices import OPERATION_S
+from helpers.planner.hardware.links import Link
 from helpers.planner.time.messages import Message, message_s
 
 SPAN_S, SPANS = 0.25, 3  # a measurement repeats for so long, so many times
 SIZES = (2**10, 2**14, 2**18, 2**22, 2**24)  # bytes of a message
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "send")
+OF_CPU = {"host_operation_s": 0.0, "context_bytes": 0.0}  # it is its own host
 Pick = Callable[[list[float]], float]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -50,7 +53,7 @@ def measure() -> dict[str, Any]:
     links = {kind: _link(kind, device) for kind in KINDS} if world > 1 else {}
     link = links.get("all_reduce") or Link(memory, operation_s)  # one rank's is to itself: a copy
     fields = {
-        "name": torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name(),
+        "name": _gpu_name() if device.type == "cuda" else _cpu_name(),
         "nodes": 1,
         "devices_per_node": world,
         "memory_bytes": _device_bytes(device, world),
@@ -62,8 +65,24 @@ def measure() -> dict[str, Any]:
         "operation_s": operation_s,
         "together": together if shared else None,
         "overlaps": device.type == "cuda",
+        **(_of_gpu(operation_s) if device.type == "cuda" else OF_CPU),
     }
     return _agreed(fields)
+
+
+def _of_gpu(operation_s: float) -> dict[str, Any]:
+    """What a GPU has beside a processor: a host that starts its operations, which took the seconds
+    that were measured of one on next to nothing; and a name, by which its peak is known."""
+    fields: dict[str, Any] = {"host_operation_s": operation_s, "operation_s": OPERATION_S}
+    known = [gpu for gpu in gpus() if gpu.torch_name and gpu.torch_name in _gpu_name()]
+    if known:
+        longest = max(known, key=lambda gpu: len(gpu.torch_name))
+        fields |= {"gpu": longest.name, "generation": longest.generation}
+    return fields
+
+
+def _gpu_name() -> str:
+    return torch.cuda.get_device_name()
 
 
 def matmul_flops(

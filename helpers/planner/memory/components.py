@@ -5,7 +5,7 @@ is gathered or on its way. step_events.py says which of them stand beside each o
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES, ReduceScattered
 from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import CHUNK_BYTES
-from helpers.planner.cost import StateBytes, shared_states
+from helpers.planner.cost import StateBytes
 from helpers.planner.memory.microbatches_in_flight import Flight, in_flight, in_halves
 from helpers.planner.model.block_tensors import INPUT, Widths
 from helpers.planner.model.training_job import Job
@@ -14,28 +14,35 @@ from helpers.planner.model.training_job import Job
 GRADIENTS, LAST = Widths(inside=2, ffn=2), Widths(inside=4, query=1, kv=1)
 
 
-def rank_states(job: Job, rank: int) -> StateBytes:
-    """Parameters, gradients and optimizer state of the engine, as data_parallel lays them out.
+def rank_states(job: Job, rank: int, tensor_rank: int = 0, shard_rank: int = 0) -> StateBytes:
+    """Parameters, gradients and optimizer state of the engine, as data_parallel lays them out, by
+    default on the first tensor and data rank, which hold the most.
 
                           parameters       gradients     optimizer
         fp32              4                4             8
-        bf16, fp16        2                g             12    g: 4, or 2 with that reduce_dtype
-        the same, ZeRO-3  -                g             12    its float32 shards are the masters
+        bf16, fp16        2                4             12
+        the same, ZeRO-3  -                4             12    its float32 shards are the masters
 
     ZeRO-1 and 2 divide optimizer and summed gradients by dp_shard x cp, ZeRO-3 all three. With
     ZeRO-1 gradients of all but the last micro-batch wait whole for their sum.
 
+    Args:
+        rank, tensor_rank, shard_rank: along pp, tp and dp_shard x cp.
+
     Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
     """
-    plan, parameters = job.plan, job.parameters_of(rank)
+    plan = job.plan
+    whole = job.parameters_of(rank, tensor_rank)
+    own = job.parameters_of(rank, tensor_rank, plan.shards, shard_rank)
     if plan.zero == 3:
-        return shared_states(parameters, plan.shards, (4, 4, 8), (True, True, True))
-    low = plan.precision != "fp32"
-    bytes_each = (2, job.sum_bytes, 12) if low else (4, job.sum_bytes, 8)
-    sharded = plan.zero > 0
+        return StateBytes(4 * own, 4 * own, 8 * own)
+    low, sharded = plan.precision != "fp32", plan.zero > 0
     waiting = sharded and job.microbatches > 1 and (plan.zero == 1 or plan.splits_backward)
-    shared = (False, sharded and not waiting, sharded)
-    return shared_states(parameters, plan.shards, bytes_each, shared)
+    return StateBytes(
+        parameters=(2 if low else 4) * whole,
+        gradients=4 * (own if sharded and not waiting else whole),
+        optimizer=(12 if low else 8) * (own if sharded else whole),
+    )
 
 
 def block_bytes(job: Job) -> float:
@@ -167,7 +174,13 @@ def sent_bytes(job: Job, rank: int) -> float:
         return 0.0 if in_halves(job, rank) else of_sum * _unit(job)
     if not _sends_each_time(job):
         return 0.0
-    return ReduceScattered.most_under_way * max(BUCKET_BYTES, of_sum * _largest_matrix(job))
+    bucket = max(bucket_bytes(job, rank), of_sum * _largest_matrix(job))
+    return ReduceScattered.most_under_way * bucket
+
+
+def bucket_bytes(job: Job, rank: int) -> float:
+    """Of gradients in a message: of all of the rank's where those are fewer."""
+    return min(BUCKET_BYTES, job.sum_bytes * job.parameters_of(rank))
 
 
 def left_over_bytes(job: Job, rank: int) -> float:
@@ -250,7 +263,7 @@ def table_work_bytes(job: Job, rank: int) -> float:
     if not _sends_each_time(job):
         return made * table
     attention = sum(linear.parameters for linear in job.shape.block[:2]) / job.plan.tp
-    under_way = max(ReduceScattered.most_under_way * BUCKET_BYTES, of_sum * attention)
+    under_way = max(ReduceScattered.most_under_way * bucket_bytes(job, rank), of_sum * attention)
     return (made + of_sum) * table + under_way
 
 

@@ -13,14 +13,16 @@ is within 3 %: tests/planner/dry_run/test_dry_run.py.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from helpers.planner.memory.components import rank_states
+from helpers.planner.hardware.devices import CONTEXT_BYTES
+from helpers.planner.memory.components import activation_bytes, block_bytes, rank_states
+from helpers.planner.memory.microbatches_in_flight import in_flight, put_off
 from helpers.planner.memory.step_events import stretches
 from helpers.planner.memory.timeline import Held, peak
 from helpers.planner.model.training_job import Job
 
-CONTEXT_BYTES = 0.8 * 2**30  # a CUDA context, NCCL's buffers and cuBLAS's workspaces
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "logits", "transients")
 # of what is allocated, for freed pieces too small to use: 5 to 10 % where it was measured
 FRAGMENTS = 0.06
 
@@ -30,6 +32,7 @@ class Memory:
     """Bytes of one rank at its fullest moment, by category.
 
     logits, transients: as of timeline.Held.
+    context: what the device's libraries take. host: activations that are in host memory instead.
     """
 
     parameters: float
@@ -38,10 +41,17 @@ class Memory:
     activations: float
     logits: float
     transients: float
+    context: float = CONTEXT_BYTES
+    host: float = 0.0
 
     @property
     def states(self) -> float:
         return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def by_category(self) -> dict[str, float]:
+        """Bytes on the device of what is allocated."""
+        return {name: getattr(self, name) for name in CATEGORIES}
 
     @property
     def allocated(self) -> float:
@@ -51,33 +61,66 @@ class Memory:
     @property
     def total(self) -> float:
         """With the context and the allocator's fragments: what the device must have."""
-        return self.allocated * (1 + FRAGMENTS) + CONTEXT_BYTES
+        return self.allocated * (1 + FRAGMENTS) + self.context
 
 
-CATEGORIES = tuple(field.name for field in fields(Memory))
-
-
-def fullest(job: Job, limit_bytes: float = math.inf) -> Memory:
-    """The memory of the pipeline rank that holds most: the first, which has most micro-batches in
-    flight, the last, which has the logits, or one between. Or of the first moment that is above
-    `limit_bytes`."""
-    most = rank_memory(job, 0, limit_bytes)
-    for rank in sorted({min(1, job.plan.pp - 1), job.plan.pp - 1} - {0}):
+def fullest(
+    job: Job, limit_bytes: float = math.inf, context_bytes: float = CONTEXT_BYTES
+) -> Memory:
+    """The memory of the pipeline rank that holds most. Or of the first that is found to need more
+    than `limit_bytes`."""
+    most: Memory | None = None
+    for rank in candidates(job):
+        memory = rank_memory(job, rank, limit_bytes, context_bytes)
+        most = memory if most is None else max(most, memory, key=lambda held: held.allocated)
         if most.total > limit_bytes:
             break
-        other = rank_memory(job, rank, limit_bytes)
-        most = max(most, other, key=lambda memory: memory.allocated)
     return most
 
 
-def rank_memory(job: Job, rank: int, limit_bytes: float = math.inf) -> Memory:
+def candidates(job: Job) -> list[int]:
+    """The pipeline ranks of which one holds most: of those with the same layers and ends of the
+    model, the ones with most micro-batches in flight and with most that wait for half of their
+    backward. The first is asked first, which often is it."""
+    alike: dict[tuple, list[int]] = {}
+    for rank in range(job.plan.pp):
+        layers = tuple(job.layers[stage] for stage in job.stages_of(rank))
+        ends = (job.rank_of[0] == rank, job.rank_of[-1] == rank)
+        alike.setdefault((layers, ends), []).append(rank)
+    chosen = []
+    for ranks in alike.values():
+        chosen.append(max(ranks, key=lambda rank: in_flight(job, rank)))
+        chosen.append(max(ranks, key=lambda rank: put_off(job, rank)[::-1]))
+        chosen.append(max(ranks, key=lambda rank: sum(in_flight(job, rank))))
+    return list(dict.fromkeys(chosen))
+
+
+def rank_memory(
+    job: Job, rank: int, limit_bytes: float = math.inf, context_bytes: float = CONTEXT_BYTES
+) -> Memory:
     """Of pipeline rank `rank` at its fullest moment, or the first that is above `limit_bytes`; its
     first tensor and data rank, which hold the most."""
     states = rank_states(job, rank)
-    room = (limit_bytes - CONTEXT_BYTES) / (1 + FRAGMENTS) - states.parameters - states.optimizer
+    room = (limit_bytes - context_bytes) / (1 + FRAGMENTS) - states.parameters - states.optimizer
     most = Held()
     for start, events in stretches(job, rank, states.gradients):
         most = max(most, peak(start, events), key=sum)
         if sum(most) > room:
             break
-    return Memory(parameters=states.parameters, optimizer=states.optimizer, **most._asdict())
+    return Memory(
+        parameters=states.parameters,
+        optimizer=states.optimizer,
+        context=context_bytes,
+        host=offloaded_bytes(job, rank),
+        **most._asdict(),
+    )
+
+
+def offloaded_bytes(job: Job, rank: int) -> float:
+    """Activations of a rank that are in host memory when most are."""
+    if not job.plan.offload:
+        return 0.0
+    flight = in_flight(job, rank)
+    each = job.layers_of(rank) / len(job.stages_of(rank))
+    kept = sum(flight) * each * block_bytes(job)
+    return max(0.0, kept - activation_bytes(job, rank))

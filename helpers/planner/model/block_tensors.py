@@ -1,21 +1,26 @@
-"""What a program does with a block beside its matrix products, and what it keeps, as data.
+"""What a program does with a block beside its matrix products, what it keeps, and what it hides.
 
-A program is how blocks are computed: the engine's own way with each family, and two others that
+A program is how blocks are computed: the engine's own way with each family, and others that
 published runs used; programs.json has them. Its numbers are counts of elements a token, by what the
 tensors are as wide as. The engine's are counted, not estimated: tests/engine/models/test_blocks.py
 runs the engine with a counter on every operation and every tensor that stays alive, and compares.
+
+    program("torchtitan")                                # of programs.json
+    program_for("megatron", shape, "bf16", "ampere")     # the edition that a generation's GPUs ran
 """
 
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from helpers.engine.data_parallel.buckets import BUCKET_BYTES
 from helpers.engine.errors import UserError
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
 
 PROGRAMS = Path(__file__).with_name("programs.json")
 KEEPS = ("none", "selective")  # policies whose kept tensors a program lists
+LIKE = "llama"  # most families that the engine lays out have its blocks
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Widths:
     outside: the hidden states between the layers that tp splits; sequence parallelism splits them.
     inside: the hidden states where every tensor rank has them whole all the same.
     query, kv, ffn: queries, keys and values together, the MLP's middle; tp splits them.
+    up: what the MLP's first layers make, twice the middle where one of them is a gate; as `ffn`.
     scores: a row of attention scores of every head; tp splits them.
     """
 
@@ -33,6 +39,7 @@ class Widths:
     query: float = 0
     kv: float = 0
     ffn: float = 0
+    up: float = 0
     scores: float = 0
 
     def on(self, shape: Shape, tp: int, sequence_parallel: bool, seq_len: int) -> float:
@@ -45,23 +52,50 @@ class Widths:
             + self.query * part * shape.heads * shape.head_dim
             + self.kv * key_value * shape.head_dim
             + self.ffn * part * shape.ffn
+            + self.up * part * shape.block[-2].outputs
             + self.scores * part * shape.heads * seq_len
         )
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a program computes beside its messages, as shares of these that may run so: of the
+    tensor axis, and of that in the backward, beside products of weights' gradients; of ZeRO-3's
+    parameters; of gradients on their way into sums; of what ZeRO-1 and 2 gather after the update,
+    beside the next forward.
+
+    slows: by what share of a hidden message's seconds the computing beside it takes longer, for
+        both want the same memory and the same multiprocessors.
+    """
+
+    tensor: float = 0.0
+    tensor_backward: float = 0.0
+    gathers: float = 1.0
+    sums: float = 1.0
+    updates: float = 0.0
+    slows: float = 0.0
 
 
 @dataclass(frozen=True)
 class Program:
     """How blocks are computed.
 
+    also: older names of the row.
     family, precisions: whose blocks the engine computes so, with which arithmetic; no family where
         it is another's way.
+    measured: are there published rows to which its constants were fitted?
+    edition_of, generations: the name that chooses this row for GPUs of these generations; and with
+        `saves` only for plans that split sequences or recompute in part.
     forward, backward: elements that operations other than products read and write.
-    operations: how many operations there are, forward and backward.
+    operations: how many operations there are, forward and backward, beside products and attention.
     kept: elements kept for the backward, for the policies `none` and `selective`.
     parameter_bytes: moved for each parameter in a backward in 16 bits: its gradient, into the dtype
         of sums.
-    attention: `one kernel`, or `scores` where these go through memory; then `selective` means that
-        they are computed again, else that all but products is.
+    attention: `one kernel`, or `scores` where these go through memory.
+    products_reached, attention_reached: of what the generation's GPUs reach.
+    fused_scores: masking and softmax are one kernel where samples times heads on a rank are a
+        multiple of it; 0 where they always are.
+    again: what `selective` computes again: `scores`, `others` than products, or `nothing`.
     logit_bytes: moved for each logit of the loss.
     gradients_in_loss: are the head's gradients computed in the forward?
     weight_gradient_bytes: moved for an element of a weight's gradient by its product, where that
@@ -73,6 +107,13 @@ class Program:
     last_norm: hidden states that the norm before the head keeps.
     message_copies: elements read and written around each message of the tensor axis.
     waits_for_sends, split_sends: of a pipeline, see pipeline_messages.link_s.
+    host_us: that the host needs to start one operation or product; the device waits where its own
+        work is shorter. On a cluster that was measured it is the cluster's own.
+    hidden: what is computed beside messages.
+    one_card: of one network card's pace, at which ZeRO-3's messages go from node to node; 0 where
+        they use all cards of a node.
+    placement: of its ranks, as plan.placement, where it has one of its own.
+    bucket_bytes: of a message of the data axes, at least; bucket_rank_bytes: for each of its ranks.
     """
 
     name: str
@@ -82,10 +123,19 @@ class Program:
     kept: dict[str, Widths] = field(hash=False)
     date: str
     source: str
+    also: tuple[str, ...] = ()
     family: str = ""
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    measured: bool = False
+    edition_of: str = ""
+    generations: tuple[str, ...] = ()
+    saves: bool = False
     parameter_bytes: float = 0
     attention: str = "one kernel"
+    products_reached: float = 1.0
+    attention_reached: float = 1.0
+    fused_scores: int = 0
+    again: str = "others"
     logit_bytes: int = 44
     gradients_in_loss: bool = True
     weight_gradient_bytes: int | None = None
@@ -96,6 +146,12 @@ class Program:
     message_copies: int = 2
     waits_for_sends: bool = False
     split_sends: bool = False
+    host_us: float = 0.0
+    hidden: Hidden = Hidden()
+    one_card: float = 0.0
+    placement: str = ""
+    bucket_bytes: float = BUCKET_BYTES
+    bucket_rank_bytes: float = 0.0
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -103,6 +159,8 @@ class Program:
             raise UserError(f"kept is of {' and '.join(KEEPS)}, not of {', '.join(self.kept)}")
         if self.attention not in ("one kernel", "scores"):
             raise UserError(f"attention is 'one kernel' or 'scores', not {self.attention!r}")
+        if self.again not in ("scores", "others", "nothing"):
+            raise UserError(f"again is 'scores', 'others' or 'nothing', not {self.again!r}")
 
 
 INPUT = Widths(outside=1)  # of a block: all that `full` keeps
@@ -114,7 +172,7 @@ def program(name: str, path: Path = PROGRAMS) -> Program:
     Raises:
         UserError: there is none, or a row is wrong.
     """
-    by_name = {row.name: row for row in read_table(path, Program)}
+    by_name = {each: row for row in read_table(path, Program) for each in (row.name, *row.also)}
     if name not in by_name:
         raise UserError(f"no program {name!r} in {path.name}; there is {', '.join(by_name)}")
     return by_name[name]
@@ -122,9 +180,45 @@ def program(name: str, path: Path = PROGRAMS) -> Program:
 
 @cache
 def program_of(family: str, precision: str) -> Program:
-    """The engine's own way of computing a family's blocks."""
-    return next(
-        row
-        for row in read_table(PROGRAMS, Program)
-        if row.family == family and precision in row.precisions
-    )
+    """The engine's own way of computing a family's blocks; of a family that was not counted, that
+    of the one that it is most like."""
+    rows = read_table(PROGRAMS, Program)
+    counted = {row.family for row in rows}
+    family = family if family in counted else LIKE
+    return next(row for row in rows if row.family == family and precision in row.precisions)
+
+
+@cache
+def program_names() -> list[str]:
+    """What `program_for` knows: the names that estimate takes."""
+    rows = [row for row in read_table(PROGRAMS, Program) if not row.family]
+    names = ["engine", *(row.edition_of or row.name for row in rows), *(row.name for row in rows)]
+    return list(dict.fromkeys(names))
+
+
+@cache
+def program_for(
+    name: str, family: str, precision: str, generation: str = "", saves: bool = False
+) -> Program:
+    """The program that a name means for a family's blocks, on GPUs of a generation.
+
+    Args:
+        name: `engine`, or a row of programs.json; `megatron` is the edition whose tables were
+            published for that generation.
+        saves: does the plan split sequences, or recompute in part?
+
+    Raises:
+        UserError: there is no such program.
+    """
+    if name == "engine":
+        return program_of(family, precision)
+    rows = [row for row in read_table(PROGRAMS, Program) if not row.family]
+    editions = [row for row in rows if row.edition_of == name]
+    of_gpu = [row for row in editions if generation in row.generations] or editions[-1:]
+    if of_gpu:
+        return next((row for row in of_gpu if row.saves == saves), of_gpu[0])
+    found = next((row for row in rows if name in (row.name, *row.also)), None)
+    if found is None:
+        known = ", ".join(program_names())
+        raise UserError(f"no program {name!r} in {PROGRAMS.name}; there is {known}")
+    return found

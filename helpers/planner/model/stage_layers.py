@@ -7,7 +7,7 @@ import heapq
 from functools import lru_cache
 
 from helpers.engine.pipeline.partition import SPEED, Cost, Costs, check_stages
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 
 BALANCED_AT = 1024  # tokens of the sequence at which the engine balances layers over stages
 

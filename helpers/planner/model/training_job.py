@@ -4,7 +4,7 @@ job = make_job(load_config("gptj-6b"), ParallelPlan(tp=8), batch=8, seq_len=1024
 job.tokens, job.layers, job.parameters_of(rank=0)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,12 +14,20 @@ from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.placement import axis_order
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.cost import tensor_parallel_share
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.stage_layers import balanced_layers
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.parameters import (
+    Held,
+    begin_parameters,
+    block_parameters,
+    elements,
+    end_parameters,
+)
+from helpers.planner.shape.shape import Shape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+MOST = 100_000_000  # samples of a step, or tokens of a sequence: beyond all that was ever trained
 
 
 @dataclass(frozen=True)
@@ -115,37 +123,63 @@ class Job:
 
     def stride(self, axis: str) -> int:
         """How far apart neighbours along an axis are in the numbering of ranks."""
-        return _strides(tuple(self.plan.degrees.items()), self.plan.placement)[axis]
+        placement = self.program.placement or self.plan.placement
+        return _strides(tuple(self.plan.degrees.items()), placement)[axis]
+
+    @cached_property
+    def block(self) -> tuple[Held, ...]:
+        """The parameters of a block, as they are held."""
+        return block_parameters(self.shape, self.plan.tp)
 
     @cached_property
     def block_parameters(self) -> int:
         """Of one block on its first tensor rank, which holds the most."""
-        return _share(self.shape, self.plan.tp, 2) - _share(self.shape, self.plan.tp, 1)
+        return elements(self.block, self.plan.tp, 0, 1, 0)
+
+    def ends(self, rank: int) -> tuple[Held, ...]:
+        """Embedding, last norm and head of a pipeline rank, as they are held."""
+        return self._ends[self.rank_of[0] == rank, self.rank_of[-1] == rank]
+
+    @cached_property
+    def _ends(self) -> dict[tuple[bool, bool], tuple[Held, ...]]:
+        begin, end = begin_parameters(self.shape), end_parameters(self.shape)
+        both = [*begin, *end]
+        if self.shape.tied:
+            both.remove(begin[0])  # one matrix for both ends, which each holds where they are apart
+        return {
+            (False, False): (),
+            (True, False): begin,
+            (False, True): end,
+            (True, True): tuple(both),
+        }
 
     def end_parameters(self, rank: int) -> int:
         """Parameters of embedding, last norm and head on a pipeline rank."""
-        shape, rows = self.shape, self.vocab_rows
-        first, last = self.rank_of[0] == rank, self.rank_of[-1] == rank
-        table = rows * shape.hidden
-        begin = self.begin_parameters(rank)
-        end = table + shape.final_norm + (rows if shape.head_bias else 0)
-        both = table if first and last and shape.tied else 0  # one matrix for both ends
-        return begin + (end if last else 0) - both
+        return self._end_parameters[self.rank_of[0] == rank, self.rank_of[-1] == rank]
+
+    @cached_property
+    def _end_parameters(self) -> dict[tuple[bool, bool], int]:
+        return {where: elements(held, self.plan.tp, 0, 1, 0) for where, held in self._ends.items()}
 
     def begin_parameters(self, rank: int) -> int:
         """Parameters of the embeddings on a pipeline rank."""
-        if self.rank_of[0] != rank:
-            return 0
-        return (self.vocab_rows + self.shape.positions) * self.shape.hidden
+        return self._end_parameters[True, False] if self.rank_of[0] == rank else 0
 
     @property
     def vocab_rows(self) -> int:
         """Rows of embedding and head on the first tensor rank, which holds the most."""
         return -(-self.shape.vocab // self.plan.tp)
 
-    def parameters_of(self, rank: int) -> int:
-        """Parameters that a pipeline rank works with, whole over dp_shard and cp."""
-        return self.layers_of(rank) * self.block_parameters + self.end_parameters(rank)
+    def parameters_of(
+        self, rank: int, tensor_rank: int = 0, shards: int = 1, shard_rank: int = 0
+    ) -> int:
+        """Parameters that a pipeline rank works with, or that it keeps where `shards` ranks share
+        the first dimension of each; whole over dp_shard and cp where they do not."""
+        if (tensor_rank, shards) == (0, 1):
+            return self.layers_of(rank) * self.block_parameters + self.end_parameters(rank)
+        where = (self.plan.tp, tensor_rank, shards, shard_rank)
+        blocks = self.layers_of(rank) * elements(self.block, *where)
+        return blocks + elements(self.ends(rank), *where)
 
 
 def make_job(
@@ -157,14 +191,18 @@ def make_job(
         program: another way of computing blocks than the engine's.
 
     Raises:
-        UserError: the plan does not fit the model, or a number is not above 0.
+        UserError: the plan does not fit the model, the model has too few positions, or a number
+            makes no sense.
     """
+    if not isinstance(plan, ParallelPlan):
+        raise UserError(f"give a plan, as ParallelPlan(dp_shard=8), not {plan!r}")
     check_counts(batch, seq_len)
+    shape = model_shape(model)
+    check_length(shape, seq_len)
     if plan.precision not in BYTES:
         raise UserError(
             f"no formula knows precision={plan.precision}: dry_run counts its bytes and FLOPs"
         )
-    shape = model if isinstance(model, Shape) else model_shape(model)
     check_stages(shape.layers, plan.stages)
     if plan.stage_layers is not None:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
@@ -174,14 +212,24 @@ def make_job(
 
 
 def check_counts(batch: int, seq_len: int) -> None:
-    """Raise a UserError if one of them is no whole number above 0."""
+    """Raise a UserError if one of them is no whole number above 0, or beyond all reason."""
     for name, number in (("batch", batch), ("seq_len", seq_len)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
+        if number > MOST:
+            raise UserError(f"{name} must be at most {MOST:,}, not {number:,}")
+
+
+def check_length(shape: Shape, seq_len: int) -> None:
+    """Raise a UserError if the model has no positions for sequences of this length."""
+    if shape.longest and seq_len > shape.longest:
+        raise UserError(f"seq_len {seq_len} is longer than the model's {shape.longest} positions")
 
 
 def check_heads(shape: Shape, tp: int) -> None:
     """Raise a UserError if heads, key-value heads or MLP width cannot be split over tp."""
+    if tp > 1 and not splittable(shape):
+        raise UserError(f"{shape.family} cannot be split by tp: no rules are known for its layers")
     if not splits(shape, tp):
         raise UserError(
             f"tp={tp} does not divide {shape.heads} heads and an MLP of {shape.ffn}, or does not "
@@ -208,8 +256,15 @@ def ways(shape: Shape, tp: int, cp: int) -> tuple[str, ...]:
 
 def splits(shape: Shape, tp: int) -> bool:
     """Can the model's blocks be split over tp ranks?"""
+    if tp > 1 and not splittable(shape):
+        return False
     fits = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
     return shape.heads % tp == 0 and shape.ffn % tp == 0 and fits
+
+
+def splittable(shape: Shape) -> bool:
+    """Are there rules by which tp splits the model's blocks?"""
+    return not shape.held or any(one.cut is not None for one in shape.held)
 
 
 # a search makes thousands of jobs that differ in other things than their stages
@@ -233,8 +288,3 @@ def _strides(degrees: tuple[tuple[str, int], ...], placement: str) -> dict[str, 
         strides[axis] = apart
         apart *= sizes[axis]
     return strides
-
-
-@lru_cache(maxsize=4096)
-def _share(shape: Shape, tp: int, layers: int) -> int:
-    return tensor_parallel_share(replace(shape, layers=layers), tp).total

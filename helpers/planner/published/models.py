@@ -1,4 +1,5 @@
-"""Models of published runs, by the few numbers that their sources state: the rows of models.csv."""
+"""Models of published runs, by the few numbers that their sources state: the rows of
+tables/models.csv."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,11 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from helpers.engine.errors import UserError
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
 
-MODELS = Path(__file__).with_name("models.csv")
-FAMILIES = ("gpt2", "gptj", "llama")
+MODELS = Path(__file__).parent / "tables/models.csv"
+FAMILIES = ("gpt2", "gptj", "llama", "nemotron")
 
 
 @dataclass(frozen=True)

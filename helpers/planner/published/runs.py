@@ -1,29 +1,41 @@
-"""Training runs that others published with what they measured: the rows of runs.json.
+"""Training runs that others published with what they measured: the rows of tables/, and
+those of runs.json, which also says what is not predicted and why.
 
     for run in runs(): print(run.title, run.measured_s)
-    runs(Path("my_runs.json"))          of another file with the same fields
+    runs(Path("my_runs.json"))          of another file with the same fields, CSV or JSON
 
 Nothing here was run by this project. A run more is a row more: its model is one of models.csv, its
-machine one of hardware/instances.csv or of machines.csv.
+machine one of hardware/instances.csv or of tables/machines.csv.
 """
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.catalog import GIB, GIGA
-from helpers.planner.hardware.cluster import REACHED, Cluster, make_cluster
-from helpers.planner.model.block_tensors import program
+from helpers.planner.hardware.catalog import GIB, GIGA, MICRO, network
+from helpers.planner.hardware.cluster import REACHED, make_cluster
+from helpers.planner.hardware.devices import Cluster
+from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.published.models import published_shape
+from helpers.planner.search.estimate import named_program
+from helpers.planner.shape.shape import Shape, resized
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent
-RUNS, MACHINES, FIGURE_1 = HERE / "runs.json", HERE / "machines.csv", HERE / "figure_1.csv"
-PACES = ("step_s", "samples_per_s", "tokens_per_s_per_gpu")
-PLAN_FIELDS = tuple(field.name for field in fields(ParallelPlan))
+RUNS, TABLES = HERE / "runs.json", HERE / "tables"
+MACHINES, FIGURE_1, SOURCES = (TABLES / f"{n}.csv" for n in ("machines", "figure_1", "sources"))
+THROUGHPUT = tuple(
+    TABLES / f"{name}.csv"
+    for name in ("bigscience", "fully_sharded", "llm_foundry", "megatron", "nvidia_dgxc")
+)
+PACES = ("step_s", "samples_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
+PLAN_FIELDS = {field.name: field.type for field in fields(ParallelPlan)}
+EQUAL_STAGES = re.compile(r"(\d+)x(\d+)")  # 20x4: four stages of 20 layers
+TERA = 1e12
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,22 @@ class Machine:
     devices_per_node: int | None = None
     memory_gib: int | None = None
     memory_gb_per_s: float | None = None
+    inter_gbit_per_s: float | None = None
+    rails: int | None = None
+    network: str = ""
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published table, see the top of tables/sources.csv."""
+
+    name: str
+    by: str
+    title: str
+    date: str
+    source: str
+    flops: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,25 +92,35 @@ class Published:
 class Run(Published):
     """One published run, predicted by the planner or not.
 
-    plan: fields of ParallelPlan. batch: samples of a step, over all ranks.
-    program: of programs.json; the engine's own where not given.
-    step_s, samples_per_s, tokens_per_s_per_gpu: the pace, in the one of them that was published.
+    layers, hidden, heads: where they are other than the model's in models.csv.
+    layout: fields of ParallelPlan as text, `tp=8 pp=4`; or plan, the same as an object.
+    batch: samples of a step, over all ranks. program: as estimate's.
+    step_s, samples_per_s, tokens_per_s_per_gpu, tflops_per_gpu: the pace, in the one of them that
+        was published.
     memory_gib: measured. calculon_s: what Calculon predicts for a step of the same run.
-    assumed: what the source does not state. measured, why_not: of a run that is not predicted.
+    assumed, note: what the source does not state. measured, why_not: of a run that is not
+        predicted.
     """
 
+    title: str = ""
     model: str = ""
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
     machine: str = ""
+    layout: str = ""
     plan: dict[str, Any] = field(default_factory=dict)
     batch: int = 0
     seq_len: int = 0
-    program: str = ""
+    program: str = "engine"
     step_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
     memory_gib: float | None = None
     calculon_s: float | None = None
     assumed: str = ""
+    note: str = ""
     measured: str = ""
     why_not: str = ""
 
@@ -95,24 +132,43 @@ class Run(Published):
         given = [name for name in PACES if getattr(self, name) is not None]
         if len(given) != 1:
             raise UserError(f"a run needs one of {', '.join(PACES)}, or why_not")
-        unknown = [name for name in self.plan if name not in PLAN_FIELDS]
-        if unknown:
-            raise UserError(f"a plan has no field {unknown[0]!r}")
+        if self.tflops_per_gpu is not None and self.source not in sources():
+            raise UserError(f"{SOURCES.name} does not say how {self.source!r} counts FLOPs")
         cluster_of(self)  # so what is unknown is said when the row is read
         job_of(self)
 
     @property
+    def name(self) -> str:
+        """Its title, or what it is."""
+        size = f" {self.layers} x {self.hidden}" if self.layers else ""
+        return self.title or f"{self.model}{size}, {self.machine}, {self.layout}"
+
+    @property
     def parallel_plan(self) -> ParallelPlan:
-        return ParallelPlan(**self.plan)
+        return ParallelPlan(**(_plan_fields(self.layout) | _known(self.plan)))
+
+    @property
+    def shape(self) -> Shape:
+        """Of its model, with learned positions for all that it reads."""
+        shape = published_shape(self.model)
+        if self.layers:
+            shape = resized(shape, self.layers, self.hidden, self.heads)
+        if not shape.positions:
+            return shape
+        longest = max(shape.positions, self.seq_len)
+        return replace(shape, positions=longest, longest=longest)
 
     @property
     def measured_s(self) -> float | None:
         """Seconds of a step, from the pace that was published; None where it is not predicted."""
+        tokens, ranks = self.batch * self.seq_len, self.parallel_plan.world_size
         if self.samples_per_s is not None:
             return self.batch / self.samples_per_s
         if self.tokens_per_s_per_gpu is not None:
-            tokens_per_s = self.tokens_per_s_per_gpu * self.parallel_plan.world_size
-            return self.batch * self.seq_len / tokens_per_s
+            return tokens / (self.tokens_per_s_per_gpu * ranks)
+        if self.tflops_per_gpu is not None:
+            flops = _step_flops(self.shape, tokens, self.seq_len, sources()[self.source].flops)
+            return flops / (self.tflops_per_gpu * TERA * ranks)
         return self.step_s
 
 
@@ -123,6 +179,17 @@ def runs(path: Path = RUNS) -> tuple[Run, ...]:
         UserError: a row is wrong, in one line that names the file and the row.
     """
     return read_table(path, Run)
+
+
+def all_runs() -> tuple[Run, ...]:
+    """Every row, of runs.json and of tables/, that the planner predicts."""
+    rows = [run for path in (RUNS, *THROUGHPUT) for run in runs(path)]
+    return tuple(run for run in rows if not run.why_not)
+
+
+def sources(path: Path = SOURCES) -> dict[str, Source]:
+    """The rows of tables/sources.csv by name."""
+    return {row.name: row for row in read_table(path, Source)}
 
 
 def figure_1(path: Path = FIGURE_1) -> tuple[Figure1, ...]:
@@ -136,8 +203,9 @@ def job_of(run: Run) -> Job:
     Raises:
         UserError: its plan does not fit its model, or model or program are not known.
     """
-    way = program(run.program) if run.program else None
-    return make_job(published_shape(run.model), run.parallel_plan, run.batch, run.seq_len, way)
+    plan, shape = run.parallel_plan, run.shape
+    way = named_program(run.program, shape.family, plan, cluster_of(run))
+    return make_job(shape, plan, run.batch, run.seq_len, way)
 
 
 def cluster_of(run: Run, path: Path = MACHINES) -> Cluster:
@@ -163,4 +231,43 @@ def _node_of(machine: Machine) -> Cluster:
     if machine.memory_gb_per_s is not None:
         bytes_per_s = machine.memory_gb_per_s * GIGA * REACHED["memory"]
         node = replace(node, memory_bytes_per_s=bytes_per_s)
-    return node
+    if machine.inter_gbit_per_s is not None:
+        out = network(machine.network or "infiniband")
+        each = machine.inter_gbit_per_s / 8 * GIGA / node.devices_per_node
+        node = replace(node, inter=Link(each * out.share, out.extra_us * MICRO))
+    return replace(node, rails=machine.rails) if machine.rails is not None else node
+
+
+def _plan_fields(layout: str) -> dict[str, Any]:
+    """Fields of a plan from text."""
+    return _known({name: _value(name, value) for name, _, value in map(_parted, layout.split())})
+
+
+def _parted(word: str) -> tuple[str, str, str]:
+    return word.partition("=")
+
+
+def _known(plan: dict[str, Any]) -> dict[str, Any]:
+    unknown = [name for name in plan if name not in PLAN_FIELDS]
+    if unknown:
+        raise UserError(f"a plan has no field {unknown[0]!r}")
+    return plan
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "partition" and (equal := EQUAL_STAGES.fullmatch(text)):
+        return ",".join([equal[1]] * int(equal[2]))
+    of = PLAN_FIELDS.get(name)
+    if of is bool:
+        return {"true": True, "false": False}.get(text, text)
+    return int(text) if of is int and text.isdecimal() else text
+
+
+def _step_flops(shape: Shape, tokens: int, seq_len: int, counted: str) -> float:
+    """FLOPs of a step as its source counts them: `recomputed`, with every block's forward twice
+    (arXiv 2104.04473, equation 3), or the `model`'s alone."""
+    times, head = (96, 16) if counted == "recomputed" else (72, 12)
+    h, layers = shape.hidden, shape.layers
+    return (
+        times * tokens * layers * h**2 * (1 + seq_len / (6 * h) + shape.vocab / (head * layers * h))
+    )

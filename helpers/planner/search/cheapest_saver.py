@@ -1,7 +1,6 @@
 """A layout's plans: for each way to share the state, the cheapest saver of activations that fits.
 
-Cheap recomputation is tried before full recomputation and host memory: what is dearer than need be
-is not tried.
+Where nothing need be saved nothing else is tried.
 """
 
 from collections import Counter
@@ -10,12 +9,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.components import rank_states
 from helpers.planner.memory.peak import Memory, fullest
 from helpers.planner.model.training_job import Job
 from helpers.planner.search.layouts import ACTIVATIONS, sharded_plans
-from helpers.planner.search.planned import Choice
+from helpers.planner.search.planned import Choice, fits
 from helpers.planner.time.overlapped_messages import least_data_s
 from helpers.planner.time.stage_time import StageTime, stage_times
 from helpers.planner.time.step_time import free_data_s, step_time
@@ -42,24 +41,21 @@ class Layout:
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         self.job, self.cluster = job, cluster
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[tuple[str, bool], Pace] = {}
         self._too_large: set[tuple[str, bool]] = set()  # savers, with parameters shared
-        self.least_s = self.pace(job.plan.activation).least_s
+        self.least_s = self.pace(job.plan.activation, job.plan.offload).least_s
 
-    def pace(self, activation: str) -> Pace:
-        """How fast it is when so much is recomputed."""
-        if activation not in self._paces:
-            job = _with_saver(self.job, activation, False)
+    def pace(self, activation: str, offload: bool) -> Pace:
+        """How fast it is with this saver of activations."""
+        if (activation, offload) not in self._paces:
+            job = _with_saver(self.job, activation, offload)
             stages = stage_times(job, self.cluster)
-            self._paces[activation] = Pace(stages, free_data_s(job, self.cluster, stages))
-        return self._paces[activation]
+            self._paces[activation, offload] = Pace(stages, free_data_s(job, self.cluster, stages))
+        return self._paces[activation, offload]
 
-    def cannot_win(self, job: Job, activation: str, limit_s: float) -> bool:
-        """Must one of its plans take `limit_s` or longer: for its messages of the data axes, or, if
-        so much is recomputed, for computing?"""
-        if activation == "none":
-            return least_data_s(job, self.cluster) >= limit_s
-        return self.pace(activation).least_s >= limit_s
+    def stages_of(self, plan: ParallelPlan) -> list[StageTime]:
+        """The times of the stages of one of its plans."""
+        return self.pace(plan.activation, plan.offload).stages
 
     def memory_if_it_fits(self, job: Job) -> Memory | None:
         """Of the fullest rank of one of its plans. With ZeRO-3 the most sharded are asked first:
@@ -67,8 +63,8 @@ class Layout:
         saver, sharded = (job.plan.activation, job.plan.offload), job.plan.zero == 3
         if sharded and saver in self._too_large:
             return None
-        memory = fullest(job, self.cluster.memory_bytes)
-        if memory.total <= self.cluster.memory_bytes:
+        memory = fullest(job, self.cluster.memory_bytes, self.cluster.context_bytes)
+        if fits(memory, self.cluster):
             return memory
         if sharded:
             self._too_large.add(saver)
@@ -82,23 +78,30 @@ class Layout:
 def cheapest_that_fits(
     layout: Layout, plan: ParallelPlan, limit_s: float, ruled_out: Counter[str]
 ) -> Choice | None:
-    """One of the layout's plans with the cheapest saver of activations with which it fits; None if
-    it fits with none, or must take `limit_s`. What does not fit is counted in `ruled_out`."""
+    """One of the layout's plans with the saver of activations with which it is the fastest of those
+    that fit; None if it fits with none, or must take `limit_s`. What does not fit is counted in
+    `ruled_out`."""
     whole = replace(layout.job, plan=plan)
     if rank_states(whole, 0).total > layout.cluster.memory_bytes:
         ruled_out[TOO_LARGE] += 1
         return None
+    if least_data_s(whole, layout.cluster) >= limit_s:
+        return None
+    best: Choice | None = None
     for activation, offload in ACTIVATIONS:
-        if layout.cannot_win(whole, activation, limit_s):
-            return None
+        if layout.pace(activation, offload).least_s >= limit_s:
+            continue
         job = _with_saver(whole, activation, offload)
         memory = layout.memory_if_it_fits(job)
-        if memory is not None:
-            alone = layout.pace(activation).stages
-            time = step_time(job, layout.cluster, exact=False, alone=alone)
-            return Choice(job, layout.cluster, memory, time)
-        ruled_out[TOO_LARGE] += 1
-    return None
+        if memory is None:
+            ruled_out[TOO_LARGE] += 1
+            continue
+        time = step_time(job, layout.cluster, "quick", layout.stages_of(job.plan))
+        if time.total_s < limit_s:
+            best, limit_s = Choice(job, layout.cluster, memory, time), time.total_s
+        if (activation, offload) == ACTIVATIONS[0]:
+            break  # all others take as long at least
+    return best
 
 
 def _with_saver(job: Job, activation: str, offload: bool) -> Job:

@@ -1,32 +1,91 @@
-"""Will it fit, how fast, what does it cost: one plan on one cluster, before anything is started."""
+"""Will it fit, how fast, what does it cost: one plan on one cluster, before anything is started.
+
+estimate(config, plan, cluster, batch=256, seq_len=2048).time.total_s
+estimate(config, plan, cluster, 256, 2048, program="megatron")       # by another program
+"""
 
 from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.peak import fullest
-from helpers.planner.model.training_job import make_job
+from helpers.planner.model.block_tensors import Program, program_for
+from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.planned import Choice
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.step_time import step_time
 
 
-def estimate(model: Any, plan: ParallelPlan, cluster: Cluster, batch: int, seq_len: int) -> Choice:
+def estimate(
+    model: Any,
+    plan: ParallelPlan,
+    cluster: Cluster,
+    batch: int,
+    seq_len: int,
+    program: str | Program = "engine",
+) -> Choice:
     """Memory of the fullest rank, seconds of a step by part, tokens/s and dollars per token.
 
-    Whether it fits is `estimate(...).memory.total <= cluster.memory_bytes`.
+    Whether it fits is `estimate(...).fits`.
 
     Args:
         model: a transformers configuration, or a Shape.
         batch: samples of a step, over all ranks.
+        program: who computes it: `engine`, `engine-compiled`, `megatron`, `torchtitan`,
+            `llm-foundry` or another of model/programs.json; or a Program of your own. Memory is the
+            engine's, but for what blocks keep.
 
     Raises:
-        UserError: the plan does not fit the model or the cluster's number of devices.
+        UserError: the plan does not fit the model or the cluster's number of devices, or there is
+            no such program.
     """
+    job = planned_job(model, plan, cluster, batch, seq_len, program)
+    memory = fullest(job, context_bytes=cluster.context_bytes)
+    return Choice(job, cluster, memory, step_time(job, cluster))
+
+
+def planned_job(
+    model: Any,
+    plan: ParallelPlan,
+    cluster: Cluster,
+    batch: int,
+    seq_len: int,
+    program: str | Program = "engine",
+) -> Job:
+    """The job that a question is about, once it makes sense.
+
+    Raises:
+        UserError: as estimate.
+    """
+    if not isinstance(cluster, Cluster):
+        raise UserError(
+            f"give a cluster, as make_cluster('p4d.24xlarge', nodes=4), not {cluster!r}"
+        )
+    shape = model_shape(model)
+    way = None
+    if isinstance(plan, ParallelPlan):
+        way = named_program(program, shape.family, plan, cluster)
+    job = make_job(shape, plan, batch, seq_len, way)
     if plan.world_size != cluster.devices:
         raise UserError(
             f"the plan has {plan.world_size} ranks ({plan.describe()}), but {cluster.nodes} x "
             f"{cluster.name} has {cluster.devices} devices"
         )
-    job = make_job(model, plan, batch, seq_len)
-    return Choice(job, cluster, fullest(job), step_time(job, cluster))
+    cluster.rate(plan.precision)
+    return job
+
+
+def named_program(
+    program: str | Program, family: str, plan: ParallelPlan, cluster: Cluster
+) -> Program:
+    """The program that a name means for a plan on a cluster; a compiled plan has the engine's
+    compiled blocks."""
+    if isinstance(program, Program):
+        return program
+    if program == "engine" and plan.compile:
+        program = "engine-compiled"
+    saves = plan.sequence_parallel or plan.activation == "selective"
+    if not isinstance(program, str):
+        raise UserError(f"program is a name, as 'megatron', or a Program, not {program!r}")
+    return program_for(program, family, plan.precision, cluster.generation, saves)

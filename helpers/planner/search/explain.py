@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.cluster import Cluster
-from helpers.planner.memory.peak import CATEGORIES, fullest
+from helpers.planner.hardware.devices import Cluster
+from helpers.planner.memory.peak import fullest
 from helpers.planner.model.training_job import ways
 from helpers.planner.search.planned import Choice, in_words
-from helpers.planner.search.request import Question
+from helpers.planner.search.ranges import rounded
+from helpers.planner.search.request import DAY_S, Question
 from helpers.planner.search.search import SearchResult, search_plans
 from helpers.planner.time.step_time import step_time
 
@@ -25,6 +26,8 @@ PARTS = (
     ("bubble_s", "waiting for the pipeline"),
     ("data_s", "messages of the data axes"),
     ("optimizer_s", "the optimizer"),
+    ("host_s", "waiting for the host"),
+    ("straggle_s", "waiting for the slowest node"),
 )
 
 
@@ -57,17 +60,31 @@ def _winner(result: SearchResult) -> str:
     best, question = result.best, result.question
     line = (
         f"Best by {question.by}: {describe(best)}. A step of {question.batch} x "
-        f"{question.seq_len:,} tokens takes {_seconds(best.time.total_s)}, "
-        f"{best.tokens_per_s:,.0f} tokens/s"
+        f"{question.seq_len:,} tokens takes {_seconds(best.time.total_s)} "
+        f"({_between(*map(_seconds, best.range_s))}), {best.tokens_per_s:,.0f} tokens/s"
     )
+    if best.peak_flops is not None:
+        line += f", {100 * best.mfu(best.peak_flops):.0f} % of the peak (MFU)"
     if best.usd_per_token is not None:
-        line += f", {1e6 * best.usd_per_token:.3g} dollars per million tokens"
+        line += f", {1e6 * best.usd_per_token:.2g} dollars per million tokens"
     if question.tokens is not None:
-        days = question.tokens / best.tokens_per_s / 86400
-        line += f"; {question.tokens:.3g} tokens take {days:,.1f} days"
+        days = question.tokens / best.tokens_per_s / DAY_S
+        ends = (f"{days * end:,.3g}" for end in (best.range.low, best.range.high))
+        line += f"; {question.tokens:.3g} tokens take {days:,.1f} days ({_between(*ends)})"
         if best.usd_per_token is not None:
-            line += f" and {question.tokens * best.usd_per_token:,.0f} dollars"
+            usd = question.tokens * best.usd_per_token
+            low, high = (in_money(usd * end, best) for end in (best.range.low, best.range.high))
+            line += f" and {in_money(usd, best)} dollars ({_between(low, high)})"
     return line + "."
+
+
+def in_money(usd: float, choice: Choice) -> str:
+    """Dollars to as many digits as a choice's range leaves."""
+    return f"{rounded(usd, choice.range):,.0f}"
+
+
+def _between(low: str, high: str) -> str:
+    return f"{low} to {high}"
 
 
 def _where_time_goes(choice: Choice) -> str:
@@ -79,11 +96,12 @@ def _where_time_goes(choice: Choice) -> str:
 
 def _where_memory_goes(choice: Choice) -> str:
     memory, has = choice.memory, choice.cluster.memory_bytes
-    parts = [(getattr(memory, name), name) for name in CATEGORIES]
+    parts = [(size, name) for name, size in memory.by_category.items()]
     shown = [f"{size / GIB:.1f} {name}" for size, name in sorted(parts, reverse=True) if size > 1e8]
     return (
-        f"It needs {memory.total / GIB:.1f} of {has / GIB:.0f} GiB on the fullest rank: "
+        f"It needs {memory.total / GIB:.1f} of {has / GIB:.1f} GiB on the fullest rank: "
         f"{', '.join(shown)}; the rest is the allocator's and the libraries'."
+        + (f" {memory.host / GIB:.1f} GiB of it are in host memory." if memory.host else "")
     )
 
 
@@ -131,7 +149,7 @@ def _instead(choice: Choice, others: list[tuple[str, ParallelPlan]]) -> Iterator
     """What other plans would need, or take."""
     for words, other in others:
         changed = replace(choice.job, plan=other)
-        memory = fullest(changed).total
+        memory = fullest(changed, context_bytes=choice.cluster.context_bytes).total
         if memory > choice.cluster.memory_bytes:
             yield f"{words} would need {memory / GIB:.1f} GiB."
         else:

@@ -7,12 +7,18 @@ from itertools import product
 from typing import Any
 
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import splits, ways
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 
-# From the cheapest on: nothing; what is cheap to compute again; whole blocks; and host memory.
-ACTIVATIONS = (("none", False), ("selective", False), ("full", False), ("full", True))
+# Nothing; what is cheap to compute again; whole blocks; host memory; and host memory for little.
+ACTIVATIONS = (
+    ("none", False),
+    ("selective", False),
+    ("full", False),
+    ("none", True),
+    ("full", True),
+)
 
 
 LONG = 8192  # tokens of a row from which cp is tried though there are samples for all ranks
@@ -29,7 +35,7 @@ def layouts(
             ranks = cluster.devices // tp // pp
             if not splits(shape, tp):
                 ruled_out["heads or MLP do not divide by tp"] += 1
-            elif tp > cluster.devices_per_node:
+            elif cluster.devices_per_node % tp:
                 ruled_out["tp would leave the node"] += 1
             elif pp > shape.layers:
                 ruled_out["more pipeline ranks than layers"] += 1

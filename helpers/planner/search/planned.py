@@ -4,10 +4,23 @@ from dataclasses import dataclass, fields
 
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import money, train_flops_per_token
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
+from helpers.planner.hardware.lookup import find_gpu
 from helpers.planner.memory.peak import Memory
 from helpers.planner.model.training_job import Job
+from helpers.planner.search.ranges import Range, time_range
 from helpers.planner.time.step_time import StepTime
+
+# of a machine's own memory, for activations: the rest is the system's, the data's and the program's
+HOST_SHARE = 0.8
+
+
+def fits(memory: Memory, cluster: Cluster) -> bool:
+    """Do a rank's bytes fit its device, and those of a node's ranks in host memory the node?"""
+    if memory.total > cluster.memory_bytes:
+        return False
+    host = cluster.host_memory_bytes
+    return host is None or memory.host * cluster.devices_per_node <= HOST_SHARE * host
 
 
 @dataclass(frozen=True)
@@ -24,9 +37,24 @@ class Choice:
         return self.job.plan
 
     @property
+    def fits(self) -> bool:
+        """Does every rank fit its device, and what is offloaded the machines' own memory?"""
+        return fits(self.memory, self.cluster)
+
+    @property
     def tokens_per_s(self) -> float:
         """Of the whole cluster."""
         return self.job.batch * self.job.seq_len / self.time.total_s
+
+    @property
+    def range(self) -> Range:
+        """Shares of the predicted seconds between which 8 of 10 measured ones would lie."""
+        return time_range(self.job.program, self.cluster)
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Seconds of a step between which 8 of 10 measured ones would lie."""
+        return self.range.low * self.time.total_s, self.range.high * self.time.total_s
 
     @property
     def usd_per_token(self) -> float | None:
@@ -35,6 +63,13 @@ class Choice:
             return None
         nodes = self.cluster.nodes
         return money(1 / self.tokens_per_s, self.cluster.usd_per_hour, nodes)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """One device's dense peak in the plan's precision; None where none is known."""
+        if not self.cluster.gpu:
+            return None
+        return find_gpu(self.cluster.gpu).peak_flops.get(self.plan.precision)
 
     def mfu(self, peak_flops: float) -> float:
         """Model FLOPs utilisation against one device's dense peak, as in cost.mfu."""

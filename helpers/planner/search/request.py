@@ -1,20 +1,25 @@
 """What a search is asked, and one line for each question that has no answer."""
 
+import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.catalog import GIB
+from helpers.planner.hardware.cluster import with_nodes
+from helpers.planner.hardware.devices import MOST_DEVICES, Cluster
 from helpers.planner.hardware.lookup import is_amount
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.block_tensors import program_of
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.layouts import layouts
 from helpers.planner.search.planned import Choice
-from helpers.planner.shape import Shape
+from helpers.planner.shape.shape import Shape
 
 GOALS = ("time", "cost", "cost under a deadline")
+DAY_S = 86400
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,9 @@ class Question:
     by: str
     tokens: float | None
     deadline_s: float | None
+
+
+Search = Callable[[Question, Cluster], list[Choice]]
 
 
 def job_under(question: Question, plan: ParallelPlan) -> Job:
@@ -62,8 +70,12 @@ def check(question: Question) -> None:
         raise UserError("a deadline needs the number of tokens to train on")
 
 
-def nothing_fits(question: Question) -> str:
-    """What is needed at least, and how many nodes would do."""
+def nothing_fits(question: Question, search: Search) -> str:
+    """What is needed at least, and how many nodes would do: those with which a search found a plan.
+
+    Args:
+        search: the best plans on one cluster, none where none fits.
+    """
     cluster = max(question.clusters, key=lambda c: c.devices * c.memory_bytes)
     ruled_out: Counter[str] = Counter()
     degrees = list(layouts(question.shape, cluster, question.batch, question.seq_len, ruled_out))
@@ -73,20 +85,19 @@ def nothing_fits(question: Question) -> str:
             f"{question.batch} samples uses all {cluster.devices} devices: take more samples a "
             "step, or a number of devices with more divisors"
         )
-    needs = min(_least_bytes(question, degree) for degree in degrees)
-    enough = _enough_nodes(question, cluster)
+    needs = min(_least_bytes(question, cluster, degree) for degree in degrees)
+    enough = _enough_nodes(question, cluster, search)
     instead = (
         f"{enough} nodes would do" if enough else "no number of these nodes would do: take larger"
     )
-    gib = 2**30
     return (
         f"the model does not fit {cluster.nodes} x {cluster.name}: with everything sharded, "
-        f"recomputed and offloaded a device needs {needs / gib:.0f} GiB of its "
-        f"{cluster.memory_bytes / gib:.0f}; {instead}"
+        f"recomputed and offloaded a device needs {needs / GIB:.0f} GiB of its "
+        f"{cluster.memory_bytes / GIB:.0f}; {instead}"
     )
 
 
-def _least_bytes(question: Question, degree: tuple[int, int, int, int]) -> float:
+def _least_bytes(question: Question, cluster: Cluster, degree: tuple[int, int, int, int]) -> float:
     tp, pp, cp, dp = degree
     plan = ParallelPlan(
         tp=tp,
@@ -99,28 +110,41 @@ def _least_bytes(question: Question, degree: tuple[int, int, int, int]) -> float
         sequence_parallel=tp > 1,
         microbatches=-(-question.batch // dp),
     )
-    return fullest(job_under(question, plan)).total
+    return fullest(job_under(question, plan), context_bytes=cluster.context_bytes).total
 
 
-def _enough_nodes(question: Question, cluster: Cluster) -> int | None:
-    """The fewest nodes, in doublings, on which something fits."""
+def _enough_nodes(question: Question, cluster: Cluster, search: Search) -> int | None:
+    """The fewest nodes, in doublings, on which a search finds a plan."""
     nodes = cluster.nodes
     while nodes * cluster.devices_per_node <= min(32768, 64 * question.batch):
         nodes *= 2
-        larger = replace(cluster, nodes=nodes)
-        for degree in layouts(question.shape, larger, question.batch, question.seq_len, Counter()):
-            if _least_bytes(question, degree) <= cluster.memory_bytes:
-                return nodes
+        larger = with_nodes(cluster, nodes)
+        degrees = layouts(question.shape, larger, question.batch, question.seq_len, Counter())
+        could = any(
+            _least_bytes(question, cluster, each) <= cluster.memory_bytes for each in degrees
+        )
+        if could and search(question, larger):
+            return nodes
     return None
 
 
-def too_late(question: Question, choices: list[Choice]) -> str:
-    """How long it takes at best, and how many nodes could do it."""
+def too_late(question: Question, choices: list[Choice], search: Search) -> str:
+    """How long it takes at best, and a number of nodes with which a search met the deadline."""
     fastest = max(choices, key=lambda choice: choice.tokens_per_s)
     takes_s = question.tokens / fastest.tokens_per_s
-    more = -(-fastest.cluster.nodes * takes_s // question.deadline_s)
+    cluster, ratio = fastest.cluster, takes_s / question.deadline_s
+    instead = "no number of these nodes that was tried would do"
+    for times in (1, 1.25, 1.5, 2, 3, 4):
+        nodes = cluster.nodes * math.ceil(ratio * times)
+        if nodes * cluster.devices_per_node > MOST_DEVICES:
+            break
+        found = search(question, with_nodes(cluster, nodes))
+        days = min((question.tokens / one.tokens_per_s / DAY_S for one in found), default=math.inf)
+        if days * DAY_S <= question.deadline_s:
+            instead = f"{nodes} nodes would do, in {days:.3g}"
+            break
     return (
-        f"the deadline of {question.deadline_s / 86400:.3g} days cannot be met: the fastest plan, "
-        f"{fastest.plan.describe()} on {fastest.cluster.nodes} x {fastest.cluster.name}, takes "
-        f"{takes_s / 86400:.3g} days; at least {more:.0f} nodes would be needed"
+        f"the deadline of {question.deadline_s / DAY_S:.3g} days cannot be met: the fastest plan, "
+        f"{fastest.plan.describe()} on {cluster.nodes} x {cluster.name}, takes "
+        f"{takes_s / DAY_S:.3g} days; {instead}"
     )

@@ -6,7 +6,8 @@
     result.command("gpt3-175b")                   # how to start it
 
 Layouts are tried in the order of what they would take if memory and the data axes were free, so
-that most of them are seen to be slower than what was found before, and left out.
+that most of them are seen to be slower than what was found before, and left out. What may win goes
+through the schedule simulator.
 """
 
 import math
@@ -17,16 +18,19 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.search.cheapest_saver import TOO_LARGE, Layout, cheapest_that_fits
 from helpers.planner.search.layouts import unsharded_plans
 from helpers.planner.search.planned import Choice, launch_command
 from helpers.planner.search.request import Question, check, job_under, nothing_fits, too_late
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import Shape
+from helpers.planner.time.stage_time import StageTime
 from helpers.planner.time.step_time import step_time
 
 KEPT = 4  # choices that a search returns
-SIMULATED = 4_000  # actions of a schedule up to which the simulator's time replaces the formula's
+SIMULATED = 100_000  # actions of a schedule up to which all of it is walked in the end
+NEAR = 0.96  # of the closed forms' time: what the simulator finds is never less
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def search_plans(
         choices += best.choices
         fitted += count
     if not choices:
-        raise UserError(nothing_fits(question))
+        raise UserError(nothing_fits(question, _found))
     choices = _in_time(question, [_exact(choice) for choice in choices])
     choices.sort(key=lambda choice: _value(choice, by))
     tried = fitted + ruled_out[TOO_LARGE]
@@ -94,29 +98,46 @@ def search_plans(
 
 
 class Best:
-    """The fastest plan of each layout, which is its degrees of tp, pp and cp, on one cluster."""
+    """The fastest plan of each layout, which is its degrees of tp, pp and cp, on one cluster, by
+    the closed forms; and the fastest of all, by the simulator."""
 
     def __init__(self) -> None:
         self._by_layout: dict[tuple[int, int, int], Choice] = {}
         self._slowest_kept_s = math.inf
+        self._fastest: Choice | None = None
 
     @property
     def choices(self) -> list[Choice]:
-        return list(self._by_layout.values())
+        """The fastest of all, and the fastest of each other layout."""
+        by_layout = dict(self._by_layout)
+        if self._fastest is not None:
+            by_layout[_degrees(self._fastest.plan)] = self._fastest
+        return list(by_layout.values())
 
     def limit_s(self, plan: ParallelPlan) -> float:
-        """What a plan must not take, to be the fastest of its layout and of the KEPT fastest."""
+        """What a plan must not take by the closed forms, to be the fastest of its layout and of the
+        KEPT fastest, or the fastest of all by the simulator."""
         of_layout = self._by_layout.get(_degrees(plan))
-        return min(self._slowest_kept_s, of_layout.time.total_s if of_layout else math.inf)
+        kept_s = min(self._slowest_kept_s, of_layout.time.total_s if of_layout else math.inf)
+        return max(kept_s, self._fastest.time.total_s / NEAR if self._fastest else math.inf)
 
-    def offer(self, choice: Choice) -> None:
-        """Take a choice if it is below its limit."""
-        if choice.time.total_s >= self.limit_s(choice.plan):
-            return
-        self._by_layout[_degrees(choice.plan)] = choice
-        times = sorted(choice.time.total_s for choice in self.choices)
-        if len(times) >= KEPT:
-            self._slowest_kept_s = times[KEPT - 1]
+    def offer(self, choice: Choice, alone: list[StageTime] | None) -> None:
+        """Take a choice if it is good enough.
+
+        Args:
+            alone: the times of its stages, where they are known.
+        """
+        plan, total_s = choice.plan, choice.time.total_s
+        known = self._by_layout.get(_degrees(plan))
+        if known is None or total_s < known.time.total_s:
+            self._by_layout[_degrees(plan)] = choice
+            times = sorted(one.time.total_s for one in self._by_layout.values())
+            if len(times) >= KEPT:
+                self._slowest_kept_s = times[KEPT - 1]
+        if self._fastest is None or total_s * NEAR < self._fastest.time.total_s:
+            near = replace(choice, time=step_time(choice.job, choice.cluster, "near", alone))
+            if self._fastest is None or near.time.total_s < self._fastest.time.total_s:
+                self._fastest = near
 
 
 def _degrees(plan: ParallelPlan) -> tuple[int, int, int]:
@@ -127,14 +148,23 @@ def _on_cluster(question: Question, cluster: Cluster, ruled_out: Counter[str]) -
     """The best plans on one cluster, and how many there were that fitted and could win."""
     best, fitted = Best(), 0
     for layout in _layouts(question, cluster, ruled_out):
-        if layout.least_s >= best.limit_s(layout.job.plan):
+        limit_s = best.limit_s(layout.job.plan)
+        if layout.least_s >= limit_s:
             continue
+        quickest: Choice | None = None
         for plan in layout.sharded():
-            choice = cheapest_that_fits(layout, plan, best.limit_s(plan), ruled_out)
+            choice = cheapest_that_fits(layout, plan, limit_s, ruled_out)
             if choice is not None:
                 fitted += 1
-                best.offer(choice)
+                quickest, limit_s = choice, choice.time.total_s
+        if quickest is not None:
+            best.offer(quickest, layout.stages_of(quickest.plan))
     return best, fitted
+
+
+def _found(question: Question, cluster: Cluster) -> list[Choice]:
+    """The best plans on a cluster; none where none fits."""
+    return [_exact(choice) for choice in _on_cluster(question, cluster, Counter())[0].choices]
 
 
 def _layouts(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> list[Layout]:
@@ -146,7 +176,7 @@ def _layouts(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> l
 
 
 def _exact(choice: Choice) -> Choice:
-    """With the simulator's time, where the schedule is short enough to walk."""
+    """With all of its schedule walked, where that is not too long."""
     job = choice.job
     actions = 2 * job.plan.stages * job.microbatches
     if job.plan.pp == 1 or actions > SIMULATED:
@@ -160,7 +190,7 @@ def _in_time(question: Question, choices: list[Choice]) -> list[Choice]:
         return choices
     in_time = [c for c in choices if question.tokens / c.tokens_per_s <= question.deadline_s]
     if not in_time:
-        raise UserError(too_late(question, choices))
+        raise UserError(too_late(question, choices, _found))
     return in_time
 
 

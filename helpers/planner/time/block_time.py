@@ -1,6 +1,7 @@
 """Seconds of a model's parts on one rank: blocks, embedding, head; products, all else, messages.
 
-Messages of the tensor axis stand in the way of computing, so they are added.
+Messages of the tensor axis stand in the way of computing, so they are added, but for the share that
+a program hides. A block takes its host as long as it starts operations, however short they are.
 """
 
 from dataclasses import dataclass
@@ -8,14 +9,22 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.catalog import MICRO
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import Program, Widths
 from helpers.planner.model.training_job import Job
-from helpers.planner.shape import Linear, Shape
+from helpers.planner.shape.shape import Linear, Shape
 from helpers.planner.time.context_messages import shown_context_s
 from helpers.planner.time.messages import seconds
 from helpers.planner.time.roofline import attention_s, product_s
 from helpers.planner.time.tensor_messages import tensor_messages
+
+# operations instead of a fused softmax: to float32, scale, mask, softmax, to 16 bits and so on
+ENDS = (8, 20)  # operations of the embedding, and of last norm, head and loss, each way
+# PyTorch hands a message to a stream of its own, and the next operation waits for that: taken from
+# vTrain's runs on one node (arXiv 2410.02077), of which the order is wrong without it
+HANDED_OVER_S = 25e-6
+UNFUSED = 8  # github.com/NVIDIA/Megatron-LM, megatron/model/fused_softmax.py
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class BlockTime:
 
     forward_s; input_s and weight_s of the backward; again_s of what is recomputed; tensor_*: the
     messages of the tensor axis, which the others do not count; context_*: those of the context axis
-    that show.
+    that show; host_*: of starting it all.
     """
 
     forward_s: float
@@ -37,6 +46,8 @@ class BlockTime:
     context_forward_s: float
     context_backward_s: float
     context_again_s: float
+    host_forward_s: float = 0.0
+    host_backward_s: float = 0.0
 
 
 def block_time(job: Job, cluster: Cluster) -> BlockTime:
@@ -57,7 +68,7 @@ def block_time(job: Job, cluster: Cluster) -> BlockTime:
         job.uneven,
     )
     context_s = shown_context_s(job, cluster, *_attention_s(block))
-    return BlockTime(*_computing_s(block), *_messages_s(job, cluster), *context_s)
+    return BlockTime(*_computing_s(block), *_messages_s(job, cluster), *context_s, *_host_s(block))
 
 
 class Block(NamedTuple):
@@ -96,13 +107,42 @@ def _computing_s(block: Block) -> tuple[float, float, float, float]:
     if activation == "full":
         again_s = forward_s - (products.last_s if program.stops_early else 0.0)
         again_s -= attention_forward_s if block.cp > 1 and program.keeps_attention else 0.0
-    elif activation == "selective" and program.attention == "scores":
+    elif activation == "selective" and program.again == "scores":
         scores = Widths(scores=program.forward.scores)
         again_s = attention_forward_s + _others_s(block, scores, 0)
-    elif activation == "selective":
+    elif activation == "selective" and program.again == "others":
         again_s = others_s
     input_s = products.input_s + attention_backward_s + others_back_s
     return forward_s, input_s, products.weight_s, again_s
+
+
+def _host_s(block: Block) -> tuple[float, float]:
+    """What the host needs to start a block's operations, products, attention and messages, forward
+    and backward with what is recomputed before it."""
+    program, products = block.program, len(block.shape.block)
+    forward, backward = (count + 1 for count in program.operations)
+    forward += products
+    backward += 2 * products
+    if program.fused_scores and _samples_and_heads(block) % program.fused_scores:
+        forward += UNFUSED
+        backward += UNFUSED
+    if block.activation == "full":
+        backward += forward
+    elif block.activation == "selective" and program.again == "others":
+        backward += program.operations[0]
+    each_s = start_s(block.cluster, program)
+    return each_s * forward, each_s * backward
+
+
+def start_s(cluster: Cluster, program: Program) -> float:
+    """Seconds that the host needs to start one operation; 0 where it is the device."""
+    if cluster.host_operation_s is not None and program.family:
+        return cluster.host_operation_s
+    return MICRO * program.host_us if cluster.generation else 0.0
+
+
+def _samples_and_heads(block: Block) -> int:
+    return block.tokens // block.seq_len * block.shape.heads // block.tp
 
 
 # what joining a part's result, and adding up its gradients, reads and writes, in float32
@@ -144,16 +184,34 @@ class Products(NamedTuple):
 
 
 def _products(block: Block) -> Products:
-    cluster, precision, element = block.cluster, block.precision, block.element_bytes
-    of_weight, tokens = block.program.weight_gradient_bytes, block.tokens
+    element, of_weight, tokens = (
+        block.element_bytes,
+        block.program.weight_gradient_bytes,
+        block.tokens,
+    )
     forward_s = input_s = weight_s = last_s = 0.0
     for linear in block.shape.block:
         inputs, outputs = _local_sizes(linear, block)
-        last_s = product_s(cluster, precision, tokens, inputs, outputs, element)
+        last_s = _product_s(block, tokens, inputs, outputs, element)
         forward_s += last_s
-        input_s += product_s(cluster, precision, tokens, outputs, inputs, element)
-        weight_s += product_s(cluster, precision, inputs, tokens, outputs, element, of_weight)
+        input_s += _product_s(block, tokens, outputs, inputs, element)
+        weight_s += _product_s(block, inputs, tokens, outputs, of_weight)
     return Products(forward_s, input_s, weight_s, last_s)
+
+
+def _product_s(
+    block: Block, rows: float, inner: float, columns: float, result_bytes: int | None
+) -> float:
+    return product_s(
+        block.cluster,
+        block.precision,
+        rows,
+        inner,
+        columns,
+        block.element_bytes,
+        result_bytes,
+        block.program.products_reached,
+    )
 
 
 def _others_s(block: Block, widths: Widths, operations: int, parameter_bytes: float = 0.0) -> float:
@@ -190,36 +248,60 @@ def _messages_s(job: Job, cluster: Cluster) -> tuple[float, float, float]:
 def _tensor_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> dict[str, float]:
     """Seconds of the rank's messages for these parts of the model in one micro-batch, by when."""
     copies = job.program.message_copies / cluster.memory_bytes_per_s
+    hidden = job.program.hidden
     by_when = dict.fromkeys(("forward", "backward", "again"), 0.0)
     for message in tensor_messages(job, rank):
         if message.what.startswith(parts):
-            message_s = seconds(job, cluster, message) + copies * message.payload_bytes
+            beside = hidden.tensor
+            if message.when == "backward":
+                beside = max(beside, hidden.tensor_backward)
+            shown = 1 - beside * (1 - hidden.slows)
+            handed_s = HANDED_OVER_S if cluster.generation else 0.0
+            message_s = shown * (seconds(job, cluster, message) + handed_s)
+            message_s += copies * message.payload_bytes
             by_when[message.when] += message.count / job.microbatches * message_s
     return by_when
 
 
-def embedding_s(job: Job, cluster: Cluster) -> tuple[float, float, float]:
-    """Forward, backward and messages of the look-up: rows are read and written once, and their
-    gradients added to the table's."""
+class EndTime(NamedTuple):
+    """Seconds of an end of the model and one micro-batch, messages of the tensor axis apart; and of
+    starting it all, forward and as much again backward."""
+
+    forward_s: float
+    backward_s: float
+    tensor_forward_s: float
+    tensor_backward_s: float
+    host_s: float
+
+
+def embedding_time(job: Job, cluster: Cluster) -> EndTime:
+    """Of the look-up: rows are read and written once, and their gradients added to the table's."""
     once_s = 2 * job.tokens * job.shape.hidden * job.element_bytes / cluster.memory_bytes_per_s
     messages = _end_messages_s(job, cluster, job.rank_of[0], "embedding")
-    return once_s + messages[0], 2 * once_s + messages[1], sum(messages)
+    return EndTime(once_s, 2 * once_s, *messages, ENDS[0] * start_s(cluster, job.program))
 
 
-def head_s(job: Job, cluster: Cluster) -> tuple[float, float, float]:
-    """Forward, backward and messages of the output layer and the loss: three products over the
-    vocabulary, which the engine does all in its forward, and the logits read and written."""
+def head_time(job: Job, cluster: Cluster) -> EndTime:
+    """Of the output layer and the loss: three products over the vocabulary, which the engine does
+    all in its forward, and the logits read and written."""
     plan, tokens, hidden = job.plan, job.tokens, job.shape.hidden
     rows = job.vocab_rows
     first_s, *other_s = (
-        product_s(cluster, plan.precision, *sizes, job.element_bytes)
+        product_s(
+            cluster,
+            plan.precision,
+            *sizes,
+            job.element_bytes,
+            reached=job.program.products_reached,
+        )
         for sizes in ((tokens, hidden, rows), (tokens, rows, hidden), (rows, tokens, hidden))
     )
     logits_s = tokens * rows * job.program.logit_bytes / cluster.memory_bytes_per_s
     messages = _end_messages_s(job, cluster, job.rank_of[-1], "head", "loss")
     all_s = first_s + sum(other_s) + logits_s
     forward_s = all_s if job.program.gradients_in_loss else first_s + logits_s / 2
-    return forward_s + messages[0], all_s - forward_s + messages[1], sum(messages)
+    host_s = ENDS[1] * start_s(cluster, job.program)
+    return EndTime(forward_s, all_s - forward_s, *messages, host_s)
 
 
 def _end_messages_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> tuple[float, float]:

@@ -15,7 +15,7 @@ section 3.3.2; Jacobs et al. 2023, DeepSpeed Ulysses, section 3. The engine's co
 
 from typing import NamedTuple
 
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import KEEPS
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.messages import Message, seconds

@@ -12,7 +12,7 @@ Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
 
 import math
 
-from helpers.engine.data_parallel.buckets import BUCKET_BYTES
+from helpers.engine.memory.recomputing import group_size
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.messages import Message
 
@@ -30,7 +30,7 @@ def data_messages(job: Job, rank: int) -> list[Message]:
 
 def _of_ddp(job: Job, rank: int) -> list[Message]:
     gradients = job.parameters_of(rank) * job.sum_bytes
-    return [_in_buckets("dp", "all_reduce", gradients, 1, job.plan.dp, "last")]
+    return [_in_buckets(job, "dp", "all_reduce", gradients, 1, job.plan.dp, "last")]
 
 
 def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
@@ -39,17 +39,19 @@ def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
     gradients = parameters * job.sum_bytes
     each_time = plan.zero == 2 and not plan.splits_backward
     times, when = (job.microbatches, "backward") if each_time else (1, "last")
+    new = parameters * job.element_bytes
     return [
-        _in_buckets(axis, "reduce_scatter", gradients, times, shards, when),
-        _in_buckets("dp_replicate", "all_reduce", gradients / shards, times, copies, when),
-        _in_buckets(axis, "all_gather", parameters * job.element_bytes, 1, shards, "step"),
+        _in_buckets(job, axis, "reduce_scatter", gradients, times, shards, when),
+        _in_buckets(job, "dp_replicate", "all_reduce", gradients / shards, times, copies, when),
+        _in_buckets(job, axis, "all_gather", new, 1, shards, "step"),
     ]
 
 
 def _of_zero_3(job: Job, rank: int) -> list[Message]:
     layers, count, m = job.layers_of(rank), job.parameters_of(rank), job.microbatches
     axis, shards, copies = _shard_axis(job), job.plan.shards, job.plan.dp_replicate
-    units = layers + 1  # each block, and embedding with head, which stay for the backward
+    of_blocks = math.ceil(layers / group_size(job.plan.activation))
+    units = of_blocks + 1  # of blocks, and embedding with head, which stay for the backward
     parameters, gradients = count * job.element_bytes, count * job.sum_bytes
     blocks = layers * job.block_parameters * job.element_bytes
     # what is kept in float32 is summed over replicas once, what is not at every turn
@@ -57,7 +59,7 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
     share = gradients / shards
     return [
         _in_units(axis, "all_gather", parameters, units, m, shards, "forward"),
-        _in_units(axis, "all_gather", blocks, layers, m, shards, "backward"),
+        _in_units(axis, "all_gather", blocks, of_blocks, m, shards, "backward"),
         _in_units(axis, "reduce_scatter", gradients, units, m, shards, "backward"),
         _in_units("dp_replicate", "all_reduce", share, units, times, copies, when),
     ]
@@ -69,10 +71,11 @@ def _shard_axis(job: Job) -> str:
 
 
 def _in_buckets(
-    axis: str, kind: str, payload_bytes: float, times: int, ranks: int, when: str
+    job: Job, axis: str, kind: str, payload_bytes: float, times: int, ranks: int, when: str
 ) -> Message:
     """A payload in messages of about a bucket each, so many times."""
-    count = max(1, math.ceil(payload_bytes / BUCKET_BYTES))
+    bucket_bytes = max(job.program.bucket_bytes, job.program.bucket_rank_bytes * ranks)
+    count = max(1, math.ceil(payload_bytes / bucket_bytes))
     return _in_units(axis, kind, payload_bytes, count, times, ranks, when)
 
 

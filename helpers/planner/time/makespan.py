@@ -11,15 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from helpers.engine.pipeline.simulator import Times, simulate
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.messages import seconds
 from helpers.planner.time.pipeline_messages import link_s, pipeline_messages
 from helpers.planner.time.stage_time import StageTime
 
+ROUNDS = 3  # of as many micro-batches as ranks, until a schedule repeats itself
+
 
 def makespan_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> float:
     """Seconds from the first forward to the last backward, by the schedule simulator."""
+    return _simulated_s(job, cluster, stages, job.microbatches)
+
+
+def _simulated_s(job: Job, cluster: Cluster, stages: list[StageTime], microbatches: int) -> float:
     waits = 0.0 if job.program.waits_for_sends else link_s(job, cluster)
     times = Times(
         forward_s=[stage.forward_s for stage in stages],
@@ -27,7 +33,18 @@ def makespan_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> float:
         weight_s=[stage.weight_s for stage in stages],
         link_s=waits,
     )
-    return simulate(job.plan.schedule_of(job.microbatches), times).makespan_s
+    return simulate(job.plan.schedule_of(microbatches), times).makespan_s
+
+
+def near_makespan_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> float:
+    """The same by the simulator, of a schedule with many micro-batches nearly: after some rounds
+    one more of as many micro-batches as ranks adds always the same."""
+    ranks, m = job.plan.pp, job.microbatches
+    first = m % ranks + ROUNDS * ranks
+    if m <= first + ranks:
+        return makespan_s(job, cluster, stages)
+    few_s, more_s = (_simulated_s(job, cluster, stages, count) for count in (first, first + ranks))
+    return few_s + (m - first) / ranks * (more_s - few_s)
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,13 @@ def quick_makespan_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> flo
     ranks = [[stages[stage] for stage in job.stages_of(rank)] for rank in range(job.plan.pp)]
     hops_s = 2 * (job.plan.pp - 1) * link_s(job, cluster)
     pipeline = Pipeline(ranks, job.microbatches, hops_s, job.program.waits_for_sends)
-    return CLOSED_FORMS[job.plan.schedule](pipeline)
+    return max(CLOSED_FORMS[job.plan.schedule](pipeline), _through_s(pipeline))
+
+
+def _through_s(pipeline: Pipeline) -> float:
+    """One micro-batch through all stages and back, which no order of work shortens."""
+    hops_s = 0.0 if pipeline.sends_counted else pipeline.hops_s
+    return sum(stage.forward_s + stage.input_s for stage in pipeline.stages) + hops_s
 
 
 def _naive_s(pipeline: Pipeline) -> float:
@@ -81,12 +104,15 @@ def _gpipe_s(pipeline: Pipeline) -> float:
     return both_s + pipeline.hops_s
 
 
-def _filled_s(pipeline: Pipeline, turns: int, share: float = 1.0, hidden_s: float = 0.0) -> float:
+def _filled_s(
+    pipeline: Pipeline, turns: int, share: float = 1.0, hidden_s: float = 0.0, times: int = 1
+) -> float:
     """The slowest rank's work in so many turns, and filling the pipeline beside it: a share of one
-    micro-batch on every other rank, without what other work hides of it."""
+    micro-batch on every other rank, without what other work hides of it; and sending through all
+    ranks so many times."""
     busy_s = pipeline.busy_s
     filling_s = max(0.0, share * (sum(busy_s) - max(busy_s)) - hidden_s)
-    hops_s = 0.0 if pipeline.sends_counted else pipeline.hops_s
+    hops_s = 0.0 if pipeline.sends_counted else times * pipeline.hops_s
     return turns * max(busy_s) + filling_s + hops_s
 
 
@@ -99,7 +125,8 @@ def _interleaved_s(pipeline: Pipeline) -> float:
     as many turns as ranks."""
     ranks = len(pipeline.ranks)
     virtual = len(pipeline.stages) // ranks
-    return _filled_s(pipeline, max(pipeline.microbatches, ranks), share=1 / virtual)
+    turns = max(pipeline.microbatches, ranks)
+    return _filled_s(pipeline, turns, share=1 / virtual, times=virtual)
 
 
 def _zero_bubble_s(pipeline: Pipeline) -> float:

@@ -9,8 +9,11 @@ messages of a step are in tensor_messages.py, pipeline_messages.py and data_mess
 
 import math
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
-from helpers.planner.hardware.cluster import Cluster, Link
+from helpers.planner.hardware.catalog import MICRO, protocols
+from helpers.planner.hardware.devices import Cluster
+from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import Job
 
 # kind: the share of the payload that a rank sends, with n ranks
@@ -29,7 +32,7 @@ class Message:
 
     axis: of the mesh; `dp` for dp_replicate and dp_shard together, `a x b` for two axes together.
     when: beside each `forward` or `backward`, or the `last` backward alone; `again` where blocks
-        are recomputed; `step` after the update.
+        are recomputed; `step` after the update, `end` before it, when all sums are there.
     """
 
     axis: str
@@ -50,26 +53,74 @@ class Message:
 
 
 def message_s(message: Message, link: Link) -> float:
-    """Seconds of one of these messages: the start, and the bytes at the link's pace.
+    """Seconds of one of these messages: its starts, and its bytes at the link's pace.
 
-    A send is one start; a reduction or a gather among n starts log2(n) times, as a tree does, and
-    twice that where it goes both ways.
+    Over a link with a known wire it is the fastest of NCCL's ways. On one that was measured as a
+    whole a send is one start; a reduction or a gather among n starts log2(n) times, as a tree does,
+    and twice that where it goes both ways.
     """
-    steps = 1 if message.kind == "send" else math.ceil(math.log2(message.ranks))
-    starts = steps * (2 if message.kind == "all_reduce" else 1)
-    payload = message.payload_bytes * SENT[message.kind](message.ranks)
-    return starts * link.latency_s + payload / link.bytes_per_s
+    return _message_s(message.kind, message.payload_bytes, message.ranks, link)
+
+
+@lru_cache(maxsize=65536)
+def _message_s(kind: str, payload_bytes: float, ranks: int, link: Link) -> float:
+    sent = payload_bytes * SENT[kind](ranks)
+    if link.wire:
+        ways = nccl_ways(kind, ranks, link.nodes, link.wire)
+        return link.latency_s + min(
+            start_s + sent / (link.bytes_per_s * share) for start_s, share in ways
+        )
+    steps = 1 if kind == "send" else math.ceil(math.log2(ranks))
+    starts = steps * (2 if kind == "all_reduce" else 1)
+    return starts * link.latency_s + sent / link.bytes_per_s
+
+
+@cache
+def nccl_ways(kind: str, ranks: int, nodes: int, wire: str) -> list[tuple[float, float]]:
+    """Seconds before the first byte, and the share of the bandwidth, of each way to send.
+
+    A ring of n ranks takes n - 1 hops for a gather or a scatter and twice that for an all-reduce,
+    as many of them between nodes as there are nodes. A tree, for all-reduces, takes those of one
+    node and log2 of the nodes, both ways.
+
+    Source: github.com/NVIDIA/nccl v2.18.5, src/graph/tuning.cc.
+    """
+    ways = []
+    for way in protocols():
+        inside_us = getattr(way, f"{wire}_us")
+        if way.algorithm == "tree":
+            if kind != "all_reduce":
+                continue
+            hops_us = (ranks / nodes - 1) * inside_us + math.log2(nodes) * way.network_us
+            hops_us *= 2
+        else:
+            hops, out = _ring_hops(kind, ranks, nodes)
+            hops_us = (hops - out) * inside_us + out * way.network_us
+        ways.append(((way.start_us + hops_us) * MICRO, way.share))
+    return ways
+
+
+def _ring_hops(kind: str, ranks: int, nodes: int) -> tuple[int, int]:
+    """Hops of a ring, and how many of them leave a node."""
+    if kind == "send":
+        return 1, min(1, nodes - 1)
+    if kind == "all_reduce":
+        return 2 * (ranks - 1), 2 * nodes if nodes > 1 else 0
+    return ranks - 1, nodes - 1
 
 
 def link_of(job: Job, cluster: Cluster, axis: str, kind: str = "all_reduce") -> Link:
-    """The link of the groups of an axis for a kind of message; of `dp`, over both data axes."""
-    return cluster.link_over(ranks_and_strides(job, axis), kind)
+    """The link of the groups of an axis for a kind of message; of `dp`, over both data axes; of
+    `pp`, between the two neighbours that are furthest apart."""
+    link = cluster.link_over(ranks_and_strides(job, axis), kind)
+    if axis.startswith("dp_shard") and job.plan.zero == 3 and job.program.one_card:
+        return cluster.one_card(link, job.program.one_card)
+    return link
 
 
 def ranks_and_strides(job: Job, axis: str) -> list[tuple[int, int]]:
-    """How many ranks a group has along each of its axes, and how far apart they are; neighbours
-    for `pp`."""
-    ranks = job.plan.degrees | {"dp": job.plan.dp, "pp": 2}
+    """How many ranks a group has along each of its axes, and how far apart they are."""
+    ranks = job.plan.degrees | {"dp": job.plan.dp}
     return [
         (ranks[one], job.stride("dp_shard" if one == "dp" else one)) for one in axis.split(" x ")
     ]

@@ -2,40 +2,81 @@
 
 ZeRO-3, ZeRO-2    in every micro-batch, beside its forward and backward
 DDP, ZeRO-1       once, beside the last backward; new parameters after the update
+
+A program says which of them run beside its computing at all, and how much they slow it down.
 """
 
-from helpers.planner.hardware.cluster import Cluster
+from typing import NamedTuple
+
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.data_messages import data_messages
-from helpers.planner.time.messages import seconds
+from helpers.planner.time.messages import Message, link_of, seconds
+from helpers.planner.time.pipeline_messages import pipeline_messages
+from helpers.planner.time.tensor_messages import shared_messages
 
 
-def shown_data_s(
-    job: Job, cluster: Cluster, rank: int, forward_s: float, backward_s: float
-) -> tuple[float, float]:
+class Beside(NamedTuple):
+    """Computing that messages can hide behind: its seconds forward and backward, and how many of
+    them are messages of the tensor axis."""
+
+    forward_s: float
+    backward_s: float
+    tensor_forward_s: float = 0.0
+    tensor_backward_s: float = 0.0
+
+
+def shown_data_s(job: Job, cluster: Cluster, rank: int, beside: Beside) -> tuple[float, float]:
     """What they add to the forward and to the backward of one of the rank's stages, of one
     micro-batch.
 
     A unit's parameters are gathered, and its gradients reduced, while another computes; only the
-    first unit in is waited for, and what takes longer than the computing.
+    first unit in is waited for, and what takes longer than the computing. Where a group of the data
+    axes lies in one node it waits for the tensor axis, which uses the same wire.
 
     Args:
-        forward_s, backward_s: of the stage's computing.
+        beside: of one of the rank's stages.
 
     Source: arXiv 2304.11277 (PyTorch FSDP), section 3.3.
     """
     stages = len(job.stages_of(rank)) * job.microbatches
-    messages, shown = data_messages(job, rank), []
-    for when, computing_s in (("forward", forward_s), ("backward", backward_s)):
-        all_s = first_s = 0.0
+    messages = data_messages(job, rank)
+    parts = (
+        ("forward", beside.forward_s, beside.tensor_forward_s),
+        ("backward", beside.backward_s, beside.tensor_backward_s),
+    )
+    shown = []
+    for when, computing_s, tensor_s in parts:
+        all_s = first_s = hidden_s = 0.0
         for message in messages:
             if message.when == when:
                 message_s = seconds(job, cluster, message)
                 all_s += message_s * message.count / stages
+                hidden_s += _hidden(job, cluster, message) * message_s * message.count / stages
                 first_s = max(first_s, message_s)
-        beside_s = max(0.0, all_s - first_s - computing_s) if cluster.overlaps else all_s
-        shown.append(min(all_s, first_s + beside_s))
+        if _in_node(job, cluster):
+            computing_s -= tensor_s
+        shown.append(_shown_s(job, all_s, first_s, hidden_s, computing_s))
     return tuple(shown)
+
+
+def _shown_s(job: Job, all_s: float, first_s: float, hidden_s: float, room_s: float) -> float:
+    """Of all messages, some of which can be hidden behind so much computing, which they slow."""
+    hidden_s = min(hidden_s, all_s - min(first_s, all_s), max(0.0, room_s))
+    return all_s - hidden_s * (1 - job.program.hidden.slows)
+
+
+def _hidden(job: Job, cluster: Cluster, message: Message) -> float:
+    """The share of such messages that runs beside computing."""
+    if not cluster.overlaps:
+        return 0.0
+    hidden = job.program.hidden
+    return hidden.gathers if message.kind == "all_gather" else hidden.sums
+
+
+def _in_node(job: Job, cluster: Cluster) -> bool:
+    """Do all groups of the data axes lie inside a node?"""
+    return link_of(job, cluster, "dp x cp").nodes == 1
 
 
 def least_data_s(job: Job, cluster: Cluster) -> float:
@@ -48,23 +89,36 @@ def least_data_s(job: Job, cluster: Cluster) -> float:
     )
 
 
-def late_data_s(job: Job, cluster: Cluster, rank: int, backward_s: float) -> float:
+def late_data_s(
+    job: Job, cluster: Cluster, rank: int, forward_s: float, backward_s: float
+) -> float:
     """Seconds after the last backward: sums of gradients that did not fit beside it, of which the
     last bucket starts only at its end, and new parameters on their way to all ranks.
 
     Args:
-        backward_s: of the last micro-batch, over the rank's stages.
+        forward_s, backward_s: of the first and the last micro-batch, over the rank's stages.
 
     Source: Li et al. 2020, PyTorch Distributed, section 3.2.
     """
-    sums_s = last_s = after_s = 0.0
+    sums_s = last_s = after_s = hidden_s = 0.0
     for message in data_messages(job, rank):
         message_s = seconds(job, cluster, message)
         if message.when == "last":
             sums_s += message_s * message.count
+            hidden_s += _hidden(job, cluster, message) * message_s * message.count
             last_s = max(last_s, message_s)
         elif message.when == "step":
             after_s += message_s * message.count
-    if not cluster.overlaps:
-        return sums_s + after_s
-    return min(sums_s, max(last_s, sums_s - backward_s)) + after_s
+    updates_s = job.program.hidden.updates * after_s if cluster.overlaps else 0.0
+    sums_s = _shown_s(job, sums_s, last_s, hidden_s, backward_s)
+    return sums_s + _shown_s(job, after_s, 0.0, updates_s, forward_s)
+
+
+def shared_s(job: Job, cluster: Cluster, rank: int) -> float:
+    """Seconds of what no computing hides: sums of gradients that several tensor ranks have a part
+    of, and the matrix that is embedding and head, which two pipeline ranks give each other in turn.
+    """
+    shared = (message for message in shared_messages(job, rank) if message.payload_bytes)
+    tied = (message for message in pipeline_messages(job, rank) if message.when == "end")
+    tied_s = sum(seconds(job, cluster, message) for message in tied)
+    return sum(seconds(job, cluster, message) for message in shared) + 2 * tied_s

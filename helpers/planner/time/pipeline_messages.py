@@ -1,6 +1,6 @@
 """Messages of the pipeline axis in a training step, and the time of one between two stages."""
 
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.messages import Message, seconds
 
@@ -25,8 +25,8 @@ def pipeline_messages(job: Job, rank: int) -> list[Message]:
     ]
     ends = (owner[0], owner[-1])
     if job.shape.tied and ends[0] != ends[1] and rank in ends:
-        table = job.vocab_rows * job.shape.hidden * 4
-        messages.append(Message("pp", "send", table, 1, plan.pp, "tied matrix", "step"))
+        table = job.vocab_rows * job.shape.hidden * 4 / plan.dp_shard
+        messages.append(Message("pp", "send", table, 1, plan.pp, "tied matrix", "end"))
     return messages
 
 

@@ -3,8 +3,13 @@
 Source: Williams et al. 2009, Roofline.
 """
 
-from helpers.planner.hardware.cluster import Cluster, tile_fill
+from helpers.planner.hardware.cluster import tile_fill
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import Program
+
+# tensor cores want rows of a multiple of 16 bytes: NVIDIA's guide, as below, section on alignment;
+# what is reached else was taken from bigscience's rows with heads of 150 and 108
+ALIGNED, UNALIGNED = 8, 0.1
 
 
 def product_s(
@@ -15,17 +20,19 @@ def product_s(
     columns: float,
     element_bytes: int,
     result_bytes: int | None = None,
+    reached: float = 1.0,
 ) -> float:
     """Seconds of a matrix product [rows, inner] x [inner, columns]: 2·rows·inner·columns FLOPs, or
     the bytes of the three matrices once, whichever takes longer.
 
     Args:
         result_bytes: moved for an element of the result, where it is not one in the same dtype.
+        reached: by the program, of what the cluster's devices reach.
 
-    Source: cluster.tile_fill for small products.
+    Source: tile_fill for small products.
     """
     fill = tile_fill(rows, columns, cluster.multiprocessors)
-    arithmetic_s = 2 * rows * inner * columns / (cluster.rate(precision) * fill)
+    arithmetic_s = 2 * rows * inner * columns / (cluster.rate(precision) * reached * fill)
     operands = (rows + columns) * inner * element_bytes
     result = rows * columns * (element_bytes if result_bytes is None else result_bytes)
     return max(arithmetic_s, (operands + result) / cluster.memory_bytes_per_s)
@@ -51,10 +58,14 @@ def attention_s(
     """
     width = heads * head_dim
     if program.attention == "one kernel":
-        forward_s = 2 * tokens * seq_len * width / cluster.attention_rate(precision)
+        rate = cluster.attention_rate(precision) * program.attention_reached
+        forward_s = 2 * tokens * seq_len * width / rate
         return forward_s, 2.5 * forward_s
     flops = 2 * tokens * seq_len * width
     element = 4 if precision == "fp32" else 2
     moved = element * tokens * (heads * seq_len + 2 * width)
-    each_s = max(flops / cluster.rate(precision), moved / cluster.memory_bytes_per_s)
+    rate = cluster.rate(precision) * program.products_reached
+    if head_dim % ALIGNED:
+        rate *= UNALIGNED
+    each_s = max(flops / rate, moved / cluster.memory_bytes_per_s)
     return 2 * each_s, 4 * each_s

@@ -2,26 +2,33 @@
 
 from dataclasses import dataclass, replace
 
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
+from helpers.planner.memory.components import block_bytes
 from helpers.planner.model.training_job import Job
-from helpers.planner.time.block_time import BlockTime, block_time, embedding_s, head_s
-from helpers.planner.time.overlapped_messages import shown_data_s
+from helpers.planner.time.block_time import BlockTime, block_time, embedding_time, head_time
+from helpers.planner.time.overlapped_messages import Beside, shown_data_s
 from helpers.planner.time.pipeline_messages import link_s
 
 
 @dataclass(frozen=True)
 class StageTime:
     """Seconds of one stage and one micro-batch: F, I and W of the schedule; and how much of them is
-    recomputation, messages of the tensor axis, and messages of the context axis and of the data
-    axes that show."""
+    recomputation, messages of the tensor axis, messages of the context axis that show, waiting for
+    the host and for its copies, and messages of the data axes that show."""
 
     forward_s: float
     input_s: float
     weight_s: float
     again_s: float
-    tensor_s: float
+    tensor_forward_s: float
+    tensor_backward_s: float
     context_s: float = 0.0
+    host_s: float = 0.0
     data_s: float = 0.0
+
+    @property
+    def tensor_s(self) -> float:
+        return self.tensor_forward_s + self.tensor_backward_s
 
     @property
     def busy_s(self) -> float:
@@ -46,36 +53,76 @@ def with_data_messages(job: Job, cluster: Cluster, alone: list[StageTime]) -> li
     """The stages with what shows of the data axes' messages."""
     if job.plan.dp * job.plan.cp == 1:
         return alone
-    seen: dict[int, StageTime] = {}  # stages that are alike are one object
-    for stage, time in enumerate(alone):
-        if id(time) not in seen:
-            backward_s = time.input_s + time.weight_s
-            shown = shown_data_s(job, cluster, job.rank_of[stage], time.forward_s, backward_s)
-            seen[id(time)] = replace(
-                time,
-                forward_s=time.forward_s + shown[0],
-                input_s=time.input_s + shown[1],
-                data_s=sum(shown),
-            )
-    return [seen[id(time)] for time in alone]
+    seen: dict[tuple[StageTime, int, int], StageTime] = {}
+    with_messages = []
+    for time, rank in zip(alone, job.rank_of):
+        # ranks that are alike have the same messages
+        key = (time, job.layers_of(rank), job.end_parameters(rank))
+        if key not in seen:
+            seen[key] = _with_data_messages(job, cluster, time, rank)
+        with_messages.append(seen[key])
+    return with_messages
+
+
+def _with_data_messages(job: Job, cluster: Cluster, time: StageTime, rank: int) -> StageTime:
+    beside = Beside(
+        time.forward_s,
+        time.input_s + time.weight_s,
+        time.tensor_forward_s,
+        time.tensor_backward_s,
+    )
+    forward_s, backward_s = shown_data_s(job, cluster, rank, beside)
+    return replace(
+        time,
+        forward_s=time.forward_s + forward_s,
+        input_s=time.input_s + backward_s,
+        data_s=forward_s + backward_s,
+    )
 
 
 def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> StageTime:
     layers, first, last = job.layers[stage], stage == 0, stage == len(job.layers) - 1
-    forward_s = layers * (block.forward_s + block.tensor_forward_s + block.context_forward_s)
-    context_back_s = block.context_backward_s + block.context_again_s
-    input_s = layers * (block.input_s + block.again_s + context_back_s)
-    input_s += layers * (block.tensor_backward_s + block.tensor_again_s)
-    tensor_s = layers * (block.tensor_forward_s + block.tensor_backward_s + block.tensor_again_s)
-    context_s = layers * (block.context_forward_s + context_back_s)
+    tensor_forward_s = layers * block.tensor_forward_s
+    tensor_backward_s = layers * (block.tensor_backward_s + block.tensor_again_s)
+    context_forward_s = layers * block.context_forward_s
+    context_backward_s = layers * (block.context_backward_s + block.context_again_s)
+    forward_s = layers * block.forward_s + tensor_forward_s + context_forward_s
+    input_s = layers * (block.input_s + block.again_s) + tensor_backward_s + context_backward_s
     weight_s = layers * block.weight_s
-    for here, end_s in ((first, embedding_s), (last, head_s)):
+    host_forward_s = layers * block.host_forward_s
+    host_backward_s = layers * block.host_backward_s
+    for here, end in ((first, embedding_time), (last, head_time)):
         if here:
-            end_forward_s, end_backward_s, end_tensor_s = end_s(job, cluster)
-            forward_s += end_forward_s
-            input_s += end_backward_s
-            tensor_s += end_tensor_s
+            end = end(job, cluster)
+            forward_s += end.forward_s + end.tensor_forward_s
+            input_s += end.backward_s + end.tensor_backward_s
+            tensor_forward_s += end.tensor_forward_s
+            tensor_backward_s += end.tensor_backward_s
+            host_forward_s += end.host_s
+            host_backward_s += end.host_s
+    copies_s = layers * offloaded_s(job, cluster)
+    backward_s = input_s + weight_s
+    forward_waits_s = max(0.0, layers * block.host_forward_s - forward_s, copies_s - forward_s)
+    backward_waits_s = max(0.0, layers * block.host_backward_s - backward_s, copies_s - backward_s)
+    forward_s, input_s = forward_s + forward_waits_s, input_s + backward_waits_s
     if job.program.waits_for_sends and len(job.layers) > 1:
         forward_s += link_s(job, cluster)
         input_s += link_s(job, cluster)
-    return StageTime(forward_s, input_s, weight_s, layers * block.again_s, tensor_s, context_s)
+    return StageTime(
+        forward_s,
+        input_s,
+        weight_s,
+        layers * block.again_s,
+        tensor_forward_s,
+        tensor_backward_s,
+        context_forward_s + context_backward_s,
+        forward_waits_s + backward_waits_s,
+    )
+
+
+def offloaded_s(job: Job, cluster: Cluster) -> float:
+    """Seconds in which what a block keeps of a micro-batch is copied to host memory, or back.
+
+    Source: Ren et al. 2021, ZeRO-Offload, section 4: copies run beside computing.
+    """
+    return block_bytes(job) / cluster.host_bytes_per_s if job.plan.offload else 0.0

@@ -7,12 +7,18 @@ Messages of the data axes run beside computing as far as it lasts; only the rest
 go through the schedule simulator, so uneven ones and slow links count as they would.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
-from helpers.planner.time.makespan import makespan_s, quick_makespan_s, turns_s
-from helpers.planner.time.overlapped_messages import late_data_s
+from helpers.planner.time.makespan import (
+    makespan_s,
+    near_makespan_s,
+    quick_makespan_s,
+    turns_s,
+)
+from helpers.planner.time.overlapped_messages import late_data_s, shared_s
 from helpers.planner.time.stage_time import StageTime, stage_times, with_data_messages
 
 ADAM_BYTES = 28  # a parameter: reads weight, gradient, two moments; writes weight and moments
@@ -27,7 +33,8 @@ class StepTime:
     compute_s: forward and backward. again_s: recomputation. tensor_s: messages of the tensor axis.
     context_s: messages of the context axis, as far as they show.
     bubble_s: waiting for other stages and their messages. data_s: messages of the data axes, as
-    far as they show. optimizer_s: the update.
+    far as they show. optimizer_s: the update. host_s: waiting for the host, which starts all that
+    the device does and copies what is offloaded. straggle_s: waiting for the slowest device.
     """
 
     compute_s: float
@@ -37,48 +44,68 @@ class StepTime:
     bubble_s: float
     data_s: float
     optimizer_s: float
+    host_s: float = 0.0
+    straggle_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        work_s = self.compute_s + self.again_s + self.tensor_s + self.context_s
-        return work_s + self.bubble_s + self.data_s + self.optimizer_s
+        return math.fsum(getattr(self, field.name) for field in fields(self))
+
+
+MAKESPANS = {"exact": makespan_s, "near": near_makespan_s, "quick": quick_makespan_s}
 
 
 def step_time(
-    job: Job, cluster: Cluster, exact: bool = True, alone: list[StageTime] | None = None
+    job: Job,
+    cluster: Cluster,
+    exact: bool | str = True,
+    alone: list[StageTime] | None = None,
 ) -> StepTime:
     """Seconds of one step.
 
     Args:
-        exact: walk the schedule in the simulator; without, take its closed form, which is faster.
+        exact: walk the schedule in the simulator (`exact`, or True), some of it (`near`), or take
+            its closed form, which is faster (`quick`, or False).
         alone: `stage_times(job, cluster)`, where they are known.
 
     Raises:
         UserError: the devices have no arithmetic in the plan's precision.
     """
-    stages, m = (
-        with_data_messages(job, cluster, alone or stage_times(job, cluster)),
-        job.microbatches,
-    )
+    alone, m = alone or stage_times(job, cluster), job.microbatches
+    stages = with_data_messages(job, cluster, alone)
     busy_s = [m * sum(stages[s].busy_s for s in job.stages_of(rank)) for rank in range(job.plan.pp)]
     slowest = max(range(job.plan.pp), key=busy_s.__getitem__)
-    pipeline_s = makespan_s if exact else quick_makespan_s
+    pipeline_s = MAKESPANS[{True: "exact", False: "quick"}.get(exact, exact)]
     whole_s = max(pipeline_s(job, cluster, stages), turns_s(job, cluster, stages))
     of_slowest = [stages[stage] for stage in job.stages_of(slowest)]
-    again_s, tensor_s, context_s, data_s = (
+    again_s, tensor_s, context_s, host_s, data_s = (
         m * sum(getattr(stage, part) for stage in of_slowest)
-        for part in ("again_s", "tensor_s", "context_s", "data_s")
+        for part in ("again_s", "tensor_s", "context_s", "host_s", "data_s")
     )
+    forward_s = sum(stage.forward_s for stage in of_slowest)
     backward_s = sum(stage.input_s + stage.weight_s for stage in of_slowest)
+    late_s = late_data_s(job, cluster, slowest, forward_s, backward_s)
+    late_s += max(shared_s(job, cluster, rank) for rank in {0, slowest, job.plan.pp - 1})
     return StepTime(
-        compute_s=busy_s[slowest] - again_s - tensor_s - context_s - data_s,
+        compute_s=busy_s[slowest] - again_s - tensor_s - context_s - host_s - data_s,
         again_s=again_s,
         tensor_s=tensor_s,
         context_s=context_s,
         bubble_s=whole_s - busy_s[slowest],
-        data_s=data_s + late_data_s(job, cluster, slowest, backward_s),
+        data_s=data_s + late_s,
         optimizer_s=optimizer_s(job, cluster, slowest),
+        host_s=host_s,
+        straggle_s=straggling(cluster) * (whole_s + late_s),
     )
+
+
+def straggling(cluster: Cluster) -> float:
+    """By what share a step is longer than a node's mean, because all wait for the slowest node:
+    the largest of n normal deviations is near sqrt(2·ln n) of them.
+
+    Source: Cramér 1946, Mathematical Methods of Statistics, section 28.6.
+    """
+    return cluster.deviation * math.sqrt(2 * math.log(cluster.nodes))
 
 
 def free_data_s(job: Job, cluster: Cluster, alone: list[StageTime]) -> float:

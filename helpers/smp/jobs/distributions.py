@@ -5,7 +5,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.lookup import find_instance
+from helpers.planner.hardware.lookup import find_gpu, find_instance
 from helpers.smp.configuration import SmpConfig, read_smp_config
 from helpers.smp.jobs.estimators import Estimator, part
 from helpers.smp.reading.values import Unknown, is_known, unknown_in
@@ -25,6 +25,18 @@ class Machines:
     @property
     def ranks(self) -> int | None:
         return self.nodes * self.nproc if self.nodes and self.nproc else None
+
+
+def check_products(plan: ParallelPlan, where: Machines) -> None:
+    """Raise a UserError if the machines' GPUs do not multiply 8 bits, as the plan wants."""
+    if plan.precision != "fp8" or where.instance is None:
+        return
+    gpu = find_gpu(find_instance(where.instance).gpu)
+    if "fp8" not in gpu.peak_flops:
+        raise UserError(
+            f"fp8 needs GPUs that multiply 8 bits, and {where.instance}'s {gpu.name} do not: "
+            "switch it off for bf16, or take p5.48xlarge"
+        )
 
 
 def machines(job: Estimator, answers: dict[str, Any]) -> Machines:

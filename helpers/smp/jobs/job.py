@@ -9,7 +9,14 @@ from helpers.engine.models.configurations import presets
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.distribution.mpi_options import Option, mpi_options, variables
-from helpers.smp.jobs.distributions import Layout, Machines, configured, layout, machines
+from helpers.smp.jobs.distributions import (
+    Layout,
+    Machines,
+    check_products,
+    configured,
+    layout,
+    machines,
+)
 from helpers.smp.jobs.estimators import Estimator, part
 from helpers.smp.jobs.metrics import Metric, metrics
 from helpers.smp.jobs.rules import MappedRule, mapped_rules, save_interval
@@ -176,7 +183,9 @@ def _planned(
         kind = str(next((v for k, v in given.items() if str(k).lower() == "fsdp"), ""))
         inside = found.machines.nproc if "hybrid" in kind else plan.world_size
         changes |= {"dp_replicate": plan.world_size // (inside or 1), "dp_shard": inside or 1}
-    return replace(plan, **changes)
+    plan = replace(plan, **changes)
+    check_products(plan, found.machines)
+    return plan
 
 
 def _model(

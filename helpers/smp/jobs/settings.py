@@ -214,6 +214,8 @@ class Settings:
                 found["warmup"] = round(share * steps)
         if "microbatches" in found and "batch_size" in found:
             found["batch_size"] *= found["microbatches"]
+        if any((row.flag, row.given) == ("precision", "fp8") for row in self.rows):
+            found["precision"] = "fp8"  # bf16 beside it is for all but the blocks' products
 
 
 def _number(value: Any) -> float | None:

@@ -116,7 +116,8 @@ class Readings:
         found = PRECISIONS.get(str(value))
         if found is None:
             return LEFT_OUT, f"{value}: float32", ""
-        self.changes["precision"] = found
+        if self.changes.get("precision") != "fp8":
+            self.changes["precision"] = found
         return CONVERTED, f"precision={found}", ""
 
     def _is_track(self, row: Key, value: Any) -> Judged:
@@ -156,7 +157,10 @@ class Readings:
     def _is_fp8(self, row: Key, value: Any) -> Judged:
         if value is not True:
             return LEFT_OUT, "off", ""
-        return LEFT_OUT, "bf16, which the planner prices; --precision fp8 is there, too", ""
+        if self.values.get("model.peft.peft_type"):
+            return LEFT_OUT, "adapters train beside products of 16 bits", ""
+        self.changes["precision"] = "fp8"
+        return CONVERTED, "precision=fp8", ""
 
     def _is_finetune(self, row: Key, value: Any) -> Judged:
         if value is True:

@@ -11,7 +11,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.configuration import read_smp_config
-from helpers.smp.jobs.distributions import Layout, Machines
+from helpers.smp.jobs.distributions import Layout, Machines, check_products
 from helpers.smp.jobs.job import Job
 from helpers.smp.jobs.lines import Line
 from helpers.smp.reading.sources import Place
@@ -156,7 +156,9 @@ def _planned(found: Readings, kind: str, smp: dict[str, Any], ranks: int, pp: in
     unused = {"sequence_parallel"} if plan.tp == 1 else set()
     unused |= {"virtual_stages", "schedule"} if pp == 1 else set()
     changes = {name: value for name, value in found.changes.items() if name not in unused}
-    return replace(plan, pp=pp, **changes)
+    plan = replace(plan, pp=pp, **changes)
+    check_products(plan, found.where)
+    return plan
 
 
 def _batches(found: Readings, plan: ParallelPlan) -> Layout:

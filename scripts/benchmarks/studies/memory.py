@@ -12,7 +12,7 @@ from benchmarks.registry import Peer
 from benchmarks.serve import Group, PeerFailed
 from benchmarks.work import Work, config
 from helpers.planner.cost import state_bytes, tensor_parallel_share
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 STATE = ("parameters", "gradients", "optimizer")
 

@@ -17,12 +17,12 @@ from benchmarks.quiet import Watch
 from benchmarks.registry import Peer
 from benchmarks.serve import Group
 from benchmarks.work import Work, config
-from helpers.planner.hardware.cluster import Cluster
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.layouts import sharded_plans, unsharded_plans
 from helpers.planner.search.planned import in_words
 from helpers.planner.search.search import search_plans
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.step_time import step_time
 
 WARMUP = 1  # rounds

@@ -11,7 +11,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner.memory.components import block_bytes
 from helpers.planner.model.block_tensors import Widths, program, program_of
 from helpers.planner.model.training_job import Job
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.tensor_messages import tensor_messages
 from tests.support.count_blocks import ROWS, SEQ_LEN, TOKENS, count_block
 

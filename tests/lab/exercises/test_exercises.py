@@ -9,7 +9,7 @@ from helpers.engine.errors import UserError
 from helpers.planner import cost
 from helpers.planner.hardware.lookup import find_gpu
 from helpers.planner.published.posts import find_post
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.tensor_messages import tensor_traffic
 
 pytest.importorskip("transformers")

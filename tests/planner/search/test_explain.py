@@ -16,7 +16,12 @@ def test_the_answer_in_words():
     best = found.best
     assert best.plan.describe() in text
     assert f"{best.time.total_s:.2f} s" in text
-    assert f"{best.memory.total / 2**30:.1f} of 80 GiB" in text
+    assert f"{best.memory.total / 2**30:.1f} of 79.1 GiB" in text
+    low, high = best.range_s
+    assert f"({low:.2f} s to {high:.2f} s)" in text
+    assert "% of the peak (MFU)" in text and "dollars per million tokens" in text
+    days = 300e9 / best.tokens_per_s / 86400
+    assert f"{days:.1f} days ({days * best.range.low:.3g} to {days * best.range.high:.3g})" in text
     assert "Next best: " in text
     assert f"{found.ruled_out['does not fit']:,} does not fit" in text
     assert "3e+11 tokens take" in text

@@ -1,5 +1,6 @@
 """What a search cannot answer is one clear line, whatever is asked."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -80,10 +81,8 @@ def test_a_deadline_that_cannot_be_met_says_how_many_nodes_could():
     ask = {"batch": 1024, "seq_len": 1024, "tokens": 1e11, "by": "cost under a deadline"}
     with pytest.raises(UserError) as caught:
         search_plans(GPTJ_6B, P4D, **ask, deadline_s=86400.0)
-    nodes = int(str(caught.value).rsplit("at least ", 1)[1].split()[0])
-    with pytest.raises(UserError, match="cannot be met"):
-        search_plans(GPTJ_6B, replace(P4D, nodes=max(1, nodes // 2)), **ask, deadline_s=86400.0)
-    assert search_plans(GPTJ_6B, replace(P4D, nodes=3 * nodes), **ask, deadline_s=86400.0)
+    nodes = int(re.search(r"(\d+) nodes would do", str(caught.value))[1])
+    assert search_plans(GPTJ_6B, replace(P4D, nodes=nodes), **ask, deadline_s=86400.0)
 
 
 ANYTHING = st.one_of(

@@ -6,7 +6,8 @@ import pytest
 
 from helpers.engine.context.balance import shares_of_work
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.cluster import Link, make_cluster
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.context_messages import context_messages, shown_context_s
 from helpers.planner.time.data_messages import data_messages

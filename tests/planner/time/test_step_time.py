@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.schedules import predicted_bubble
 from helpers.engine.plan import ParallelPlan
-from helpers.planner import audit
-from helpers.planner.hardware.cluster import Cluster, Link, make_cluster, tile_fill
+from helpers.planner.audit import memory
+from helpers.planner.audit.rows import Errors, rows
+from helpers.planner.hardware.cluster import make_cluster, tile_fill
+from helpers.planner.hardware.devices import Cluster
+from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import make_job
 from helpers.planner.published.models import published_shape
 from helpers.planner.published.runs import figure_1, runs
@@ -35,26 +38,20 @@ def job(shape=GPTJ_6B, batch=64, seq_len=1024, **plan):
 # --- published runs ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_page_of_published_runs_is_what_the_planner_says_today():
-    assert audit.PAGE.read_text("utf-8") == audit.markdown()
-
-
-@pytest.mark.slow
-def test_published_step_times_within_4_percent_and_10_at_worst():
-    """Korthikanti's eight, with one constant for all of them; also with it fitted to the others."""
-    own = [abs(audit.error(audit.predicted_s(run), run.measured_s)) for run in audit.eight()]
-    assert len(own) == 8
-    assert sum(own) / 8 <= 0.030
-    assert max(own) <= 0.055
-    others = [abs(error) for error in audit.left_out_errors()]
-    assert sum(others) / 8 <= 0.04
-    assert max(others) <= 0.10
+def test_published_step_times_within_5_percent_and_10_at_worst():
+    """Korthikanti's eight, 1 in 70 of the rows that share the constants; with constants that were
+    fitted to all other sources, 6 in the mean."""
+    found = [row for row in rows() if row.run.source == memory.KORTHIKANTI]
+    fitted = Errors.of([row.fitted for row in found])
+    assert fitted.count == 8
+    assert fitted.size <= 0.05
+    assert abs(fitted.worst) <= 0.10
+    assert Errors.of([row.unseen for row in found]).size <= 0.06
 
 
 def test_published_activations_within_5_percent():
     for row in figure_1():
-        _, plain, saved = audit.first_rank_gib(row.model)
+        _, plain, saved = memory.first_rank_gib(row.model)
         assert plain == pytest.approx(row.activations_gib, rel=1e-6)
         assert saved == pytest.approx(row.saved_activations_gib, rel=1e-6)
 
@@ -62,9 +59,9 @@ def test_published_activations_within_5_percent():
 def test_published_states_and_the_embedding_that_they_leave_out():
     """The paper counts 18 bytes for each of 12·layers·hidden^2 parameters, over tp and pp."""
     states = {row.model: row.states_gib for row in figure_1()}
-    for run in audit.eight()[::2]:
+    for run in memory.eight()[::2]:
         name, shape = run.title.split(",")[0], published_shape(run.model)
-        ours, *_ = audit.first_rank_gib(name)
+        ours, *_ = memory.first_rank_gib(name)
         published = states[name]
         ranks = 8 * run.plan.get("pp", 1)
         assert published == pytest.approx(
@@ -140,8 +137,9 @@ def test_tensor_ranks_share_the_work_and_pay_in_messages():
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
 def test_equal_stages_have_the_bubble_of_the_closed_form(schedule):
     """With free links and blocks alone; the ends of the model are made weightless."""
-    fast = replace(P4D, measured={}, intra=Link(1e30, 0.0), inter=Link(1e30, 0.0), operation_s=0)
-    shape = gpt(4096, 32, 32, vocab=1, positions=1)
+    free = Link(1e30, 0.0)
+    fast = replace(P4D, measured={}, intra=free, inter=free, operation_s=0, generation="")
+    shape = replace(gpt(4096, 32, 32, vocab=1, positions=1), longest=0)
     virtual = {"virtual_stages": 2} if schedule == "interleaved" else {}
     partition = ",".join(["4"] * 8) if virtual else ",".join(["8"] * 4)
     made = job(shape, 16, pp=4, microbatches=16, schedule=schedule, partition=partition, **virtual)
@@ -228,7 +226,7 @@ def test_links_of_a_pipeline():
         (("p4d.24xlarge", 0), "nodes must be a whole number of at least 1, not 0"),
         (("p4d.24xlarge", 2.5), "nodes must be a whole number of at least 1, not 2.5"),
         (("p9.huge", 1), "unknown instance 'p9.huge'"),
-        (("p4d.24xlarge", 1, "azure"), "service is one of ec2, sagemaker, not 'azure'"),
+        (("p4d.24xlarge", 1, "azure"), "service is one of ec2, sagemaker, oracle, nebius, not"),
     ],
 )
 def test_a_cluster_that_makes_no_sense(arguments, words):

@@ -213,6 +213,20 @@ def test_what_the_script_gives_its_optimizer_is_kept(script, given, flags, tmp_p
     assert (found.flags.get("lr"), found.flags.get("weight_decay")) == flags
 
 
+@pytest.mark.parametrize("order", ('"bf16": 1, "fp8": 1', '"fp8": 1, "bf16": 1'))
+def test_fp8_is_for_machines_that_multiply_it(order, read, tmp_path):
+    """Beside it bf16 is what all but the products are in."""
+    arguments = (
+        f"hyperparameters={{{order}}}, distribution={{'torch_distributed': {{'enabled': 1}}}}"
+    )
+    assert "A100-40 do not" in read(arguments).jobs[0].refused
+    path = tmp_path / "newer.py"
+    text = ESTIMATOR.format(before="", arguments=arguments)
+    path.write_text(text.replace("p4d.24xlarge", "p5.48xlarge"))
+    [job] = leave([path]).jobs
+    assert not job.refused and job.run_flags()["precision"] == "fp8"
+
+
 def test_rules_are_watched_by_those_of_ours(read):
     found = read(
         "rules=[Rule.sagemaker(rule_configs.loss_not_decreasing()), "

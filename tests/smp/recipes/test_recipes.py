@@ -162,6 +162,35 @@ def test_a_recipe_for_something_else_says_so(old, new, words, write):
     assert job.plan is None and words in job.refused
 
 
+P5 = "hf_llama3_8b_seq4k_gpu_p5x4_pretrain.yaml"
+
+
+@pytest.mark.parametrize("place", ("before", "after"))
+def test_fp8_is_the_plan_s_precision_wherever_it_stands(place, write):
+    """The other key says what all else is in, and may come first or last."""
+    keys = ["precision: bf16", "fp8: True"]
+    keys = reversed(keys) if place == "before" else keys
+    text = HF.replace("model_type: llama_v3", "\n  ".join(("model_type: llama_v3", *keys)))
+    path = write(text, P5)
+    job = read_recipe(path).job
+    assert job.plan.precision == job.run_flags()["precision"] == "fp8"
+    assert words_of_price(job).startswith("in bf16, for no formula prices 8 bits, it fits")
+    [line] = [line for line in leave([path]).lines if line.text.startswith("model.fp8")]
+    assert (line.verdict, line.became) == ("converted", "precision=fp8")
+
+
+@pytest.mark.parametrize("extra", ("fp8: False", "fp8: True\n  peft: {peft_type: lora, rank: 8}"))
+def test_fp8_that_is_off_or_beside_adapters_is_bf16(extra, write):
+    text = HF.replace("model_type: llama_v3", f"model_type: llama_v3\n  {extra}")
+    assert read_recipe(write(text, P5)).job.plan.precision == "bf16"
+
+
+def test_fp8_on_gpus_without_such_products_is_refused(write):
+    text = HF.replace("model_type: llama_v3", "model_type: llama_v3\n  fp8: True")
+    job = read_recipe(write(text)).job
+    assert job.plan is None and "p4d.24xlarge's A100-40 do not" in job.refused
+
+
 def test_micro_batches_and_accumulated_ones(write):
     answers = {"instance_type": "p4d.24xlarge"}
     micro = NEMO.replace("seq_length: 2048", "seq_length: 2048, micro_batch_size: 4")

@@ -24,7 +24,7 @@ from helpers.planner.hardware.lookup import find_gpu, price
 from helpers.planner.search.estimate import estimate
 from helpers.planner.search.planned import Choice
 from helpers.planner.search.search import search_plans
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 NODES, GPUS, UTILISATION, TOKENS = 64, 8, 0.4, 300e9  # 6a
 MOST_S, BATCH, SEQ_LEN = 6.3, 64, 2048  # 6b

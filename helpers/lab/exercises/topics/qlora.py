@@ -19,7 +19,8 @@ from helpers.lab.exercises.judges import (
 )
 from helpers.planner.cost import parameters, state_bytes
 from helpers.planner.model.adapters import adapted_state
-from helpers.planner.shape import Shape, model_shape
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import Shape
 
 # Dettmers et al. 2023, QLoRA, appendix E
 LEVELS = (

@@ -10,7 +10,7 @@ from helpers.engine.models.configurations import load_config
 from helpers.lab.exercises.judges import Expected, Result, judge_function, judge_numbers
 from helpers.planner.cost import money, parameters, state_bytes
 from helpers.planner.published.posts import find_post
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 GPU_BYTES, MOST_GPUS = 80e9, 4096
 STAGES = {"ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}

@@ -23,7 +23,7 @@ from helpers.lab.exercises.judges import (
 from helpers.planner.cost import mfu, money, train_flops_per_token
 from helpers.planner.hardware.lookup import find_gpu, find_instance
 from helpers.planner.published.posts import find_post
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 from helpers.planner.time.tensor_messages import tensor_traffic
 
 LossFunction = Callable[[list[Tensor], Tensor], Tensor]

@@ -1,103 +1,52 @@
-"""A model's shape: the few numbers that its parameters, FLOPs and traffic follow from.
+"""The shape of a transformers configuration.
 
-    transformers config --model_shape--> Shape: widths, and one block as a list of linear layers
+    shape = model_shape(load_config("gptj-6b"))
 
 Each family is one short function that lists the linear layers of a block and how tensor parallelism
-cuts them, so the formulas in `cost.py` know no family.
+cuts them, so the formulas in `cost.py` know no family. Of others the class itself is counted.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from helpers.engine.errors import UserError
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A linear layer of one block: a matrix of inputs x outputs, and a bias of outputs.
-
-    cut: how tensor parallelism splits it. `column`: by outputs, the bias with them. `row`: by
-    inputs, the bias on every rank. `kv`: by outputs, in whole key-value heads; a rank holds at
-    least one, so with fewer heads than ranks they are held several times.
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    bias: bool
-    cut: str
-
-    @property
-    def parameters(self) -> int:
-        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the formulas need to know of a decoder-only transformer.
-
-    positions: rows of a learned position table, 0 for rotary positions or ALiBi.
-    block: the linear layers of one block; block_norm: its normalisation parameters.
-    reductions: all-reduces that a block needs in each direction under tensor parallelism: 1 where
-        attention and MLP read the same input and are summed before the residual, else 2.
-    """
-
-    family: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    positions: int
-    block: tuple[Linear, ...]
-    block_norm: int
-    final_norm: int
-    reductions: int
-    tied: bool
-    head_bias: bool = False
-
-    @property
-    def block_parameters(self) -> int:
-        """Parameters of one block."""
-        return sum(linear.parameters for linear in self.block) + self.block_norm
-
-    @property
-    def norms(self) -> int:
-        """Norms of a block whose output tp splits."""
-        vectors = 1 if self.family == "llama" else 2  # a scale, and a shift
-        return self.block_norm // (vectors * self.hidden)
-
-    @property
-    def ffn(self) -> int:
-        """Width of the MLP's middle layer: what its last linear layer reads."""
-        return self.block[-1].inputs
-
-    @property
-    def head_parameters(self) -> int:
-        """Parameters of the output layer that are not the embedding's."""
-        return (0 if self.tied else self.vocab * self.hidden) + (
-            self.vocab if self.head_bias else 0
-        )
+from helpers.planner.shape.counted import counted_shape
+from helpers.planner.shape.shape import Linear, Shape
 
 
 def model_shape(config: Any) -> Shape:
     """The shape of the causal language model that this transformers configuration describes.
 
     Args:
-        config: a transformers configuration of GPT-J, GPT-2, GPT-NeoX, Falcon or Llama.
+        config: a transformers configuration. Of families with no formula here the model is made on
+            the meta device and counted.
 
     Raises:
-        UserError: the family is another one.
+        UserError: it is no configuration of a causal language model, or one of its numbers makes no
+            sense.
     """
+    if isinstance(config, Shape):
+        return config
     if isinstance(config, str):
         raise UserError(f"{config!r} is a name: give its configuration, load_config({config!r})")
     family = getattr(config, "model_type", None)
-    if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise UserError(f"no cost formulas for the model family {family!r}; known: {known}")
-    return FAMILIES[family](config)
+    if family is None:
+        raise UserError(f"give a transformers configuration, not {type(config).__name__}")
+    try:
+        shape = FAMILIES[family](config) if family in FAMILIES else counted_shape(config)
+    except (AttributeError, TypeError, ZeroDivisionError) as error:
+        raise UserError(f"the configuration of {family!r} cannot be read: {error}") from None
+    _check(shape)
+    return shape
+
+
+def _check(shape: Shape) -> None:
+    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "ffn"):
+        number = getattr(shape, name)
+        if type(number) is not int or number < 1:
+            raise UserError(f"the model's {name} must be a whole number above 0, not {number!r}")
+    if shape.heads % shape.kv_heads:
+        raise UserError(f"{shape.heads} heads cannot share {shape.kv_heads} key-value heads evenly")
 
 
 def _gptj(config: Any) -> Shape:
@@ -202,12 +151,34 @@ def _llama(config: Any) -> Shape:
     )
 
 
+def _nemotron(config: Any) -> Shape:
+    h, ffn = config.hidden_size, config.intermediate_size
+    widths = _widths(config, config.num_key_value_heads, config.head_dim)
+    q = widths["heads"] * widths["head_dim"]
+    kv = 2 * widths["kv_heads"] * widths["head_dim"]
+    return Shape(
+        **widths,
+        positions=0,
+        block=(
+            Linear("query", h, q, config.attention_bias, "column"),
+            Linear("key, value", h, kv, config.attention_bias, "kv"),
+            Linear("attention out", q, h, config.attention_bias, "row"),
+            Linear("mlp up", h, ffn, config.mlp_bias, "column"),
+            Linear("mlp down", ffn, h, config.mlp_bias, "row"),
+        ),
+        block_norm=4 * h,
+        final_norm=2 * h,
+        reductions=2,
+    )
+
+
 FAMILIES: dict[str, Callable[[Any], Shape]] = {
     "gptj": _gptj,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,
     "llama": _llama,
+    "nemotron": _nemotron,
 }
 
 
@@ -225,4 +196,5 @@ def _widths(
         "head_dim": head_dim or config.hidden_size // heads,
         "vocab": config.vocab_size,
         "tied": bool(config.tie_word_embeddings),
+        "longest": getattr(config, "max_position_embeddings", None) or 0,
     }

@@ -1,0 +1,237 @@
+"""The numbers of the time model that were fitted to published runs, and fitting them.
+
+    values = current()                     # those of generations.csv, programs.json, devices.py
+    fitted(rows, values)                   # the values that fit some rows best
+    job, cluster = with_values(run, values)
+    left_out("bigscience")                 # the values without a source, of left_out.csv
+
+Each is a share with a meaning, all of them together are fitted to all rows of published/, so none
+can be bent to a row. One that no row is left to say anything about has its prior.
+"""
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from helpers.engine.errors import UserError
+from helpers.planner.hardware.catalog import generation
+from helpers.planner.hardware.devices import DEVIATION, Cluster
+from helpers.planner.model.block_tensors import Program, program
+from helpers.planner.model.training_job import Job
+from helpers.planner.published.runs import Run, all_runs, cluster_of, job_of
+from helpers.planner.time.step_time import step_time
+from helpers.tables import read_rows
+
+LEFT_OUT = Path(__file__).with_name("left_out.csv")
+HEAD = (
+    "# Values of the fitted constants without the rows of one source; the last row is of all rows."
+)
+ROUNDS = 3  # of Gauss and Newton
+STEP = 0.03  # a value's relative change for its slope
+LEAST = 0.02  # a residual below which a row counts as if it had this one
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One fitted number.
+
+    of: `generation`, `program` or `cluster`; row: of its table, and `field` of that row; for a
+        program, `also` are rows that have the same number.
+    prior: its value without evidence. low, high: what it can mean.
+    """
+
+    of: str
+    row: str
+    field: str
+    prior: float
+    low: float
+    high: float
+    also: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.row} {self.field}"
+
+
+CONSTANTS = (
+    Constant("generation", "volta", "products", 0.8, 0.3, 1.0),
+    Constant("generation", "ampere", "products", 0.8, 0.3, 1.0),
+    Constant("generation", "hopper", "products", 0.8, 0.3, 1.0),
+    Constant("generation", "blackwell", "products", 0.8, 0.3, 1.0),
+    Constant("generation", "ampere", "attention", 1.0, 0.3, 1.0),
+    Constant("generation", "hopper", "attention", 1.0, 0.3, 1.0),
+    Constant("program", "torchtitan", "products_reached", 1.0, 0.8, 1.25, ("torchtitan-eager",)),
+    Constant("program", "llm-foundry", "products_reached", 1.0, 0.8, 1.25),
+    Constant("program", "llm-foundry", "attention_reached", 1.0, 0.3, 1.0),
+    Constant("program", "torchtitan", "slows", 0.0, 0.0, 1.0, ("torchtitan-eager", "llm-foundry")),
+    Constant("program", "megatron-2024", "tensor", 0.0, 0.0, 1.0),
+    Constant("program", "megatron-2021", "gathers", 0.0, 0.0, 1.0),
+    Constant("program", "megatron-2021", "one_card", 1.0, 0.3, 1.0),
+    Constant("cluster", "cluster", "deviation", 0.0, 0.0, 0.05),
+)
+TODAY = "2026-11-24"
+OF_HIDDEN = ("tensor", "gathers", "sums", "updates", "slows")
+Values = dict[str, float]
+
+
+def current() -> Values:
+    """The values as they are."""
+    return {constant.name: _current(constant) for constant in CONSTANTS}
+
+
+def _current(constant: Constant) -> float:
+    if constant.of == "generation":
+        return getattr(generation(constant.row), constant.field)
+    if constant.of == "cluster":
+        return DEVIATION
+    row = program(constant.row)
+    return getattr(row.hidden if constant.field in OF_HIDDEN else row, constant.field)
+
+
+def with_values(run: Run, values: Values) -> tuple[Job, Cluster]:
+    """The job and the cluster of a run, with other values than the current ones."""
+    job, cluster = job_of(run), cluster_of(run)
+    for constant in CONSTANTS:
+        value = values[constant.name]
+        if constant.of == "generation" and constant.row == cluster.generation:
+            cluster = _of_generation(cluster, constant, value)
+        elif constant.of == "cluster":
+            cluster = replace(cluster, deviation=value)
+        elif job.program.name in (constant.row, *constant.also):
+            job = replace(job, program=_of_program(job.program, constant.field, value))
+    return job, cluster
+
+
+def _of_generation(cluster: Cluster, constant: Constant, value: float) -> Cluster:
+    factor = value / _current(constant)
+    if constant.field == "attention":
+        return replace(cluster, attention_flops=cluster.attention_flops * factor)
+    rates = {dtype: rate * factor for dtype, rate in cluster.matmul_flops.items()}
+    return replace(cluster, matmul_flops=rates)
+
+
+def _of_program(row: Program, field: str, value: float) -> Program:
+    if field in OF_HIDDEN:
+        return replace(row, hidden=replace(row.hidden, **{field: value}))
+    return replace(row, **{field: value})
+
+
+def predicted_s(run: Run, values: Values | None = None, exact: bool = False) -> float:
+    """Seconds of a step."""
+    job, cluster = (job_of(run), cluster_of(run)) if values is None else with_values(run, values)
+    return step_time(job, cluster, exact).total_s
+
+
+def residuals(rows: Sequence[Run], values: Values) -> torch.Tensor:
+    """The logarithm of predicted over measured, of each row."""
+    return torch.tensor(
+        [math.log(predicted_s(run, values) / run.measured_s) for run in rows], dtype=torch.float64
+    )
+
+
+def slopes(rows: Sequence[Run], values: Values, at: torch.Tensor) -> torch.Tensor:
+    """How each row's residual changes with each value. [rows, values]"""
+    columns = []
+    for constant in CONSTANTS:
+        change = STEP * max(abs(values[constant.name]), 0.1)
+        if values[constant.name] + change > constant.high:
+            change = -change
+        moved = values | {constant.name: values[constant.name] + change}
+        concerned = [i for i, run in enumerate(rows) if concerns(constant, run)]
+        column = torch.zeros(len(rows), dtype=torch.float64)
+        if concerned:
+            there = residuals([rows[i] for i in concerned], moved)
+            column[concerned] = (there - at[concerned]) / change
+        columns.append(column)
+    return torch.stack(columns, 1)
+
+
+def concerns(constant: Constant, run: Run) -> bool:
+    """Does a run's prediction depend on a constant?"""
+    if constant.of == "generation":
+        return cluster_of(run).generation == constant.row
+    if constant.of == "program":
+        return job_of(run).program.name in (constant.row, *constant.also)
+    return cluster_of(run).nodes > 1
+
+
+def fitted(rows: Sequence[Run], values: Values, rounds: int = ROUNDS) -> Values:
+    """The values with the least sum of absolute residuals, where the rows of a source together
+    weigh as much as the root of their number.
+
+    Source: iteratively reweighted least squares; Huber 1981, Robust Statistics, section 7.8.
+    """
+    for _ in range(rounds):
+        at = residuals(rows, values)
+        values = stepped(rows, values, at, slopes(rows, values, at))
+    return values
+
+
+def stepped(
+    rows: Sequence[Run], values: Values, at: torch.Tensor, slope: torch.Tensor, turns: int = 20
+) -> Values:
+    """The values that fit best where residuals are as linear as they are here."""
+    count = Counter(run.source for run in rows)
+    weights = torch.tensor([count[run.source] ** -0.5 for run in rows], dtype=torch.float64)
+    start = torch.tensor(list(values.values()), dtype=torch.float64)
+    low = torch.tensor([constant.low for constant in CONSTANTS], dtype=torch.float64)
+    high = torch.tensor([constant.high for constant in CONSTANTS], dtype=torch.float64)
+    change = torch.zeros_like(start)
+    for _ in range(turns):
+        now = at + slope @ change
+        root = (weights / now.abs().clamp(min=LEAST)).sqrt()
+        left = slope * root[:, None]
+        ridge = 1e-6 * torch.eye(len(start), dtype=torch.float64)
+        change = torch.linalg.solve(left.T @ left + ridge, -left.T @ (at * root))
+        change = (start + change).clamp(low, high) - start
+    return dict(zip(values, (start + change).tolist()))
+
+
+def of_program(run: Run) -> str:
+    """What left_out.csv calls the rows of a run's program."""
+    return f"program {run.program}"
+
+
+@cache
+def left_out(what: str, path: Path = LEFT_OUT) -> Values:
+    """The values fitted to the rows of all sources, or programs, but this one."""
+    for _, row in read_rows(path):
+        if row["left_out"] == what:
+            return {constant.name: float(row[constant.name]) for constant in CONSTANTS}
+    raise UserError(f"{path.name} has no values without {what!r}: fit them with --fit")
+
+
+def fit_all(path: Path = LEFT_OUT) -> Iterator[str]:
+    """Fit the constants to all rows, and to those of all sources, and of all programs, but one;
+    write what they are without it, and say what they are with all.
+    """
+    rows, start = list(all_runs()), current()
+    whole = fitted(rows, start)
+    found = {"nothing": whole}
+    at = residuals(rows, whole)
+    slope = slopes(rows, whole, at)
+    for left in dict.fromkeys(name for run in rows for name in (run.source, of_program(run))):
+        kept = [i for i, run in enumerate(rows) if left not in (run.source, of_program(run))]
+        others = [rows[i] for i in kept]
+        known = {c.name: whole[c.name] if _any(c, others) else c.prior for c in CONSTANTS}
+        found[left] = stepped(others, known, at[kept], slope[kept])
+    text = io.StringIO()
+    table = csv.DictWriter(text, ["left_out", *whole, "date", "source"], lineterminator="\n")
+    table.writeheader()
+    for left, values in found.items():
+        rounded = {name: round(value, 4) for name, value in values.items()}
+        table.writerow({"left_out": left, **rounded, "date": TODAY, "source": "this audit"})
+    path.write_text(f"{HEAD}\n{text.getvalue()}", encoding="utf-8")
+    for name, value in whole.items():
+        yield f"{name:40} {start[name]:.3f} now, {value:.3f} fits best"
+
+
+def _any(constant: Constant, rows: Sequence[Run]) -> bool:
+    return any(concerns(constant, run) for run in rows)

@@ -1,0 +1,29 @@
+"""What a model is, in the few numbers that all formulas follow from.
+
+Read shape.py first: the widths, and a block as a list of linear layers. families.py makes a shape
+from transformers' configuration, by a short formula for each family; counted.py from the class
+itself where there is none. parameters.py says which tensors a model holds, and what of each a rank
+has.
+
+The names below are the room's face.
+"""
+
+from typing import Any
+
+from helpers.engine import lazy
+
+HOMES = {
+    "Linear": "shape",
+    "Shape": "shape",
+    "model_shape": "families",
+    "resized": "shape",
+}
+__all__ = list(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    return lazy(__name__, HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

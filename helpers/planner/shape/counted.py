@@ -1,0 +1,165 @@
+"""The shape of a model of a family with no formula: the class itself, on the meta device, counted.
+
+    shape = counted_shape(load_config("qwen3-8b"))     # parameters exact, time by its products
+
+What the engine's record or transformers' tensor plan says decides what tp splits. Of blocks that
+differ the largest stands for all. Of experts a token goes through, so many count as products.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from helpers.engine.errors import UserError, need
+from helpers.engine.models.architecture import family_of, text_config
+from helpers.engine.models.families import Family, kv_heads
+from helpers.planner.shape.parameters import INNER, KV, Held
+from helpers.planner.shape.shape import Linear, Shape
+
+ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+
+
+def counted_shape(config: Any) -> Shape:
+    """The shape of a causal language model, from its class.
+
+    Raises:
+        UserError: transformers has no such class for it, or it has no list of blocks.
+    """
+    transformers = need("transformers", "hf")
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), trust_remote_code=False
+            )
+    except Exception as error:  # whatever a class says of a configuration
+        line = str(error).strip().splitlines()
+        raise UserError(
+            f"{config.model_type} is no causal language model that transformers can make: "
+            f"{line[0] if line else type(error).__name__}"
+        ) from None
+    return shape_of(model)
+
+
+def shape_of(model: nn.Module) -> Shape:
+    """The same of a model that is there."""
+    family, config = family_of(model), text_config(model.config)
+    if family.blocks is None or family.embedding is None:
+        raise UserError(f"{model.config.model_type} has no embedding and list of blocks to count")
+    blocks = list(model.get_submodule(family.blocks))
+    block = max(blocks, key=lambda one: sum(p.numel() for p in one.parameters()))
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    groups = kv_heads(config)
+    norms = [m for m in block.children() if _is_norm(m)]
+    begin, end, tied = _ends(model, family)
+    return Shape(
+        family=config.model_type,
+        layers=len(blocks),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=groups,
+        head_dim=head_dim,
+        vocab=begin[0].sizes[0],
+        positions=0,
+        block=_products(block, config, hidden, heads * head_dim, 2 * groups * head_dim),
+        block_norm=len(norms) * hidden,
+        final_norm=hidden,
+        reductions=1 if family.parallel_residual(model.config) else 2,
+        tied=tied,
+        longest=getattr(config, "max_position_embeddings", None) or 0,
+        held=tuple(_held(block, family)),
+        begin=begin,
+        end=end,
+    )
+
+
+def _held(block: nn.Module, family: Family) -> Iterator[Held]:
+    """A block's parameters, as tensor/split.py of the engine cuts them."""
+    split = (*family.column, *family.shared_kv, *family.row)
+    for path, parameter in block.named_parameters():
+        module, _, name = path.rpartition(".")
+        sizes = tuple(parameter.shape)
+        if module in family.shared_kv:
+            yield Held(sizes, 0, KV)
+        elif module in family.column:
+            yield Held(sizes, 0)
+        elif module in family.row:
+            yield Held(sizes, 1 if name == "weight" else None)
+        elif module not in split and path.split(".")[0] in family.sublayers:
+            yield Held(sizes, None, INNER)
+        else:
+            yield Held(sizes)
+
+
+def _ends(model: nn.Module, family: Family) -> tuple[tuple[Held, ...], tuple[Held, ...], bool]:
+    """What is before the blocks, its table first, what is after them, and whether they share it."""
+    embedding = model.get_submodule(family.embedding).weight
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding
+    begin, end = [Held(tuple(embedding.shape), 0)], []
+    last = (family.norm, family.head)
+    for path, parameter in model.named_parameters():
+        if path.startswith(f"{family.blocks}.") or parameter is embedding:
+            continue
+        module, sizes = path.rpartition(".")[0], tuple(parameter.shape)
+        cut = 0 if module == family.head else None
+        (end if module in last else begin).append(Held(sizes, cut))
+    if tied:
+        end.append(begin[0])
+    return tuple(begin), tuple(end), tied
+
+
+def _products(
+    block: nn.Module, config: Any, hidden: int, query: int, kv: int
+) -> tuple[Linear, ...]:
+    """A block's products as five layers: of attention and of the MLP, in and out; of experts those
+    that a token goes through."""
+    attention = next((n for n, m in block.named_children() if "attn" in n or "attention" in n), "")
+    biased = any("bias" in n for n, _ in block.named_parameters())
+    up = down = 0
+    active = next((getattr(config, name) for name in ACTIVE if getattr(config, name, None)), 1)
+    for path, parameter in block.named_parameters():
+        if path.split(".")[0] == attention or parameter.dim() < 2:
+            continue
+        *experts, rows, columns = parameter.shape
+        times = active if experts or ".experts." in path else 1
+        share = times / experts[0] if experts else times / _copies(path, block)
+        size = share * parameter.numel() / hidden
+        if hidden not in (rows, columns):
+            continue
+        if _is_down(path, rows, columns, hidden):
+            down += size
+        else:
+            up += size
+    return (
+        Linear("query", hidden, query, biased, "column"),
+        Linear("key, value", hidden, kv, biased, "kv"),
+        Linear("attention out", query, hidden, biased, "row"),
+        Linear("mlp up", hidden, max(1, round(up)), biased, "column"),
+        Linear("mlp down", max(1, round(down)), hidden, biased, "row"),
+    )
+
+
+def _copies(path: str, block: nn.Module) -> int:
+    """How many experts are modules of their own, where they are."""
+    if ".experts." not in path:
+        return 1
+    parent = path.split(".experts.")[0]
+    return len(block.get_submodule(f"{parent}.experts"))
+
+
+def _is_down(path: str, rows: int, columns: int, hidden: int) -> bool:
+    """Does a matrix lead back to the hidden states? By its name, or by its sizes."""
+    name = path.lower()
+    if "down" in name or "w2" in name or "fc2" in name or "c_proj" in name or "fc_out" in name:
+        return True
+    if "up" in name or "gate" in name or "w1" in name or "w3" in name or "fc1" in name:
+        return False
+    return rows == hidden and columns != hidden
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()

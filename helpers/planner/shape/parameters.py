@@ -1,0 +1,135 @@
+"""The parameter tensors of a model, and what of each one rank holds: exactly as the engine does.
+
+    block_parameters(shape, tp=4)            # Held tensors of a block
+    Held((4096, 1024), cut=0).on(tp=4, rank=1)          # (1024, 1024)
+    shard((1024, 1024), ranks=3, rank=0)     # elements of the part that ZeRO leaves to a rank
+
+Parts are torch.chunk's: of an odd number of rows the last rank has fewer, or none.
+"""
+
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from helpers.planner.shape.shape import Linear, Shape
+
+# families that keep a matrix as [inputs, outputs], query, key and value as thirds of its columns
+CONV1D = ("gpt2",)
+KV, INNER = "kv", "inner"  # roles of Held
+FUSED = ("gpt_neox", "falcon")  # that keep query, key and value as rows of one matrix
+
+
+class Held(NamedTuple):
+    """A parameter as it is held, whole over the data axes.
+
+    cut: the dimension that tensor parallelism splits; None where every rank holds it whole.
+    role: `kv` of keys and values, which are split by whole heads; `inner` of what no rule splits
+        inside of a split sublayer, as norms of single heads.
+    """
+
+    sizes: tuple[int, ...]
+    cut: int | None = None
+    role: str = ""
+
+    def on(self, tp: int, rank: int = 0) -> tuple[int, ...]:
+        """Its sizes on a tensor rank."""
+        if self.cut is None:
+            return self.sizes
+        sizes = list(self.sizes)
+        sizes[self.cut] = part(sizes[self.cut], tp, rank)
+        return tuple(sizes)
+
+
+def part(size: int, ranks: int, rank: int) -> int:
+    """How many of `size` torch.chunk gives to a rank."""
+    each = -(-size // ranks)
+    return max(0, min(each, size - each * rank))
+
+
+def shard(sizes: tuple[int, ...], ranks: int, rank: int = 0) -> int:
+    """Elements of a tensor that a rank keeps where `ranks` share its first dimension."""
+    return part(sizes[0], ranks, rank) * prod(sizes[1:])
+
+
+@lru_cache(maxsize=4096)
+def block_parameters(shape: Shape, tp: int) -> tuple[Held, ...]:
+    """Those of one block.
+
+    With fewer key-value heads than tensor ranks every rank holds them all, and with them what is in
+    one matrix with them, though it uses only some rows: as tensor/split.py of the engine has it.
+    """
+    whole = shape.kv_heads % tp != 0
+    if shape.held:
+        return tuple(
+            one._replace(cut=None) if whole and one.role == KV else one for one in shape.held
+        )
+    query, key_value, *others = shape.block
+    norms = shape.block_norm // shape.hidden
+    return (
+        *_attention(shape, query, key_value, whole),
+        *(held for linear in others for held in _linear(linear, shape.family in CONV1D)),
+        *(Held((shape.hidden,)) for _ in range(norms)),
+    )
+
+
+def held_by_all(shape: Shape, tp: int) -> list[Held]:
+    """Of a block's split layers, what every tensor rank holds whole: for want of key-value heads,
+    though each uses some of its rows, or because no rule splits it."""
+    whole = shape.kv_heads % tp != 0
+    if shape.held:
+        roles = {KV, INNER} if whole else {INNER}
+        return [held for held in shape.held if held.role in roles]
+    query, key_value, *_ = shape.block
+    return [held for held in _attention(shape, query, key_value, whole) if held.cut is None]
+
+
+def _attention(shape: Shape, query: Linear, key_value: Linear, whole: bool) -> list[Held]:
+    inputs, rows = query.inputs, query.outputs + key_value.outputs
+    cut = None if whole else 0
+    if shape.family in CONV1D:
+        held = [Held((inputs, 3, rows // 3), 2), Held((3, rows // 3), 1)]
+    elif shape.family in FUSED:
+        held = [Held((rows, inputs), cut), Held((rows,), cut)]
+    else:
+        half = key_value.outputs // 2
+        held = [Held((query.outputs, inputs), 0), Held((query.outputs,), 0)]
+        held += 2 * [Held((half, inputs), cut), Held((half,), cut)]
+    return held if query.bias else [one for one in held if len(one.sizes) == len(held[0].sizes)]
+
+
+def _linear(linear: Linear, turned: bool) -> list[Held]:
+    """A layer, or the two of a gated MLP that read the same."""
+    several = 2 if "," in linear.name else 1
+    rows = linear.outputs // several
+    column = linear.cut != "row"
+    sizes = (linear.inputs, rows) if turned else (rows, linear.inputs)
+    held = [Held(sizes, int(column == turned))]
+    if linear.bias:
+        held.append(Held((rows,), 0 if column else None))
+    return several * held
+
+
+def begin_parameters(shape: Shape) -> tuple[Held, ...]:
+    """Of the embeddings."""
+    if shape.begin:
+        return shape.begin
+    table = Held((shape.vocab, shape.hidden), 0)
+    positions = (Held((shape.positions, shape.hidden)),) if shape.positions else ()
+    return (table, *positions)
+
+
+def end_parameters(shape: Shape) -> tuple[Held, ...]:
+    """Of the last norm and the head; its matrix too where that is the embedding."""
+    if shape.end:
+        return shape.end
+    norms = [Held((shape.hidden,)) for _ in range(shape.final_norm // shape.hidden)]
+    bias = (Held((shape.vocab,), 0),) if shape.head_bias else ()
+    return (*norms, Held((shape.vocab, shape.hidden), 0), *bias)
+
+
+@lru_cache(maxsize=65536)
+def elements(
+    held: tuple[Held, ...], tp: int, tensor_rank: int, shards: int, shard_rank: int
+) -> int:
+    """Of all these on one rank."""
+    return sum(shard(one.on(tp, tensor_rank), shards, shard_rank) for one in held)

@@ -1,0 +1,107 @@
+"""A model's shape: the few numbers that its parameters, FLOPs and traffic follow from: widths, and
+one block as a list of linear layers.
+"""
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer of one block: a matrix of inputs x outputs, and a bias of outputs.
+
+    cut: how tensor parallelism splits it. `column`: by outputs, the bias with them. `row`: by
+    inputs, the bias on every rank. `kv`: by outputs, in whole key-value heads; a rank holds at
+    least one, so with fewer heads than ranks they are held several times.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+    cut: str
+
+    @property
+    def parameters(self) -> int:
+        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the formulas need to know of a decoder-only transformer.
+
+    positions: rows of a learned position table, 0 for rotary positions or ALiBi.
+    block: the linear layers of one block; block_norm: its normalisation parameters.
+    reductions: all-reduces that a block needs in each direction under tensor parallelism: 1 where
+        attention and MLP read the same input and are summed before the residual, else 2.
+    longest: tokens of a sequence at most; 0 where there is no such limit.
+    held, begin, end: of a model that was counted from its class, the parameters of a block, before
+        and after the blocks, as they are held; see model/parameters.py.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    positions: int
+    block: tuple[Linear, ...]
+    block_norm: int
+    final_norm: int
+    reductions: int
+    tied: bool
+    head_bias: bool = False
+    longest: int = 0
+    held: tuple[Any, ...] = ()
+    begin: tuple[Any, ...] = ()
+    end: tuple[Any, ...] = ()
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of one block."""
+        if self.held:
+            return sum(prod(one.sizes) for one in self.held)
+        return sum(linear.parameters for linear in self.block) + self.block_norm
+
+    @property
+    def norms(self) -> int:
+        """Norms of a block whose output tp splits."""
+        vectors = 1 if self.held or self.family == "llama" else 2  # a scale, and a shift
+        return self.block_norm // (vectors * self.hidden)
+
+    @property
+    def ffn(self) -> int:
+        """Width of the MLP's middle layer: what its last linear layer reads."""
+        return self.block[-1].inputs
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the output layer that are not the embedding's."""
+        return (0 if self.tied else self.vocab * self.hidden) + (
+            self.vocab if self.head_bias else 0
+        )
+
+
+def resized(shape: Shape, layers: int, hidden: int, heads: int) -> Shape:
+    """A model of the same family and proportions with other numbers of layers and heads and another
+    width; as many key-value heads as heads."""
+    factor = hidden / shape.hidden
+
+    def widths(linear: Linear) -> Linear:
+        inputs, outputs = round(linear.inputs * factor), round(linear.outputs * factor)
+        return replace(linear, inputs=inputs, outputs=outputs)
+
+    return replace(
+        shape,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        block=tuple(map(widths, shape.block)),
+        block_norm=round(shape.block_norm * factor),
+        final_norm=round(shape.final_norm * factor),
+    )
