@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from helpers.engine.errors import UserError
