@@ -8,6 +8,7 @@ cluster.devices, cluster.memory_bytes, cluster.usd_per_hour
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.planner.hardware.catalog import (
@@ -79,6 +80,8 @@ def make_cluster(
             raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
     if (instance is None) == (gpu is None):
         raise UserError("give an instance, as make_cluster('p4d.24xlarge'), or a gpu and gpus")
+    if gpu is not None and service is not None:
+        raise UserError("a service prices its own machines: give usd_per_hour with a gpu")
     machine = find_instance(instance) if gpu is None else _own(gpu, gpus, nodes, **given)
     used = machine.gpus if gpus is None else gpus
     if used > machine.gpus:
@@ -96,6 +99,14 @@ def make_cluster(
 def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
     """The same machines, another number of them."""
     return replace(cluster, nodes=nodes)
+
+
+def check_cluster(cluster: Any) -> None:
+    """Raise a UserError if it is none."""
+    if not isinstance(cluster, Cluster):
+        raise UserError(
+            f"give a cluster, as make_cluster('p4d.24xlarge', nodes=4), not {cluster!r}"
+        )
 
 
 def _own(

@@ -104,7 +104,7 @@ class Cluster:
         Raises:
             UserError: the devices have no fast arithmetic in it.
         """
-        if dtype not in self.matmul_flops:
+        if not isinstance(dtype, str) or dtype not in self.matmul_flops:
             known = ", ".join(self.matmul_flops)
             raise UserError(f"{self.name} has no matrix products in {dtype}; it has {known}")
         return self.matmul_flops[dtype]

@@ -213,7 +213,7 @@ def program_for(
     if name == "engine":
         return program_of(family, precision)
     rows = [row for row in read_table(PROGRAMS, Program) if not row.family]
-    editions = [row for row in rows if row.edition_of == name]
+    editions = [row for row in rows if name and row.edition_of == name]
     of_gpu = [row for row in editions if generation in row.generations] or editions[-1:]
     if of_gpu:
         return next((row for row in of_gpu if row.saves == saves), of_gpu[0])

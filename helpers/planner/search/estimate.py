@@ -8,6 +8,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.cluster import check_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.block_tensors import Program, program_for
@@ -58,10 +59,7 @@ def planned_job(
     Raises:
         UserError: as estimate.
     """
-    if not isinstance(cluster, Cluster):
-        raise UserError(
-            f"give a cluster, as make_cluster('p4d.24xlarge', nodes=4), not {cluster!r}"
-        )
+    check_cluster(cluster)
     shape = model_shape(model)
     way = None
     if isinstance(plan, ParallelPlan):

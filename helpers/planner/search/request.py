@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.catalog import GIB
-from helpers.planner.hardware.cluster import with_nodes
+from helpers.planner.hardware.cluster import check_cluster, with_nodes
 from helpers.planner.hardware.devices import MOST_DEVICES, Cluster
 from helpers.planner.hardware.lookup import is_amount
 from helpers.planner.memory.peak import fullest
@@ -49,6 +49,8 @@ def check(question: Question) -> None:
     """The question's own sense, before anything is tried."""
     if not question.clusters:
         raise UserError("give at least one cluster, as make_cluster('p4d.24xlarge', nodes=4)")
+    for cluster in question.clusters:
+        check_cluster(cluster)
     if question.by not in GOALS:
         raise UserError(f"plans are ranked by {', '.join(GOALS)}, not {question.by!r}")
     make_job(question.shape, ParallelPlan(), question.batch, question.seq_len)

@@ -80,7 +80,7 @@ def search_plans(
             the deadline cannot be met and what it would take.
     """
     shape = model if isinstance(model, Shape) else model_shape(model)
-    several = (clusters,) if isinstance(clusters, Cluster) else tuple(clusters)
+    several = tuple(clusters) if isinstance(clusters, (list, tuple)) else (clusters,)
     question = Question(shape, several, batch, seq_len, precision, by, tokens, deadline_s)
     check(question)
     ruled_out: Counter[str] = Counter()
