@@ -17,6 +17,7 @@ PLAN = ParallelPlan(dp_shard=8, precision="bf16")
 OWN = {"gpu": "H100-80", "gpus": 8, "nodes": 4, "intra_gb_s": 450, "inter_gb_s": 50}
 NOTHINGS = [None, "", "x", "8", b"a", [], (), {}, object(), True]
 NUMBERS = [0, -1, 1.5, float("nan"), float("inf"), 10**12]
+WORK = {"model": GPTJ_6B, "batch": 64, "seq_len": 1024}
 QUESTIONS = {
     "estimate": (
         estimate,
