@@ -1,7 +1,7 @@
 """The planner: will a training run fit, how long will it take, what will it cost; before it starts.
 
 It is arithmetic over a model's shape and a cluster's speeds, checked against the engine (dry_run)
-and against published runs (published, audit.py and docs/planner.md). From the ground up:
+and against published runs (published, audit and docs/planner.md). From the ground up:
 
     shape      a model's widths, one block as a list of linear layers, and the tensors it holds
     cost.py    parameters, FLOPs, bytes of state and money: one formula a function
@@ -10,8 +10,9 @@ and against published runs (published, audit.py and docs/planner.md). From the g
     memory     what a rank holds at its fullest moment
     time       messages and seconds of a step; scaling.py: ratios between numbers of machines
     search     every plan that fits, the best of them, and why
+    bill       the whole bill of a plan: checkpoints, failures, energy; what a budget buys
     dry_run    the engine itself on tensors without values; measure: this machine's own speeds
-    published  what others ran, said and claimed; audit.py compares it with the planner
+    published  what others ran, said and claimed; audit compares it with the planner
 
 Papers: Megatron-LM (arXiv 1909.08053, 2104.04473, 2205.05198), ZeRO (1910.02054), PaLM
 (2204.02311), Alpa (2201.12023). Calculon (github.com/calculon-ai/calculon): what real links reach.
@@ -39,6 +40,8 @@ HOMES = {
     "explain": "search.explain",
     "describe": "search.explain",
     "adapted_state": "model.adapters",
+    "whole_bill": "bill.whole_bill",
+    "compute_optimal": "bill.compute_optimal",
     "efficiencies": "scaling",
     "speedups": "scaling",
     "simulate_shared": "time.shared_cores",

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.engine.errors import UserError
 from helpers.planner.audit import constants
+from helpers.planner.bill import failures
 from helpers.planner.hardware import catalog
 from helpers.planner.model import block_tensors
 from helpers.planner.model.block_tensors import program
@@ -38,6 +39,7 @@ class File(NamedTuple):
 
 
 FILES = [
+    File(failures.FAILURES, failures.counted, {"gpus": 0}, "gpus must be a number above 0"),
     File(catalog.GPUS, catalog.gpus, {"memory_gib": "16 GB"}, "memory_gib must be of type int"),
     File(catalog.INSTANCES, catalog.instances, {"gpus": 4}, "several need it, one has none"),
     File(catalog.PRICES, catalog.prices, {"usd_per_hour": -1}, "usd_per_hour must be above 0"),
