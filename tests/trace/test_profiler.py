@@ -97,6 +97,7 @@ def test_a_clock_that_is_ahead_is_found():
     assert abs(second["offset_ns"] - 5_000_000) <= second["error_ns"] + 10_000 < 2_000_000
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("healthy", ["", "pipeline"])
 def test_a_healthy_run_reports_nothing(healthy, tmp_path):
@@ -119,6 +120,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", THRESHOLDS)
 def test_a_planted_fault_is_found_where_it_is(fault, traced):

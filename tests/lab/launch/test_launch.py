@@ -244,6 +244,7 @@ def kernel(tmp_path, mark) -> Iterator[Callable[..., subprocess.Popen]]:
         process.communicate()
 
 
+@pytest.mark.alone
 def test_an_interrupt_ends_all_and_says_so(kernel, mark):
     process = kernel(grace_s=launch_module.GRACE_S)
     began = time.monotonic()
