@@ -6,8 +6,10 @@
 Of a planned choice the seconds have a range, and so has all that follows from them.
 """
 
+import math
 from dataclasses import dataclass
 
+from helpers.engine.errors import UserError
 from helpers.planner.bill.failures import (
     HOUR_S,
     best_interval_s,
@@ -73,14 +75,16 @@ def whole_bill(
         UserError: a number is not above 0, or failures are so many that the run never ends.
     """
     check_amounts(tokens=tokens, save_s=save_s, restart_s=restart_s)
-    check_amounts(idle_s=idle_s or 1.0)
+    if idle_s != 0:
+        check_amounts(idle_s=idle_s)
     cluster = choice.cluster
     price = cluster.usd_per_hour if usd_per_hour is None else usd_per_hour
     mtbf_s = mean_time_between_failures_s(cluster.devices, per_gpu_hour)
     work_s = tokens / choice.tokens_per_s
     every_s = min(best_interval_s(save_s, mtbf_s), work_s)
     all_s = expected_s(work_s, every_s, save_s, restart_s, mtbf_s)
-    check_amounts(**{"hours of a run with so many failures": all_s})
+    if not math.isfinite(all_s):
+        raise UserError(f"with a failure every {mtbf_s:.3g} s the run never ends")
     saving_s = work_s / every_s * save_s
     hours = (all_s + idle_s) / HOUR_S
     power = cluster.kw

@@ -49,18 +49,23 @@ def _check(shape: Shape) -> None:
         raise UserError(f"{shape.heads} heads cannot share {shape.kv_heads} key-value heads evenly")
 
 
+def _plain_block(hidden: int, ffn: int, attention_bias: bool) -> tuple[Linear, ...]:
+    """As many key-value heads as heads, and an MLP of two layers with biases."""
+    return (
+        Linear("query", hidden, hidden, attention_bias, "column"),
+        Linear("key, value", hidden, 2 * hidden, attention_bias, "kv"),
+        Linear("attention out", hidden, hidden, attention_bias, "row"),
+        Linear("mlp in", hidden, ffn, True, "column"),
+        Linear("mlp out", ffn, hidden, True, "row"),
+    )
+
+
 def _gptj(config: Any) -> Shape:
     h, ffn = config.hidden_size, config.n_inner or 4 * config.hidden_size
     return Shape(
         **_widths(config),
         positions=0,
-        block=(
-            Linear("query", h, h, False, "column"),
-            Linear("key, value", h, 2 * h, False, "kv"),
-            Linear("attention out", h, h, False, "row"),
-            Linear("mlp in", h, ffn, True, "column"),
-            Linear("mlp out", ffn, h, True, "row"),
-        ),
+        block=_plain_block(h, ffn, False),
         block_norm=2 * h,
         final_norm=2 * h,
         reductions=1,
@@ -73,13 +78,7 @@ def _gpt2(config: Any) -> Shape:
     return Shape(
         **_widths(config),
         positions=config.max_position_embeddings,
-        block=(
-            Linear("query", h, h, True, "column"),
-            Linear("key, value", h, 2 * h, True, "kv"),
-            Linear("attention out", h, h, True, "row"),
-            Linear("mlp in", h, ffn, True, "column"),
-            Linear("mlp out", ffn, h, True, "row"),
-        ),
+        block=_plain_block(h, ffn, True),
         block_norm=4 * h,
         final_norm=2 * h,
         reductions=2,
@@ -91,13 +90,7 @@ def _gpt_neox(config: Any) -> Shape:
     return Shape(
         **_widths(config),
         positions=0,
-        block=(
-            Linear("query", h, h, bias, "column"),
-            Linear("key, value", h, 2 * h, bias, "kv"),
-            Linear("attention out", h, h, bias, "row"),
-            Linear("mlp in", h, ffn, True, "column"),
-            Linear("mlp out", ffn, h, True, "row"),
-        ),
+        block=_plain_block(h, ffn, bias),
         block_norm=4 * h,
         final_norm=2 * h,
         reductions=1 if config.use_parallel_residual else 2,
