@@ -13,7 +13,7 @@ from helpers.engine.errors import UserError
 from helpers.planner.audit import constants
 from helpers.planner.bill import failures
 from helpers.planner.hardware import catalog
-from helpers.planner.model import block_tensors
+from helpers.planner.model import block_tensors, eight_bits
 from helpers.planner.model.block_tensors import program
 from helpers.planner.published import models, posts, runs
 from helpers.planner.published.models import PublishedModel, published_shape
@@ -61,6 +61,12 @@ FILES = [
         lambda path: program("GPT-J", path),
         {"forward": {"inner": 4}},
         "forward: no field is called 'inner'",
+    ),
+    File(
+        eight_bits.EIGHT_BITS,
+        lambda path: read_table(path, eight_bits.EightBits),
+        {"operations": [1, 2, 3]},
+        "operations must have 2 values, not 3",
     ),
     File(runs.RUNS, runs.runs, {"model": "gpt-5"}, "no model 'gpt-5' in models.csv"),
     File(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision import float8
 from helpers.engine.trainer import Trainer
 
 ROWS, SEQ_LEN = 2, 64
@@ -82,6 +84,17 @@ def _bytes(tensor: torch.Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride()):
         elements *= size if stride else 1
     return elements * tensor.element_size()
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Products in 8 bits as a GPU has them, where a processor widens them, and bf16 beside them."""
+    low_dtype = ParallelPlan.low_dtype
+    with (
+        patch.object(ParallelPlan, "low_dtype", lambda plan, _: low_dtype(plan, "cuda")),
+        patch.object(float8, "_widened", float8._multiplied),
+    ):
+        yield
 
 
 @contextmanager

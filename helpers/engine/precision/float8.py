@@ -92,9 +92,15 @@ def _rounded(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Rounded:
 
 def product(a: Rounded, b: Rounded, dtype: torch.dtype) -> Tensor:
     """a [m, k] times b [k, n] of one scale, summed in at least float32."""
-    if a.values.device.type == "cpu":
-        wide = torch.promote_types(dtype, torch.float32)
-        return (a.values.to(wide) @ b.values.to(wide) * (a.inverse * b.inverse).to(wide)).to(dtype)
+    return (_widened if a.values.device.type == "cpu" else _multiplied)(a, b, dtype)
+
+
+def _widened(a: Rounded, b: Rounded, dtype: torch.dtype) -> Tensor:
+    wide = torch.promote_types(dtype, torch.float32)
+    return (a.values.to(wide) @ b.values.to(wide) * (a.inverse * b.inverse).to(wide)).to(dtype)
+
+
+def _multiplied(a: Rounded, b: Rounded, dtype: torch.dtype) -> Tensor:
     (m, k), n = a.values.shape, b.values.shape[1]
     left = _padded(a.values, -m % MULTIPLE, -k % MULTIPLE).contiguous()
     right = _padded(b.values.t(), -n % MULTIPLE, -k % MULTIPLE).contiguous().t()

@@ -199,6 +199,13 @@ def of_program(run: Run) -> str:
     return f"program {run.program}"
 
 
+def fitted_to() -> tuple[Run, ...]:
+    """The rows that constants are fitted to: not those in 8 bits or with rows split over ranks, of
+    which too much is assumed."""
+    plans = ((run, run.parallel_plan) for run in all_runs())
+    return tuple(run for run, plan in plans if plan.precision != "fp8" and plan.cp == 1)
+
+
 @cache
 def left_out(what: str, path: Path = LEFT_OUT) -> Values:
     """The values fitted to the rows of all sources, or programs, but this one."""
@@ -212,7 +219,7 @@ def fit_all(path: Path = LEFT_OUT) -> Iterator[str]:
     """Fit the constants to all rows, and to those of all sources, and of all programs, but one;
     write what they are without it, and say what they are with all.
     """
-    rows, start = list(all_runs()), current()
+    rows, start = list(fitted_to()), current()
     whole = fitted(rows, start)
     found = {"nothing": whole}
     at = residuals(rows, whole)

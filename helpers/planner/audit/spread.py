@@ -14,6 +14,7 @@ from helpers.planner.audit.constants import (
     CONSTANTS,
     TODAY,
     current,
+    fitted_to,
     left_out,
     of_program,
     predicted_s,
@@ -75,7 +76,8 @@ def between_generations() -> tuple[float, float]:
 
 def write() -> None:
     """Write ranges.csv anew."""
-    by_class = unseen_ratios(rows())
+    fitted = set(fitted_to())
+    by_class = unseen_ratios([row for row in rows() if row.run in fitted])
     faster, slower = between_generations()
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

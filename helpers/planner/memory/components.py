@@ -7,9 +7,13 @@ from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import CHUNK_BYTES
 from helpers.planner.cost import StateBytes
 from helpers.planner.memory.microbatches_in_flight import Flight, in_flight, in_halves
-from helpers.planner.model.block_tensors import INPUT, Widths
+from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
+from helpers.planner.model.widths import Widths
 
+# of the MLP's widest product in 8 bits: its input or gradient in float32 before and after it is
+# brought to one scale, and the gradient itself
+ROUNDED = Widths(ffn=5, up=0.5)
 # alive beside each other in a block's backward, and at its end
 GRADIENTS, LAST = Widths(inside=2, ffn=2), Widths(inside=4, query=1, kv=1)
 
@@ -20,7 +24,7 @@ def rank_states(job: Job, rank: int, tensor_rank: int = 0, shard_rank: int = 0) 
 
                           parameters       gradients     optimizer
         fp32              4                4             8
-        bf16, fp16        2                4             12
+        bf16, fp16, fp8   2                4             12
         the same, ZeRO-3  -                4             12    its float32 shards are the masters
 
     ZeRO-1 and 2 divide optimizer and summed gradients by dp_shard x cp, ZeRO-3 all three. With
@@ -43,6 +47,25 @@ def rank_states(job: Job, rank: int, tensor_rank: int = 0, shard_rank: int = 0) 
         gradients=4 * (own if sharded and not waiting else whole),
         optimizer=(12 if low else 8) * (own if sharded else whole),
     )
+
+
+def unsent_bytes(job: Job, rank: int) -> float:
+    """Gradients that come after their block's backward, which ZeRO-1 and 2 add up whole and send
+    when all are there.
+
+    Source: the engine's data_parallel/buckets.py.
+    """
+    sharded = job.plan.zero in (1, 2)
+    return 4 * job.parameters_of(rank) if sharded and in_halves(job, rank) else 0.0
+
+
+def sent_last_bytes(job: Job, rank: int) -> float:
+    """This rank's share of the first message of what waited so."""
+    if not unsent_bytes(job, rank):
+        return 0.0
+    matrix = _head(job) if job.rank_of[-1] == rank else _largest_matrix(job)
+    message = max(bucket_bytes(job, rank), job.sum_bytes * matrix)
+    return message / job.plan.shards
 
 
 def block_bytes(job: Job) -> float:
@@ -93,7 +116,8 @@ def activation_bytes(job: Job, rank: int, flight: Flight | None = None) -> float
     each = layers / len(job.stages_of(rank))
     whole = min(3, layers) if job.plan.offload else flight.whole * each
     halved = flight.halved * each * waiting_bytes(job) if flight.halved else 0.0
-    return whole * block_bytes(job) + halved
+    stays = 0.0 if job.plan.activation == "none" else _bytes(job, job.program.stays)
+    return whole * block_bytes(job) + halved + stays
 
 
 def waiting_bytes(job: Job) -> float:
@@ -105,7 +129,8 @@ def waiting_bytes(job: Job) -> float:
     shape = job.shape
     of_middle = 1 + shape.block[-2].outputs / shape.ffn  # a gate beside it makes it two
     whole = shape.norms + shape.reductions
-    return _bytes(job, Widths(inside=whole, query=2, kv=1, ffn=of_middle))
+    width = _bytes(job, Widths(inside=whole, query=2, kv=1, ffn=of_middle))
+    return width / 2 if job.plan.precision == "fp8" else width
 
 
 def loss_work_bytes(job: Job) -> float:
@@ -225,6 +250,9 @@ def working_bytes(job: Job, rank: int) -> float:
     kept_apart = in_halves(job, rank) if _sharded(job) else job.plan.precision != "fp32"
     of_matrix = job.element_bytes * _largest_matrix(job) if kept_apart else 0.0
     of_mlp = _bytes(job, GRADIENTS) + of_matrix
+    if job.plan.precision == "fp8" and not in_halves(job, rank):  # the matrix in 8 bits, and turned
+        matrix = _largest_matrix(job)
+        of_mlp = max(of_mlp + 2 * matrix, _bytes(job, ROUNDED) + matrix)
     of_attention = context_work_bytes(job) - _bytes(job, Widths(ffn=after_attention))
     if _sharded(job) and not in_halves(job, rank):  # the MLP's gradients wait for the block's end
         made = sum(linear.parameters for linear in job.shape.block[2:]) / job.plan.tp

@@ -16,7 +16,12 @@ import math
 from dataclasses import dataclass
 
 from helpers.planner.hardware.devices import CONTEXT_BYTES
-from helpers.planner.memory.components import activation_bytes, block_bytes, rank_states
+from helpers.planner.memory.components import (
+    activation_bytes,
+    block_bytes,
+    rank_states,
+    unsent_bytes,
+)
 from helpers.planner.memory.microbatches_in_flight import in_flight, put_off
 from helpers.planner.memory.step_events import stretches
 from helpers.planner.memory.timeline import Held, peak
@@ -103,7 +108,7 @@ def rank_memory(
     states = rank_states(job, rank)
     room = (limit_bytes - context_bytes) / (1 + FRAGMENTS) - states.parameters - states.optimizer
     most = Held()
-    for start, events in stretches(job, rank, states.gradients):
+    for start, events in stretches(job, rank, max(states.gradients, unsent_bytes(job, rank))):
         most = max(most, peak(start, events), key=sum)
         if sum(most) > room:
             break

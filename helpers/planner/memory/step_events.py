@@ -22,6 +22,7 @@ from helpers.planner.memory.components import (
     reduced_bytes,
     root_bytes,
     sent_bytes,
+    sent_last_bytes,
     stage_messages_bytes,
     swapped_bytes,
     table_work_bytes,
@@ -256,3 +257,5 @@ def _end(job: Job, rank: int, common: Common) -> Iterator[Stretch]:
         yield start, [hold("transients", table_work_bytes(job, rank))]
     if rank in (job.rank_of[0], job.rank_of[-1]):
         yield Held(gradients=common.gradients), [hold("transients", swapped_bytes(job))]
+    if in_halves(job, rank):
+        yield Held(gradients=common.gradients), [hold("transients", sent_last_bytes(job, rank))]

@@ -15,46 +15,13 @@ from pathlib import Path
 
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES
 from helpers.engine.errors import UserError
-from helpers.planner.shape.shape import Shape
+from helpers.planner.model.eight_bits import in_8_bits
+from helpers.planner.model.widths import NOTHING, Widths
 from helpers.tables import read_table
 
 PROGRAMS = Path(__file__).with_name("programs.json")
 KEEPS = ("none", "selective")  # policies whose kept tensors a program lists
 LIKE = "llama"  # most families that the engine lays out have its blocks
-
-
-@dataclass(frozen=True)
-class Widths:
-    """Numbers of elements of one token and one block, in tensors as wide as
-
-    outside: the hidden states between the layers that tp splits; sequence parallelism splits them.
-    inside: the hidden states where every tensor rank has them whole all the same.
-    query, kv, ffn: queries, keys and values together, the MLP's middle; tp splits them.
-    up: what the MLP's first layers make, twice the middle where one of them is a gate; as `ffn`.
-    scores: a row of attention scores of every head; tp splits them.
-    """
-
-    outside: float = 0
-    inside: float = 0
-    query: float = 0
-    kv: float = 0
-    ffn: float = 0
-    up: float = 0
-    scores: float = 0
-
-    def on(self, shape: Shape, tp: int, sequence_parallel: bool, seq_len: int) -> float:
-        """Elements of one token and one block on one tensor rank."""
-        part = 1 / tp
-        outside = self.outside * (part if sequence_parallel else 1)
-        key_value = 2 * shape.kv_heads * max(part, 1 / shape.kv_heads)
-        return (
-            (outside + self.inside) * shape.hidden
-            + self.query * part * shape.heads * shape.head_dim
-            + self.kv * key_value * shape.head_dim
-            + self.ffn * part * shape.ffn
-            + self.up * part * shape.block[-2].outputs
-            + self.scores * part * shape.heads * seq_len
-        )
 
 
 @dataclass(frozen=True)
@@ -91,6 +58,8 @@ class Program:
     kept: elements kept for the backward, for the policies `none` and `selective`.
     parameter_bytes: moved for each parameter in a backward in 16 bits: its gradient, into the dtype
         of sums.
+    weight_bytes: moved for each parameter in a forward, where weights are rounded there.
+    stays: kept of the last block alone, where blocks are computed again.
     attention: `one kernel`, or `scores` where these go through memory.
     products_reached, attention_reached: of what the generation's GPUs reach.
     fused_scores: masking and softmax are one kernel where samples times heads on a rank are a
@@ -131,6 +100,8 @@ class Program:
     generations: tuple[str, ...] = ()
     saves: bool = False
     parameter_bytes: float = 0
+    weight_bytes: float = 0
+    stays: Widths = NOTHING
     attention: str = "one kernel"
     products_reached: float = 1.0
     attention_reached: float = 1.0
@@ -182,6 +153,8 @@ def program(name: str, path: Path = PROGRAMS) -> Program:
 def program_of(family: str, precision: str) -> Program:
     """The engine's own way of computing a family's blocks; of a family that was not counted, that
     of the one that it is most like."""
+    if precision == "fp8":
+        return in_8_bits(program_of(family, "bf16"))
     rows = read_table(PROGRAMS, Program)
     counted = {row.family for row in rows}
     family = family if family in counted else LIKE
@@ -208,10 +181,15 @@ def program_for(
         saves: does the plan split sequences, or recompute in part?
 
     Raises:
-        UserError: there is no such program.
+        UserError: there is no such program, or it is not known how it multiplies 8 bits.
     """
     if name == "engine":
         return program_of(family, precision)
+    row = _by_others(name, generation, saves)
+    return in_8_bits(row) if precision == "fp8" else row
+
+
+def _by_others(name: str, generation: str, saves: bool) -> Program:
     rows = [row for row in read_table(PROGRAMS, Program) if not row.family]
     editions = [row for row in rows if name and row.edition_of == name]
     of_gpu = [row for row in editions if generation in row.generations] or editions[-1:]

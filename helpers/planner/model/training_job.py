@@ -26,7 +26,7 @@ from helpers.planner.shape.parameters import (
 )
 from helpers.planner.shape.shape import Shape
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 MOST = 100_000_000  # samples of a step, or tokens of a sequence: beyond all that was ever trained
 
 
@@ -199,9 +199,10 @@ def make_job(
     check_counts(batch, seq_len)
     shape = model_shape(model)
     check_length(shape, seq_len)
-    if plan.precision not in BYTES:
+    if plan.precision == "fp8" and not splittable(shape):
         raise UserError(
-            f"no formula knows precision={plan.precision}: dry_run counts its bytes and FLOPs"
+            "precision=fp8 needs blocks of attention and MLP as tp splits them, not "
+            f"{shape.family}'s"
         )
     check_stages(shape.layers, plan.stages)
     if plan.stage_layers is not None:

@@ -12,6 +12,7 @@ from helpers.planner.hardware.cluster import check_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.block_tensors import Program, program_for
+from helpers.planner.model.eight_bits import in_8_bits
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.planned import Choice
 from helpers.planner.shape.families import model_shape
@@ -80,7 +81,7 @@ def named_program(
     """The program that a name means for a plan on a cluster; a compiled plan has the engine's
     compiled blocks."""
     if isinstance(program, Program):
-        return program
+        return in_8_bits(program) if plan.precision == "fp8" else program
     if program == "engine" and plan.compile:
         program = "engine-compiled"
     saves = plan.sequence_parallel or plan.activation == "selective"

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from helpers.engine.memory.recomputing import group_size
 from helpers.planner.hardware.catalog import MICRO
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.model.block_tensors import Program, Widths
+from helpers.planner.model.block_tensors import Program
 from helpers.planner.model.training_job import Job
+from helpers.planner.model.widths import Widths
 from helpers.planner.shape.shape import Linear, Shape
 from helpers.planner.time.context_messages import shown_context_s
 from helpers.planner.time.messages import seconds
@@ -91,6 +92,16 @@ class Block(NamedTuple):
     def element_bytes(self) -> int:
         return 4 if self.precision == "fp32" else 2
 
+    @property
+    def factor_bytes(self) -> int:
+        """Of an element that a product reads."""
+        return 1 if self.precision == "fp8" else self.element_bytes
+
+
+def beside_products(precision: str) -> str:
+    """The dtype of arithmetic outside of the blocks' products: of attention, and of the head."""
+    return "bf16" if precision == "fp8" else precision
+
 
 # a search asks for thousands of plans that differ in other things
 @lru_cache(maxsize=4096)
@@ -99,7 +110,7 @@ def _computing_s(block: Block) -> tuple[float, float, float, float]:
     program, activation = block.program, block.activation
     products = _products(block)
     attention_forward_s, attention_backward_s = _attention_s(block)
-    others_s = _others_s(block, program.forward, program.operations[0])
+    others_s = _others_s(block, program.forward, program.operations[0], program.weight_bytes)
     sums_bytes = program.parameter_bytes if block.element_bytes == 2 else 0
     others_back_s = _others_s(block, program.backward, program.operations[1], sums_bytes)
     forward_s = products.forward_s + attention_forward_s + others_s
@@ -157,7 +168,7 @@ def _attention_s(block: Block) -> tuple[float, float]:
     both_s = attention_s(
         block.cluster,
         block.program,
-        block.precision,
+        beside_products(block.precision),
         block.tokens,
         block.seq_len,
         shape.heads / block.tp,
@@ -208,8 +219,8 @@ def _product_s(
         rows,
         inner,
         columns,
-        block.element_bytes,
-        result_bytes,
+        block.factor_bytes,
+        block.element_bytes if result_bytes is None else result_bytes,
         block.program.products_reached,
     )
 
@@ -289,7 +300,7 @@ def head_time(job: Job, cluster: Cluster) -> EndTime:
     first_s, *other_s = (
         product_s(
             cluster,
-            plan.precision,
+            beside_products(plan.precision),
             *sizes,
             job.element_bytes,
             reached=job.program.products_reached,

@@ -82,7 +82,28 @@ def tensor_messages(job: Job, rank: int) -> list[Message]:
         for row, count in counts
         if count
     ]
+    messages += _of_scales(job, rank)
     return messages + _of_loss(job) if last else messages
+
+
+def _of_scales(job: Job, rank: int) -> list[Message]:
+    """With products in 8 bits, whose scales ranks agree on: for each token that goes into a layer
+    that is split by inputs, and whose gradient comes into one that is split by outputs; and for
+    each matrix.
+
+    Source: the engine's precision/float8.py.
+    """
+    if job.plan.precision != "fp8":
+        return []
+    tp, numbers = job.plan.tp, 4 * job.tokens
+    blocks = job.layers_of(rank) * job.microbatches
+    rows = sum(linear.cut == "row" for linear in job.shape.block)
+    columns = len(job.shape.block) - rows
+    return [
+        Message("tp", "all_reduce", numbers, rows * blocks, tp, "blocks: scales", "forward"),
+        Message("tp", "all_reduce", numbers, columns * blocks, tp, "blocks: scales", "backward"),
+        Message("tp", "all_reduce", 4, (rows + columns) * blocks, tp, "blocks: scales", "forward"),
+    ]
 
 
 def _table(job: Job) -> tuple[Sent, ...]:

@@ -1,6 +1,6 @@
 """What a job would take on its machines, by the planner: memory, time and money."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -109,12 +109,8 @@ def words_of(model: Any, plan: ParallelPlan | None, where: Any, flags: Any) -> s
         return "no price with adapters: the planner's formulas are of full training"
     if plan is None or missing:
         return f"no price without {', '.join(missing) or 'a plan'}"
-    first = ""
-    if plan.precision == "fp8":
-        plan, first = replace(plan, precision="bf16"), "in bf16, for no formula prices 8 bits, it "
     try:
         sizes = [flags[name] for name in ("batch_size", "seq_len")]
-        found = price(model, plan, where.instance, where.nodes, *sizes, flags.get("steps"))
-        return f"{first}{found}"
+        return str(price(model, plan, where.instance, where.nodes, *sizes, flags.get("steps")))
     except UserError as error:
         return f"no price: {error}"

@@ -1,5 +1,6 @@
 """The dry run against real ranks, watched in the same way, and the formulas against the dry run."""
 
+import itertools
 import time
 from collections import Counter
 
@@ -297,3 +298,23 @@ def test_inside_of_another_group():
     with pretended(2), pytest.raises(UserError, match="leave the present one first"):
         dry_run(tiny.config("gptj"), ParallelPlan(), batch=ROWS, seq_len=SEQ_LEN)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("stage", "pp", "microbatches"), list(itertools.product((1, 2), (2, 4), (1, 2)))
+)
+def test_gradients_that_come_late_are_held_whole(stage, pp, microbatches):
+    """The last rank of zero-bubble has its gradients of weights when its backward is over, and
+    ZeRO-1 and 2 send what they add up only then: one set of them, in float32."""
+    config = published("llama2-7b", 8)
+    plan = ParallelPlan(
+        dp_shard=2,
+        pp=pp,
+        zero_stage=stage,
+        schedule="zero-bubble",
+        precision="bf16",
+        microbatches=microbatches,
+    )
+    job = make_job(config, plan, 2 * microbatches, 256)
+    dry = dry_run(config, plan, pp - 1, batch=2 * microbatches, seq_len=256)
+    assert rank_memory(job, pp - 1).allocated == pytest.approx(dry.peak_bytes, rel=0.03)
