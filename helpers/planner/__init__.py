@@ -40,6 +40,7 @@ HOMES = {
     "explain": "search.explain",
     "describe": "search.explain",
     "adapted_state": "model.adapters",
+    "Adapters": "model.adapters",
     "whole_bill": "bill.whole_bill",
     "compute_optimal": "bill.compute_optimal",
     "efficiencies": "scaling",

@@ -50,25 +50,30 @@ class Adapting:
                     f"zero_stage=3 shares 4-bit codes from torch 2.12 on, and this is "
                     f"{torch.__version__}: take a newer torch, or zero_stage=2"
                 )
-        if plan.tp > 1:
-            raise UserError(
-                f"tp={plan.tp} splits the matrices that adapters stand beside: "
-                "use dp_replicate, dp_shard, cp or pp with adapters"
-            )
-        if plan.precision == "fp8":
-            raise UserError("precision=fp8 trains whole matrices: take bf16 with adapters")
-        if plan.compile:
-            raise UserError("compile is not made for adapters: leave out one of the two")
-        if plan.splits_backward:
-            raise UserError(
-                f"the schedule {plan.schedule} puts off weight gradients, which a frozen base has "
-                "not: choose 1f1b, gpipe or interleaved with adapters"
-            )
-        if plan.stage_layers and 0 in plan.stage_layers:
-            raise UserError(
-                f"the partition {plan.partition} leaves a stage without layers, so without "
-                "adapters to train: give each stage a layer"
-            )
+        check_layout(plan)
+
+
+def check_layout(plan: ParallelPlan) -> None:
+    """Raise a UserError if adapters cannot be trained under a plan, whatever is installed."""
+    if plan.tp > 1:
+        raise UserError(
+            f"tp={plan.tp} splits the matrices that adapters stand beside: "
+            "use dp_replicate, dp_shard, cp or pp with adapters"
+        )
+    if plan.precision == "fp8":
+        raise UserError("precision=fp8 trains whole matrices: take bf16 with adapters")
+    if plan.compile:
+        raise UserError("compile is not made for adapters: leave out one of the two")
+    if plan.splits_backward:
+        raise UserError(
+            f"the schedule {plan.schedule} puts off weight gradients, which a frozen base has "
+            "not: choose 1f1b, gpipe or interleaved with adapters"
+        )
+    if plan.stage_layers and 0 in plan.stage_layers:
+        raise UserError(
+            f"the partition {plan.partition} leaves a stage without layers, so without "
+            "adapters to train: give each stage a layer"
+        )
 
 
 def load_adapted(

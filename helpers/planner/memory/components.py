@@ -140,18 +140,19 @@ def loss_work_bytes(job: Job) -> float:
 
     Source: the engine's models/chunked_loss.py; arXiv 2411.09009 (Cut Your Losses), section 4.
     """
-    return max(_chunk_bytes(job) + job.hidden_bytes, loss_gradients_bytes(job))
+    return max(chunk_bytes(job) + job.hidden_bytes, loss_gradients_bytes(job))
 
 
-def _chunk_bytes(job: Job) -> float:
+def chunk_bytes(job: Job) -> float:
+    """A chunk's exponentials, and the product for the head's gradient where it has one."""
     chunk = min(CHUNK_BYTES, 4 * job.tokens * job.vocab_rows)
-    return job.element_bytes * _head(job) + chunk
+    return chunk if job.adapters else job.element_bytes * _head(job) + chunk
 
 
 def loss_gradients_bytes(job: Job) -> float:
     """Backward: its gradients, brought to the arithmetic's dtype, while ZeRO-3 gathers a block."""
     copies = (job.element_bytes if job.element_bytes < 4 else 0) * _head(job)
-    made = 4 * _head(job) + max(_chunk_bytes(job), copies) if _made_late(job) else copies
+    made = 4 * _head(job) + max(chunk_bytes(job), copies) if _made_late(job) else copies
     return made + job.hidden_bytes + gathered_bytes(job)
 
 
@@ -248,6 +249,7 @@ def working_bytes(job: Job, rank: int) -> float:
         whole = _bytes(job, job.program.kept["none"]) * group_size(job.plan.activation)
         again = max(0.0, whole - block_bytes(job))
     kept_apart = in_halves(job, rank) if _sharded(job) else job.plan.precision != "fp32"
+    kept_apart = kept_apart and job.adapters is None
     of_matrix = job.element_bytes * _largest_matrix(job) if kept_apart else 0.0
     of_mlp = _bytes(job, GRADIENTS) + of_matrix
     if job.plan.precision == "fp8" and not in_halves(job, rank):  # the matrix in 8 bits, and turned

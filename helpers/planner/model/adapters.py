@@ -3,17 +3,69 @@
     state = adapted_state(load_config("falcon-40b"), rank=64, quantize=True, base_bytes=2)
     state.parameters, state.gradients, state.optimizer
 
-Counted from the model's shapes on the meta device, where tensors have no memory.
+Counted from the model's shapes on the meta device, where tensors have no memory. The planner's
+questions count the same from a Shape: `estimate(..., adapters=Adapters(rank=64, quantize="nf4"))`.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from helpers.engine.adapters.lora import add_adapters, trainable_parameters
 from helpers.engine.adapters.nf4 import linear_paths, nf4_bytes
-from helpers.engine.errors import need
+from helpers.engine.adapters.qlora import check_layout
+from helpers.engine.errors import UserError, need
+from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import StateBytes
+from helpers.planner.shape.shape import Shape
+
+FUSED = ("gpt2", "gpt_neox", "falcon")  # whose queries, keys and values are one layer
+APART = ("gptj", "llama")
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Adapters beside each linear layer of a frozen model's blocks.
+
+    quantize: `nf4` for a base in 4 bits, None for one in the plan's precision.
+    """
+
+    rank: int = 8
+    quantize: str | None = None
+
+    def check(self, shape: Shape, plan: ParallelPlan) -> None:
+        """Raise a UserError if the engine does not train them so, or they cannot be counted."""
+        if type(self.rank) is not int or self.rank < 1:
+            raise UserError(f"rank must be a whole number of at least 1, not {self.rank!r}")
+        if self.quantize not in (None, "nf4"):
+            raise UserError(f"quantize is 'nf4' or None, not {self.quantize!r}")
+        check_layout(plan)
+        if plan.offload:
+            raise UserError("no formula knows adapters with offload: leave offload out of the plan")
+        if shape.held or shape.family not in (*FUSED, *APART):
+            raise UserError(f"no formula knows the layers of {shape.family} that adapters stand at")
+
+    def parameters(self, shape: Shape) -> int:
+        """Of one block."""
+        return self.rank * sum(map(sum, matrices(shape)))
+
+    def matrix_bytes(self, shape: Shape, element_bytes: int) -> int:
+        """Of the frozen matrices of one block, as they are held."""
+        sizes = [inputs * outputs for inputs, outputs in matrices(shape)]
+        return sum(map(nf4_bytes, sizes)) if self.quantize else element_bytes * sum(sizes)
+
+
+def matrices(shape: Shape) -> list[tuple[int, int]]:
+    """Inputs and outputs of the linear layers of one block, each as the model's class has it."""
+    found = []
+    for linear in shape.block:
+        each = linear.name.count(",") + 1
+        found += [(linear.inputs, linear.outputs // each)] * each
+    if shape.family not in FUSED:
+        return found
+    query, key, value, *others = found
+    return [(query[0], query[1] + key[1] + value[1]), *others]
 
 
 def adapted_state(

@@ -14,6 +14,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.placement import axis_order
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.shape.families import model_shape
@@ -36,6 +37,7 @@ class Job:
 
     batch: samples of a step, over all ranks.
     program: how blocks are computed, see block_tensors.py.
+    adapters: what trains beside a frozen model; None where all of it does.
     """
 
     shape: Shape
@@ -43,6 +45,7 @@ class Job:
     batch: int
     seq_len: int
     program: Program
+    adapters: Adapters | None = None
 
     @property
     def rows(self) -> int:
@@ -161,6 +164,12 @@ class Job:
     def _end_parameters(self) -> dict[tuple[bool, bool], int]:
         return {where: elements(held, self.plan.tp, 0, 1, 0) for where, held in self._ends.items()}
 
+    def trained_of(self, rank: int) -> int:
+        """Parameters of a pipeline rank that train."""
+        if self.adapters is None:
+            return self.parameters_of(rank)
+        return self.layers_of(rank) * self.adapters.parameters(self.shape)
+
     def begin_parameters(self, rank: int) -> int:
         """Parameters of the embeddings on a pipeline rank."""
         return self._end_parameters[True, False] if self.rank_of[0] == rank else 0
@@ -183,12 +192,18 @@ class Job:
 
 
 def make_job(
-    model: Any, plan: ParallelPlan, batch: int, seq_len: int, program: Program | None = None
+    model: Any,
+    plan: ParallelPlan,
+    batch: int,
+    seq_len: int,
+    program: Program | None = None,
+    adapters: Adapters | None = None,
 ) -> Job:
     """The job of a model, a transformers configuration or its Shape.
 
     Args:
         program: another way of computing blocks than the engine's.
+        adapters: what trains beside a frozen model.
 
     Raises:
         UserError: the plan does not fit the model, the model has too few positions, or a number
@@ -209,7 +224,12 @@ def make_job(
         check_partition(plan.stage_layers, shape.layers, plan.stages)
     check_heads(shape, plan.tp)
     check_ulysses(shape, plan)
-    return Job(shape, plan, batch, seq_len, program or program_of(shape.family, plan.precision))
+    if adapters is not None:
+        if not isinstance(adapters, Adapters):
+            raise UserError(f"give adapters as Adapters(rank=8), not {adapters!r}")
+        adapters.check(shape, plan)
+    way = program or program_of(shape.family, plan.precision)
+    return Job(shape, plan, batch, seq_len, way, adapters)
 
 
 def check_counts(batch: int, seq_len: int) -> None:

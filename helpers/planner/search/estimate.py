@@ -10,7 +10,9 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import check_cluster
 from helpers.planner.hardware.devices import Cluster
+from helpers.planner.memory.adapted import adapted_fullest
 from helpers.planner.memory.peak import fullest
+from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_for
 from helpers.planner.model.eight_bits import in_8_bits
 from helpers.planner.model.training_job import Job, make_job
@@ -26,6 +28,7 @@ def estimate(
     batch: int,
     seq_len: int,
     program: str | Program = "engine",
+    adapters: Adapters | None = None,
 ) -> Choice:
     """Memory of the fullest rank, seconds of a step by part, tokens/s and dollars per token.
 
@@ -37,13 +40,15 @@ def estimate(
         program: who computes it: `engine`, `engine-compiled`, `megatron`, `torchtitan`,
             `llm-foundry` or another of model/programs.json; or a Program of your own. Memory is the
             engine's, but for what blocks keep.
+        adapters: LoRA or QLoRA beside a frozen model, Adapters(rank=64, quantize="nf4").
 
     Raises:
         UserError: the plan does not fit the model or the cluster's number of devices, or there is
             no such program.
     """
-    job = planned_job(model, plan, cluster, batch, seq_len, program)
-    memory = fullest(job, context_bytes=cluster.context_bytes)
+    job = planned_job(model, plan, cluster, batch, seq_len, program, adapters)
+    of_rank = fullest if adapters is None else adapted_fullest
+    memory = of_rank(job, context_bytes=cluster.context_bytes)
     return Choice(job, cluster, memory, step_time(job, cluster))
 
 
@@ -54,6 +59,7 @@ def planned_job(
     batch: int,
     seq_len: int,
     program: str | Program = "engine",
+    adapters: Adapters | None = None,
 ) -> Job:
     """The job that a question is about, once it makes sense.
 
@@ -65,7 +71,7 @@ def planned_job(
     way = None
     if isinstance(plan, ParallelPlan):
         way = named_program(program, shape.family, plan, cluster)
-    job = make_job(shape, plan, batch, seq_len, way)
+    job = make_job(shape, plan, batch, seq_len, way, adapters)
     if plan.world_size != cluster.devices:
         raise UserError(
             f"the plan has {plan.world_size} ranks ({plan.describe()}), but {cluster.nodes} x "

@@ -15,6 +15,7 @@ from helpers.planner.model.block_tensors import Program
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
 from helpers.planner.shape.shape import Linear, Shape
+from helpers.planner.time.adapted import adapted_s
 from helpers.planner.time.context_messages import shown_context_s
 from helpers.planner.time.messages import seconds
 from helpers.planner.time.roofline import attention_s, product_s
@@ -69,7 +70,10 @@ def block_time(job: Job, cluster: Cluster) -> BlockTime:
         job.uneven,
     )
     context_s = shown_context_s(job, cluster, *_attention_s(block))
-    return BlockTime(*_computing_s(block), *_messages_s(job, cluster), *context_s, *_host_s(block))
+    computing_s, host_s = _computing_s(block), _host_s(block)
+    if job.adapters is not None:
+        computing_s, host_s = adapted_s(job, cluster, computing_s, host_s)
+    return BlockTime(*computing_s, *_messages_s(job, cluster), *context_s, *host_s)
 
 
 class Block(NamedTuple):
@@ -309,6 +313,8 @@ def head_time(job: Job, cluster: Cluster) -> EndTime:
     )
     logits_s = tokens * rows * job.program.logit_bytes / cluster.memory_bytes_per_s
     messages = _end_messages_s(job, cluster, job.rank_of[-1], "head", "loss")
+    if job.adapters is not None:  # a frozen head has no gradient
+        other_s = other_s[:1]
     all_s = first_s + sum(other_s) + logits_s
     forward_s = all_s if job.program.gradients_in_loss else first_s + logits_s / 2
     host_s = ENDS[1] * start_s(cluster, job.program)

@@ -13,6 +13,7 @@ Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
 import math
 
 from helpers.engine.memory.recomputing import group_size
+from helpers.planner.memory.adapted import base_bytes, block_base_bytes
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.messages import Message
 
@@ -29,12 +30,12 @@ def data_messages(job: Job, rank: int) -> list[Message]:
 
 
 def _of_ddp(job: Job, rank: int) -> list[Message]:
-    gradients = job.parameters_of(rank) * job.sum_bytes
+    gradients = job.trained_of(rank) * job.sum_bytes
     return [_in_buckets(job, "dp", "all_reduce", gradients, 1, job.plan.dp, "last")]
 
 
 def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
-    plan, parameters = job.plan, job.parameters_of(rank)
+    plan, parameters = job.plan, job.trained_of(rank)
     axis, shards, copies = _shard_axis(job), plan.shards, plan.dp_replicate
     gradients = parameters * job.sum_bytes
     each_time = plan.zero == 2 and not plan.splits_backward
@@ -54,6 +55,11 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
     units = of_blocks + 1  # of blocks, and embedding with head, which stay for the backward
     parameters, gradients = count * job.element_bytes, count * job.sum_bytes
     blocks = layers * job.block_parameters * job.element_bytes
+    if job.adapters is not None:  # a base in 4 bits is gathered so
+        trained = job.trained_of(rank)
+        beside, gradients = trained * job.element_bytes, trained * job.sum_bytes
+        parameters = base_bytes(job, rank) + beside
+        blocks = layers * block_base_bytes(job) + beside
     # what is kept in float32 is summed over replicas once, what is not at every turn
     times, when = (1, "last") if job.sum_bytes == 4 else (m, "backward")
     share = gradients / shards

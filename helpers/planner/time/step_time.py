@@ -120,7 +120,7 @@ def optimizer_s(job: Job, cluster: Cluster, rank: int) -> float:
     Source: Loshchilov and Hutter 2019, algorithm 2; the engine's precision/optimizer.py.
     """
     plan = job.plan
-    updated = job.parameters_of(rank) / plan.shards
+    updated = job.trained_of(rank) / plan.shards
     moved = updated * (ADAM_BYTES + NORM_BYTES + (COPY_BYTES if job.element_bytes == 2 else 0))
     turns = 1.0
     if cluster.together is not None:
