@@ -29,11 +29,12 @@ def state_bytes(
     in_model = {local(p).untyped_storage()._cdata for p in model.parameters()}
     masters = [t for t in optimized if t.untyped_storage()._cdata not in in_model]
     state = [value for of_one in optimizer.state.values() for value in of_one.values()]
-    moments = [t for t in state if isinstance(t, Tensor) and t.dim()]
+    tensors = [t for t in state if isinstance(t, Tensor) and t.dim()]
+    moments = {t.untyped_storage()._cdata: t for t in tensors}.values()  # tables may be shared
     return {
         "parameters": sum(_bytes(local(p)) for p in model.parameters()) + magnitude_bytes(model),
         "gradients": gradient_bytes,
-        "optimizer": sum(map(_bytes, moments + masters)),
+        "optimizer": sum(map(_bytes, [*moments, *masters])),
     }
 
 

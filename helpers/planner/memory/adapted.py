@@ -18,6 +18,7 @@ from helpers.planner.memory.components import (
     stage_messages_bytes,
     working_bytes,
 )
+from helpers.planner.memory.moments import moments_bytes
 from helpers.planner.memory.peak import Memory
 from helpers.planner.model.adapters import matrices
 from helpers.planner.model.training_job import Job
@@ -33,16 +34,16 @@ def adapted_states(job: Job, rank: int) -> StateBytes:
     plan, element = job.plan, job.element_bytes
     trained = job.trained_of(rank)
     shards = plan.shards if plan.zero else 1
-    base = base_bytes(job, rank)
+    base, moments = base_bytes(job, rank), moments_bytes(job, rank, 0, shards, 0)
     if plan.zero == 3:
         own = trained / shards
-        return StateBytes(base / shards + 4 * own, 4 * own, 8 * own)
+        return StateBytes(base / shards + 4 * own, 4 * own, moments)
     low = element < 4
     waits = plan.zero == 1 and job.microbatches > 1
     return StateBytes(
         parameters=base + element * trained,
         gradients=4 * trained / (1 if waits else shards),
-        optimizer=(12 if low else 8) * trained / shards,
+        optimizer=moments + (4 if low else 0) * trained / shards,
     )
 
 

@@ -14,6 +14,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.placement import axis_order
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.optimizer import OPTIMIZERS
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.stage_layers import balanced_layers
@@ -38,6 +39,7 @@ class Job:
     batch: samples of a step, over all ranks.
     program: how blocks are computed, see block_tensors.py.
     adapters: what trains beside a frozen model; None where all of it does.
+    optimizer: of the engine's OPTIMIZERS.
     """
 
     shape: Shape
@@ -46,6 +48,7 @@ class Job:
     seq_len: int
     program: Program
     adapters: Adapters | None = None
+    optimizer: str = "adamw"
 
     @property
     def rows(self) -> int:
@@ -198,12 +201,14 @@ def make_job(
     seq_len: int,
     program: Program | None = None,
     adapters: Adapters | None = None,
+    optimizer: str = "adamw",
 ) -> Job:
     """The job of a model, a transformers configuration or its Shape.
 
     Args:
         program: another way of computing blocks than the engine's.
         adapters: what trains beside a frozen model.
+        optimizer: `adamw`, or `adamw8bit` with its moments in 8 bits.
 
     Raises:
         UserError: the plan does not fit the model, the model has too few positions, or a number
@@ -228,8 +233,10 @@ def make_job(
         if not isinstance(adapters, Adapters):
             raise UserError(f"give adapters as Adapters(rank=8), not {adapters!r}")
         adapters.check(shape, plan)
+    if optimizer not in OPTIMIZERS:
+        raise UserError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
     way = program or program_of(shape.family, plan.precision)
-    return Job(shape, plan, batch, seq_len, way, adapters)
+    return Job(shape, plan, batch, seq_len, way, adapters, optimizer)
 
 
 def check_counts(batch: int, seq_len: int) -> None:

@@ -29,6 +29,7 @@ def estimate(
     seq_len: int,
     program: str | Program = "engine",
     adapters: Adapters | None = None,
+    optimizer: str = "adamw",
 ) -> Choice:
     """Memory of the fullest rank, seconds of a step by part, tokens/s and dollars per token.
 
@@ -40,13 +41,14 @@ def estimate(
         program: who computes it: `engine`, `engine-compiled`, `megatron`, `torchtitan`,
             `llm-foundry` or another of model/programs.json; or a Program of your own. Memory is the
             engine's, but for what blocks keep.
+        optimizer: `adamw`, or `adamw8bit` as `--optimizer adamw8bit`.
         adapters: LoRA or QLoRA beside a frozen model, Adapters(rank=64, quantize="nf4").
 
     Raises:
         UserError: the plan does not fit the model or the cluster's number of devices, or there is
             no such program.
     """
-    job = planned_job(model, plan, cluster, batch, seq_len, program, adapters)
+    job = planned_job(model, plan, cluster, batch, seq_len, program, adapters, optimizer)
     of_rank = fullest if adapters is None else adapted_fullest
     memory = of_rank(job, context_bytes=cluster.context_bytes)
     return Choice(job, cluster, memory, step_time(job, cluster))
@@ -60,6 +62,7 @@ def planned_job(
     seq_len: int,
     program: str | Program = "engine",
     adapters: Adapters | None = None,
+    optimizer: str = "adamw",
 ) -> Job:
     """The job that a question is about, once it makes sense.
 
@@ -71,7 +74,7 @@ def planned_job(
     way = None
     if isinstance(plan, ParallelPlan):
         way = named_program(program, shape.family, plan, cluster)
-    job = make_job(shape, plan, batch, seq_len, way, adapters)
+    job = make_job(shape, plan, batch, seq_len, way, adapters, optimizer)
     if plan.world_size != cluster.devices:
         raise UserError(
             f"the plan has {plan.world_size} ranks ({plan.describe()}), but {cluster.nodes} x "

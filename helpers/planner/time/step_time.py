@@ -21,7 +21,8 @@ from helpers.planner.time.makespan import (
 from helpers.planner.time.overlapped_messages import late_data_s, shared_s
 from helpers.planner.time.stage_time import StageTime, stage_times, with_data_messages
 
-ADAM_BYTES = 28  # a parameter: reads weight, gradient, two moments; writes weight and moments
+# a parameter: reads weight, gradient, two moments; writes weight and moments
+ADAM_BYTES = {"adamw": 28, "adamw8bit": 16}
 NORM_BYTES = 12  # the gradient is read for its norm, read and written to be scaled
 COPY_BYTES = 6  # a float32 master is read, its copy in 16 bits written
 
@@ -121,7 +122,9 @@ def optimizer_s(job: Job, cluster: Cluster, rank: int) -> float:
     """
     plan = job.plan
     updated = job.trained_of(rank) / plan.shards
-    moved = updated * (ADAM_BYTES + NORM_BYTES + (COPY_BYTES if job.element_bytes == 2 else 0))
+    moved = updated * (
+        ADAM_BYTES[job.optimizer] + NORM_BYTES + (COPY_BYTES if job.element_bytes == 2 else 0)
+    )
     turns = 1.0
     if cluster.together is not None:
         turns = max(1.0, plan.world_size / cluster.together)
