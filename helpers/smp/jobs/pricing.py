@@ -7,6 +7,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.model.adapters import Adapters
 from helpers.planner.search.estimate import estimate
 
 GIB = 2**30
@@ -63,6 +64,7 @@ def price(
     batch: int,
     seq_len: int,
     steps: int | None = None,
+    adapters: Adapters | None = None,
 ) -> Price:
     """What a step takes.
 
@@ -70,13 +72,14 @@ def price(
         config: a preset's name, or a transformers configuration.
         instance: of EC2, with or without the service's `ml.`.
         batch: samples of a step, over all ranks.
+        adapters: what trains beside a frozen model.
 
     Raises:
         UserError: the plan does not fit the model or the machines, or nothing is known of these.
     """
     config = load_config(config) if isinstance(config, str) else config
     cluster = make_cluster(instance, nodes=nodes)
-    choice = estimate(config, plan, cluster, batch, seq_len)
+    choice = estimate(config, plan, cluster, batch, seq_len, adapters=adapters)
     dollars = choice.usd_per_token
     return Price(
         choice.memory.total,
@@ -105,12 +108,12 @@ def words_of(model: Any, plan: ParallelPlan | None, where: Any, flags: Any) -> s
         )
         if not there
     ]
-    if flags.get("lora_rank"):
-        return "no price with adapters: the planner's formulas are of full training"
     if plan is None or missing:
         return f"no price without {', '.join(missing) or 'a plan'}"
     try:
         sizes = [flags[name] for name in ("batch_size", "seq_len")]
-        return str(price(model, plan, where.instance, where.nodes, *sizes, flags.get("steps")))
+        rank, steps = flags.get("lora_rank"), flags.get("steps")
+        adapters = Adapters(rank, flags.get("quantize")) if rank else None
+        return str(price(model, plan, where.instance, where.nodes, *sizes, steps, adapters))
     except UserError as error:
         return f"no price: {error}"
