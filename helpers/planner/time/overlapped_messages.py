@@ -1,4 +1,4 @@
-"""Seconds of the data axes' messages that computing does not hide.
+"""Every message of a rank, and seconds of the data axes' that computing does not hide.
 
 ZeRO-3, ZeRO-2    in every micro-batch, beside its forward and backward
 DDP, ZeRO-1       once, beside the last backward; new parameters after the update
@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
+from helpers.planner.time.context_messages import context_messages
 from helpers.planner.time.data_messages import data_messages
 from helpers.planner.time.messages import Message, link_of, seconds
 from helpers.planner.time.pipeline_messages import pipeline_messages
-from helpers.planner.time.tensor_messages import shared_messages
+from helpers.planner.time.tensor_messages import shared_messages, tensor_messages
 
 
 class Beside(NamedTuple):
@@ -24,6 +25,18 @@ class Beside(NamedTuple):
     backward_s: float
     tensor_forward_s: float = 0.0
     tensor_backward_s: float = 0.0
+
+
+def rank_messages(job: Job, rank: int) -> list[Message]:
+    """All that pipeline rank `rank` sends in a step; its first tensor and data rank."""
+    messages = (
+        *tensor_messages(job, rank),
+        *context_messages(job, rank),
+        *shared_messages(job, rank),
+        *pipeline_messages(job, rank),
+        *data_messages(job, rank),
+    )
+    return [sent for sent in messages if sent.count and sent.payload_bytes and sent.ranks > 1]
 
 
 def shown_data_s(job: Job, cluster: Cluster, rank: int, beside: Beside) -> tuple[float, float]:

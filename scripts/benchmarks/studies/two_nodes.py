@@ -19,7 +19,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.nodes.network_namespaces import Link, joined
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.messages import Message
-from helpers.planner.time.step_messages import rank_messages
+from helpers.planner.time.overlapped_messages import rank_messages
 
 NODES = 2
 

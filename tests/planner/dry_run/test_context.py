@@ -16,7 +16,7 @@ from helpers.planner.memory.components import rank_states
 from helpers.planner.memory.peak import rank_memory
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.context_messages import context_messages
-from helpers.planner.time.step_messages import rank_messages
+from helpers.planner.time.overlapped_messages import rank_messages
 from tests.planner.dry_run.test_dry_run import published
 
 # widths that every degree divides, so nothing is padded but sequences

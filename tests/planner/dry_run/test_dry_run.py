@@ -30,7 +30,7 @@ from helpers.planner.memory.peak import rank_memory
 from helpers.planner.model.training_job import make_job
 from helpers.planner.search.search import search_plans
 from helpers.planner.shape.families import model_shape
-from helpers.planner.time.step_messages import rank_messages
+from helpers.planner.time.overlapped_messages import rank_messages
 from tests.support import tiny
 from tests.support.matrix import product
 from tests.support.ranks import mesh_of, pool
