@@ -1,7 +1,6 @@
 """The dry run against real ranks, watched in the same way, and the formulas against the dry run."""
 
 import itertools
-import time
 from collections import Counter
 
 import pytest
@@ -240,18 +239,16 @@ def test_any_rank_of_a_thousand():
 
 
 @pytest.mark.exhaustive
-def test_the_plan_found_for_175b_over_1024_gpus_runs_in_a_minute():
-    """Its fullest rank, with all of its layers and micro-batches, and what the formula says of it.
-    The minute is of the process."""
+def test_the_plan_found_for_175b_over_1024_gpus():
+    """Its fullest rank, with all of its layers and micro-batches, and what the formula says of it:
+    1.5 % less when this was written."""
     config, batch, seq_len = published("gpt3-175b", 96), 1536, 2048
     cluster = make_cluster("p4de.24xlarge", nodes=128)
     plan = search_plans(config, cluster, batch, seq_len).best.plan
     job = make_job(config, plan, batch, seq_len)
     allocated = [rank_memory(job, rank).allocated for rank in range(plan.pp)]
     fullest_rank = allocated.index(max(allocated))
-    began_s = time.process_time()
     dry = dry_run(config, plan, fullest_rank * plan.tp, batch=batch, seq_len=seq_len)
-    assert time.process_time() - began_s < 60
     assert max(allocated) == pytest.approx(dry.peak_bytes, rel=0.03)
 
 
