@@ -1,0 +1,114 @@
+"""A command line that stands in a shell's script, as its flags with their values and lines.
+
+Nothing is run: lines are joined where they end in \\, a variable that the script gives a text is
+put in its place (`$LAYERS`, `${LAYERS:-24}`, `"${ARGS[@]}"`), and words that begin with -- are
+flags. What a program of the shell would work out, $(...), stays as it stands, and so does a
+variable that is not given.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from helpers.engine.errors import UserError
+from helpers.entries.entry import Entry, checked, text_of
+
+GIVEN = re.compile(r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+USED = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}$]*))?\}|([A-Za-z_]\w*))")
+DEEPEST, LONGEST = 6, 2**17
+COMMAND_ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "<", "<<")
+
+
+def read_words(path: Path) -> list[Entry]:
+    """The flags of all commands of a script; a flag without a value is True, one with several is
+    their list.
+
+    Raises:
+        UserError: it cannot be read, or has no flags.
+    """
+    variables: dict[str, str] = {}
+    found: dict[str, Entry] = {}
+    for number, line in _joined(text_of(path)):
+        name, text = _given(line)
+        text = _put(text, variables)
+        if name:
+            before = variables.get(name, "") + " " if f"{name}+=" in line else ""
+            variables[name] = f"{before}{text}"[:LONGEST]
+        else:
+            found |= {one.path: one for one in _flags(path, text, number)}
+    if not found:  # a file that only says the arguments, as others take them in
+        for text in variables.values():
+            found |= {one.path: one for one in _flags(path, text, 0)}
+    if not found:
+        raise UserError(f"{path} has no command with flags")
+    return checked(path, list(found.values()))
+
+
+def _joined(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with those that go on in the next; an array's words are one line."""
+    whole, start = "", 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = re.sub(r"(^|\s)#.*", "", line).rstrip()
+        start = start if whole else number
+        whole = f"{whole} {line.removesuffix(chr(92))}" if whole else line.removesuffix(chr(92))
+        name, given = _given(whole.strip())
+        inside = bool(name) and (_open(given, "(", ")") or given.count('"') % 2)
+        if line.endswith("\\") or inside:
+            continue
+        if whole.strip():
+            yield start, whole.strip()
+        whole = ""
+    if whole.strip():
+        yield start, whole.strip()
+
+
+def _open(text: str, first: str, last: str) -> bool:
+    return text.startswith(first) and text.count(first) > text.count(last)
+
+
+def _given(line: str) -> tuple[str, str]:
+    """A variable's name and text; no name where the line is a command."""
+    found = GIVEN.fullmatch(line)
+    if not found:
+        return "", line
+    text = found[2].strip()
+    bare = text[1:-1] if text[:1] + text[-1:] in ('""', "''", "()") else text
+    if bare is text and re.search(r"\s--", text):  # NAME=value command --flag …
+        return "", line
+    return found[1], bare
+
+
+def _put(text: str, variables: dict[str, str]) -> str:
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[3]
+        return variables.get(name, found[2] if found[2] is not None else found[0])
+
+    for _ in range(DEEPEST):
+        text, before = USED.sub(value, text)[:LONGEST], text
+        if text == before:
+            break
+    return text
+
+
+def _flags(path: Path, text: str, line: int) -> Iterator[Entry]:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.replace('"', " ").replace("'", " ").split()
+    words = [part for word in words for part in (word.split() if " --" in f" {word}" else [word])]
+    flag, values = "", []
+    for word in [*words, "--"]:
+        if word.startswith("--") or word in COMMAND_ENDS:
+            if flag:
+                yield Entry(flag, _value(values), line)
+            name, equals, value = word.removeprefix("--").partition("=")
+            flag, values = (name if word.startswith("--") else ""), ([value] if equals else [])
+        elif flag:
+            values.append(word)
+
+
+def _value(words: list[str]) -> object:
+    if not words:
+        return True
+    return words[0] if len(words) == 1 else words
