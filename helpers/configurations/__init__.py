@@ -6,9 +6,10 @@
     found.refused            # the reason where there is no plan
 
 tables/ has every key of each program and what becomes of it, and programs.csv by which keys a file
-is one of theirs; keys.py reads a value as its row says, facts.py holds what the keys said, models.py
-makes a model's configuration of its sizes; programs/ turns facts into plans, and reading.py puts
-these together. report.py and __main__.py are the command, `python -m helpers.configurations FILE`.
+is one of theirs; keys.py reads a value as its row says, facts.py holds what the keys said,
+models.py makes a model's configuration of its sizes; programs/ turns facts into plans, and
+reading.py puts these together. report.py and __main__.py are the command,
+`python -m helpers.configurations FILE`.
 """
 
 from typing import Any

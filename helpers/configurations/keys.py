@@ -17,7 +17,9 @@ from helpers.tables import read_table
 TABLES = Path(__file__).parent / "tables"
 HOWS = ("left", "off", "same", "refused", "count", "degree", "number", "word", "switch", "choice")
 HOWS += ("given", "both")
-UNSAID = re.compile(r"\?\?\?|.*\$[\w{(@*].*", re.DOTALL)  # NeMo's «give it», and what refers outside
+UNSAID = re.compile(
+    r"\?\?\?|.*\$[\w{(@*].*", re.DOTALL
+)  # NeMo's «give it», and what refers outside
 MOST = 2**32
 
 
@@ -94,6 +96,8 @@ def unknown(program: str, path: str, value: Any) -> Judged:
     """The refusal of a key that nobody knows, with the nearest that there is."""
     if not value and any(row.key.startswith(f"{path}.") for row in keys(program)):
         return Judged(LEFT_OUT, "empty: as without it")
+    if path.startswith("$"):
+        return Judged(REFUSED, "its flags are not in the file", by_hand="write them out")
     names = [row.key for row in keys(program) if "*" not in row.key]
     last = {name.rpartition(".")[2]: name for name in names}
     near = get_close_matches(path, names, n=1, cutoff=0.75)
@@ -109,9 +113,11 @@ def judge(row: Key, value: Any) -> Judged:
     if value is None or value in ("", {}, []):
         return Judged(LEFT_OUT, "no value: as without it")
     if isinstance(value, str) and UNSAID.fullmatch(value):
-        if row.how in ("off", "same"):
+        if row.how in ("off", "same") or row.nearest == "--ranks":
             return Judged(LEFT_OUT, "its value is not in the file")
-        return Judged(REFUSED, f"its value is {value[:40]}, not in the file", by_hand="write it out")
+        return Judged(
+            REFUSED, f"its value is {value[:40]}, not in the file", by_hand="write it out"
+        )
     plain = str(value).lower()
     if plain == "auto" and plain not in row.choices:
         return Judged(LEFT_OUT, "auto: the script's own")
@@ -130,7 +136,9 @@ def judge(row: Key, value: Any) -> Judged:
 def _read(row: Key, value: Any, plain: str) -> Judged:
     if row.how in ("choice", "both") and plain in row.choices:
         ours = row.choices[plain]
-        return Judged(CONVERTED, row.words or f"{row.to} {ours}", fact=ours)
+        if not ours:
+            return Judged(LEFT_OUT, "off")
+        return Judged(CONVERTED, f"{row.to} {ours}", fact=ours)
     if row.how == "choice":
         known = row.words or f"there is {', '.join(row.choices)}"
         return Judged(REFUSED, f"{value!r:.60}: {known}", by_hand=row.nearest)

@@ -14,8 +14,15 @@ from pathlib import Path
 from helpers.engine.errors import UserError
 from helpers.entries.entry import Entry, checked, text_of
 
-GIVEN = re.compile(r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+GIVEN = re.compile(
+    r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL
+)
 USED = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}$]*))?\}|([A-Za-z_]\w*))")
+# flags that the script does not give: ${ARGS[@]}, $EXTRA_ARGS
+MORE = re.compile(
+    r"\$\{(?!\w*(?:PATH|BLEND))\w+\[[@*]\]\}|\$\{?\w*(ARGS|OPTS|OPTIONS|PARAMS|FLAGS)\}?$",
+    re.IGNORECASE,
+)
 DEEPEST, LONGEST = 6, 2**17
 COMMAND_ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "<", "<<")
 
@@ -45,15 +52,16 @@ def read_words(path: Path) -> list[Entry]:
     return checked(path, list(found.values()))
 
 
-def _joined(text: str) -> Iterator[tuple[int, str]]:
+def _joined(script: str) -> Iterator[tuple[int, str]]:
     """Lines with those that go on in the next; an array's words are one line."""
     whole, start = "", 0
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(script.splitlines(), start=1):
         line = re.sub(r"(^|\s)#.*", "", line).rstrip()
         start = start if whole else number
         whole = f"{whole} {line.removesuffix(chr(92))}" if whole else line.removesuffix(chr(92))
-        name, given = _given(whole.strip())
-        inside = bool(name) and (_open(given, "(", ")") or given.count('"') % 2)
+        found = GIVEN.fullmatch(whole.strip())
+        text = found[2].strip() if found else ""
+        inside = _open(text, "(", ")") or (text.startswith('"') and text.count('"') % 2)
         if line.endswith("\\") or inside:
             continue
         if whole.strip():
@@ -99,9 +107,16 @@ def _flags(path: Path, text: str, line: int) -> Iterator[Entry]:
     words = [part for word in words for part in (word.split() if " --" in f" {word}" else [word])]
     flag, values = "", []
     for word in [*words, "--"]:
-        if word.startswith("--") or word in COMMAND_ENDS:
+        if (
+            word.startswith("--")
+            or word.endswith(".py")
+            or word in COMMAND_ENDS
+            or MORE.match(word)
+        ):
             if flag:
                 yield Entry(flag, _value(values), line)
+            if MORE.match(word):
+                yield Entry(word, True, line)
             name, equals, value = word.removeprefix("--").partition("=")
             flag, values = (name if word.startswith("--") else ""), ([value] if equals else [])
         elif flag:
@@ -111,4 +126,6 @@ def _flags(path: Path, text: str, line: int) -> Iterator[Entry]:
 def _value(words: list[str]) -> object:
     if not words:
         return True
+    if words[0].startswith(("$(", "`")):  # what a program of the shell would work out
+        return f"${' '.join(words)}"
     return words[0] if len(words) == 1 else words

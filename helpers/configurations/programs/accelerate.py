@@ -32,7 +32,9 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
         return _with_precision(megatron.layout(facts, ranks, None), facts)
     if ranks is None:
         raise Asked("ranks")
-    degrees = _sized(facts, ranks) if any(facts.get(name) for name in SIZES) else _plain(facts, ranks)
+    degrees = (
+        _sized(facts, ranks) if any(facts.get(name) for name in SIZES) else _plain(facts, ranks)
+    )
     if kind == "NO" and ranks > 1:
         raise UserError(f"distributed_type NO is one process, and there are {ranks} ranks")
     cp = degrees.get("cp", 1)

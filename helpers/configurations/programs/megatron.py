@@ -30,7 +30,9 @@ def sizes(facts: Facts) -> Sizes | None:
         grouped = facts.get("groups")
         more = {"kv_heads": grouped, "head_dim": facts.get("head_dim")}
         return Sizes("llama", **common, **more, rope_theta=facts.get("rope_theta"))
-    plain = facts.get("mlp", "gelu") == "gelu" and facts.get("positions_are", "learned") == "learned"
+    plain = (
+        facts.get("mlp", "gelu") == "gelu" and facts.get("positions_are", "learned") == "learned"
+    )
     if rotary or swiglu or rms or not plain or facts.get("groups") or facts.get("head_dim"):
         return None
     return Sizes("gpt2", **common)
@@ -69,7 +71,7 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
         tp=tp,
         pp=pp,
         cp=cp,
-        cp_attention=facts.get("cp_attention", "ring"),
+        cp_attention=facts.get("cp_attention", "ring") if cp > 1 else "ring",
         sequence_parallel=bool(facts.get("sequence")) and tp > 1,
         precision="fp8" if facts.get("fp8") else precision,
         reduce_dtype="bf16" if facts.get("sums16") else sums,

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
     check_ranks(ranks, **degrees)
     batch, parts = batches(facts, replicas * shards)
     lost: list[str] = []
-    changes = _recomputing(facts, lost) | _pipeline(facts, pp, batch, replicas * shards, parts, model)
+    changes = _recomputing(facts, lost) | _pipeline(
+        facts, pp, batch, replicas * shards, parts, model
+    )
     eight = EIGHT_BITS.fullmatch(str(facts.get("converters", ""))) or facts.get("fp8")
     compiles = bool(facts.get("compile"))
     if compiles and changes["activation"] == "selective":
@@ -61,7 +64,7 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
         **degrees,
         zero_stage=_stage(facts, pp),
         sequence_parallel=tp > 1,
-        cp_attention=facts.get("cp_attention", "gather"),
+        cp_attention=facts.get("cp_attention", "gather") if cp > 1 else "ring",
         precision="fp8" if eight else facts.get("precision", "bf16"),
         reduce_dtype=facts.get("reduce_dtype", "fp32"),
         compile=compiles and changes["activation"] != "selective",
@@ -80,7 +83,7 @@ def _recomputing(facts: Facts, lost: list[str]) -> dict[str, Any]:
     mode, option = facts.get("recompute", "selective"), str(facts.get("option", "2"))
     if mode != "selective" or option == "op":
         return {"activation": mode}
-    if not option.isdecimal() or not 1 <= int(option[:9]):
+    if not option.isdecimal() or int(option[:9]) < 1:
         raise UserError(f"selective_ac_option is op or a number of blocks, not {option!r:.40}")
     if int(option[:9]) == 1:
         return {"activation": "full"}
@@ -138,7 +141,7 @@ def _split(given: Any, pp: int, schedule: str, model: Sizes | None) -> dict[str,
             "give --partition, layers of each stage"
         )
     starts = [0, *(int(one[1]) for one in found if one), model.layers]
-    layers = [after - before for before, after in zip(starts, starts[1:])]
+    layers = [after - before for before, after in pairwise(starts)]
     if len(layers) % pp or min(layers) < 1:
         raise UserError(f"split points make stages of {layers} layers for a pipeline of {pp}")
     virtual = len(layers) // pp
