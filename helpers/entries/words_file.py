@@ -127,5 +127,5 @@ def _value(words: list[str]) -> object:
     if not words:
         return True
     if words[0].startswith(("$(", "`")):  # what a program of the shell would work out
-        return f"${' '.join(words)}"
+        return f"$({' '.join(words)})"
     return words[0] if len(words) == 1 else words
