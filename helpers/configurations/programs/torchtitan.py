@@ -56,7 +56,6 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
     changes = _recomputing(facts, lost) | _pipeline(
         facts, pp, batch, replicas * shards, parts, model
     )
-    eight = EIGHT_BITS.fullmatch(str(facts.get("converters", ""))) or facts.get("fp8")
     compiles = bool(facts.get("compile"))
     if compiles and changes["activation"] == "selective":
         lost.append("compile: beside activation=selective the engine compiles nothing")
@@ -65,12 +64,29 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
         zero_stage=_stage(facts, pp),
         sequence_parallel=tp > 1,
         cp_attention=facts.get("cp_attention", "gather") if cp > 1 else "ring",
-        precision="fp8" if eight else facts.get("precision", "bf16"),
+        precision="fp8" if _eight_bits(facts) else facts.get("precision", "bf16"),
         reduce_dtype=facts.get("reduce_dtype", "fp32"),
         compile=compiles and changes["activation"] != "selective",
         **changes,
     )
     return Layout(plan, batch, lost, "torchtitan" if compiles else "torchtitan-eager")
+
+
+def _eight_bits(facts: Facts) -> bool:
+    """Do the blocks multiply in 8 bits?
+
+    Raises:
+        UserError: a converter does something else.
+    """
+    given = facts.get("converters", [])
+    names = given if isinstance(given, list) else str(given).split(",")
+    for name in names:
+        if str(name).strip() and not EIGHT_BITS.fullmatch(str(name)):
+            raise UserError(
+                f"model.converters: {name!s:.60} is not here, as MX formats: take float8"
+            )
+    dense = [name for name in names if str(name).strip() and "grouped" not in str(name)]
+    return bool(dense or facts.get("fp8"))
 
 
 def _stage(facts: Facts, pp: int) -> int:
