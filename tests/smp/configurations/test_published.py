@@ -1,4 +1,4 @@
-"""Published runs, their settings written as their own program's file: the layouts come out equal."""
+"""Published runs, their settings written as their own program's file: layouts come out equal."""
 
 from dataclasses import replace
 
