@@ -11,7 +11,9 @@ from helpers.smp.reading.catalogue import REFUSED
 
 # what helpers.train takes as it stands
 FLAGS = ("steps", "epochs", "lr", "weight_decay", "clip", "lr_schedule", "warmup", "optimizer")
-FLAGS += ("seed", "device", "checkpoint_every", "keep", "log_every", "data")
+FLAGS += ("seed", "device", "log_every")
+FROM_ZERO = ("seed", "warmup", "weight_decay")
+NO_CLIP = 1e9  # where others write 0 for off: no norm is larger
 
 
 class Asked(UserError):
@@ -60,7 +62,9 @@ class Facts:
     def flags(self) -> dict[str, Any]:
         """Flags of helpers.train but for the plan's, the batch's and the model's."""
         found = {name: self.values[name] for name in FLAGS if self.get(name) is not None}
-        return {name: value for name, value in found.items() if value != 0 or name == "seed"}
+        if found.get("clip") == 0:
+            found["clip"] = NO_CLIP
+        return {name: value for name, value in found.items() if value != 0 or name in FROM_ZERO}
 
     @property
     def refused(self) -> str:

@@ -162,8 +162,9 @@ def _switched(row: Key, value: Any, plain: str) -> Judged:
 def _number(row: Key, value: Any) -> Judged:
     number = _parsed(value)
     if row.how == "number":
-        fits = number is not None and 0 <= number < math.inf
-        wants = "a number of at least 0"
+        above = row.to in ("lr", "peak_lr")
+        fits = number is not None and (number > 0 if above else number >= 0)
+        wants = "a number above 0" if above else "a number of at least 0"
     else:
         least = 1 if row.how == "degree" else 0
         fits = number is not None and number == int(number) and least <= number < MOST

@@ -1,12 +1,11 @@
 """A TOML file as keys with their values and lines."""
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError
 from helpers.entries.entry import Entry, checked, text_of
 
 TABLE = re.compile(r"\s*\[([\w.\s\"'-]+)\]\s*(#.*)?")
@@ -17,12 +16,15 @@ def read_toml(path: Path) -> list[Entry]:
     """All keys of a file that have a value of their own: not those of other keys.
 
     Raises:
-        UserError: it cannot be read, or is no TOML (or this is Python 3.10 without tomli).
+        UserError: it cannot be read, or is no TOML, or this is Python 3.10.
     """
     text = text_of(path)
-    toml = need("tomllib" if sys.version_info >= (3, 11) else "tomli", "hf")
     try:
-        values = toml.loads(text)
+        import tomllib  # of Python's own since 3.11
+    except ModuleNotFoundError:
+        raise UserError(f"{path}: TOML is read by Python 3.11 and newer") from None
+    try:
+        values = tomllib.loads(text)
         entries = list(_entries(values, "", _lines(text)))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no TOML: {' '.join(str(error).split())[:120]}") from None

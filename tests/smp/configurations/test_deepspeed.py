@@ -88,3 +88,12 @@ def test_what_is_off_is_left_out(read):
     zero = {"stage": 1, "offload_param": {"device": "none", "pin_memory": True}}
     found = of(read, zero_optimization=zero, curriculum_learning={"enabled": False, "x": 1})
     assert found.plan is not None
+
+
+def test_zeros_stay_what_they_mean(read):
+    params = {"lr": 1e-4, "weight_decay": 0}
+    found = of(read, gradient_clipping=0, optimizer={"type": "AdamW", "params": params})
+    assert found.flags["weight_decay"] == 0  # helpers.train's own is not 0
+    assert found.flags["clip"] == 1e9  # off, as nothing is as large
+    found = of(read, optimizer={"type": "AdamW", "params": {"lr": 0}})
+    assert "a number above 0" in found.refused
