@@ -23,6 +23,7 @@ DIGITS = 20  # Python refuses to read numbers of thousands of digits
 A_YEAR_S = 365 * 86400
 REVIEWS = "reviews/train.tsv"
 BUNDLED = dict.fromkeys(BATCH_SIZE, REVIEWS) | {"instruct": "instructions/train.jsonl"}
+FIRST_SPEAKS_S = 2.0  # torchrun looks ten times a second whether a rank has left
 AUTO = Path("auto")  # --resume auto, for runs that are started again by machines
 
 
@@ -45,7 +46,7 @@ def refuse(message: str, code: int = 2) -> NoReturn:
     rank give that one time to speak; if it found nothing wrong, they speak themselves.
     """
     if not is_first():
-        time.sleep(5)
+        time.sleep(FIRST_SPEAKS_S)
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(code)
 

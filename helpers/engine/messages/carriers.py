@@ -1,7 +1,8 @@
-"""Sums, gathers and reduce-scatters over a group, by whoever carries them best.
+"""Sums, gathers and reduce-scatters over a group, and sends, by whoever carries them best.
 
 NCCL             between GPUs
 a board          between the processes of a machine without GPUs: shared_memory.py
+a mailbox        the same, for what one of a pipeline's ranks sends the next: mailboxes.py
 gloo's exchange  the same where there is no board, and a reduce-scatter between nodes
 gloo             between nodes
 """
@@ -15,8 +16,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.profiler import record_function
 
-from .boards import board_of, on_one_node
+from .boards import board_of
 from .gloo_exchange import Exchange, gather_by_pieces, scatter_by_pieces
+from .mailboxes import Mailbox, mailbox
+from .shared_files import on_one_node
 from .shared_memory import Board
 
 # torch 2.13 renamed them; the old names still work there but warn
@@ -141,6 +144,43 @@ class Shift:
             work.wait()
         self.works = []
         return self.received
+
+
+def send(x: Tensor, group: ProcessGroup, to: int, tag: int = 0) -> dist.Work:
+    """`x`, contiguous, on its way to rank `to` of the group; until it has left it must stay as it
+    is."""
+    box = mailbox(group, to) if x.device.type == "cpu" else None
+    if box is None or not box.has_room(x):
+        return dist.isend(x, group=group, group_dst=to, tag=tag)
+    with _carried("send", group, x):
+        box.put(x)
+    return Done()
+
+
+def receive(x: Tensor, group: ProcessGroup, source: int, tag: int = 0) -> dist.Work:
+    """What rank `source` of the group sent first of what was not received, on its way into `x`,
+    contiguous."""
+    box = mailbox(group, source) if x.device.type == "cpu" else None
+    if box is None:
+        return dist.irecv(x, group=group, group_src=source, tag=tag)
+    return Letter(box, x, group, tag)
+
+
+class Letter(dist.Work):
+    """A message that is taken out of a mailbox when it is waited for; of one group and sender they
+    are waited for in the order in which they were sent."""
+
+    def __init__(self, box: Mailbox, x: Tensor, group: ProcessGroup, tag: int) -> None:
+        super().__init__()
+        self.box, self.x, self.group, self.tag = box, x, group, tag
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self.box.wait():
+            dist.recv(self.x, group=self.group, group_src=self.box.peer, tag=self.tag)
+            return True
+        with _carried("receive", self.group, self.x):
+            self.box.get(self.x)
+        return True
 
 
 class Done(dist.Work):

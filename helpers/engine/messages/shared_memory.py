@@ -51,6 +51,8 @@ class Semaphore:
         """False where there was none to take for so long, or a signal came."""
         if self.libc.sem_trywait(self.at) == 0:
             return True
+        if not seconds:
+            return False
         until = time.time() + seconds
         moment = Timespec(int(until), int(until % 1 * 1e9))
         return self.libc.sem_timedwait(self.at, ctypes.byref(moment)) == 0
@@ -187,12 +189,21 @@ class Board:
         return list(self.slots[self.turn % SLOTS].view(like.dtype)[:, : _elements(like)])
 
     def _wait(self, semaphore: Semaphore, other: int) -> None:
-        until = time.monotonic() + self.timeout_s
-        while not semaphore.take(LOOK_S):
-            if not _lives(self.pids[other]):
-                raise RuntimeError(f"rank {other} of the group has ended")
-            if time.monotonic() > until:
-                raise RuntimeError(f"timed out after {self.timeout_s:g} s")
+        wait_for(semaphore, other, self.pids[other], self.timeout_s)
+
+
+def wait_for(semaphore: Semaphore, other: int, pid: int, timeout_s: float) -> None:
+    """Take it, once rank `other` of the group, whose process is `pid`, has given it.
+
+    Raises:
+        RuntimeError: that process has ended, or it takes too long.
+    """
+    until = time.monotonic() + timeout_s
+    while not semaphore.take(LOOK_S):
+        if not _lives(pid):
+            raise RuntimeError(f"rank {other} of the group has ended")
+        if time.monotonic() > until:
+            raise RuntimeError(f"timed out after {timeout_s:g} s")
 
 
 def _combine(terms: list[Tensor], combine: Combine, out: Tensor) -> None:

@@ -15,6 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..messages.boards import board_of
+from ..messages.carriers import receive, send
+from ..messages.mailboxes import neighbours, open_mailboxes
+
 Groups = dict[tuple[str, bool], dist.ProcessGroup]  # by kind, and from a lower rank to a higher?
 KINDS = ("F", "I")  # hidden states to the next stage, their gradients to the one before
 
@@ -61,14 +65,14 @@ class PipelineMessages:
             return
         self.sent = [(work, sent) for work, sent in self.sent if not work.is_completed()]
         tensor = tensor.contiguous()
-        self.sent.append((self._post(dist.isend, key, tensor, to), tensor))
+        self.sent.append((self._post(send, key, tensor, to), tensor))
 
     def expect(self, key: MessageKey, sender: int, make: Callable[[], Tensor]) -> None:
         """Post the receive of a message from pipeline rank `sender` into what `make` makes."""
         if sender == self.rank or key in self.inbox:
             return
         tensor = make()
-        work = self._post(dist.irecv, key, tensor, sender)
+        work = self._post(receive, key, tensor, sender)
         self.inbox[key] = Expected(tensor, work, self.groups[key.kind, sender < self.rank])
 
     def take(self, key: MessageKey) -> Tensor:
@@ -93,11 +97,9 @@ class PipelineMessages:
                 dist.recv(theirs, group=self.group, group_src=peer)
         return theirs
 
-    def _post(self, operation: Callable, key: MessageKey, tensor: Tensor, peer: int) -> dist.Work:
-        upwards = (self.rank < peer) == (operation is dist.isend)
-        group = self.groups[key.kind, upwards]
-        other = {"group_dst": peer} if operation is dist.isend else {"group_src": peer}
-        return operation(tensor, group=group, tag=KINDS.index(key.kind), **other)
+    def _post(self, call: Callable, key: MessageKey, tensor: Tensor, peer: int) -> dist.Work:
+        upwards = (self.rank < peer) == (call is send)
+        return call(tensor, self.groups[key.kind, upwards], peer, KINDS.index(key.kind))
 
 
 def message_groups(mesh: DeviceMesh) -> Groups:
@@ -111,6 +113,8 @@ def message_groups(mesh: DeviceMesh) -> Groups:
         _made[own] = _make_groups(mesh, own)
         for (_, upwards), group in _made[own].items():
             _connect(group, upwards, mesh.device_type)
+            if board_of(own) is not None:
+                open_mailboxes(group)
     return _made[own]
 
 
@@ -130,9 +134,8 @@ def _connect(group: dist.ProcessGroup, upwards: bool, device_type: str) -> None:
     made its own: a receive that is posted early would wait for a rank that waits for this one
     (pytorch issues 108378 and 136248).
     """
-    rank, size = group.rank(), group.size()
-    pairs = sorted({tuple(sorted((one, (one + 1) % size))) for one in range(size)})
-    for low, high in pairs:
+    rank = group.rank()
+    for low, high in neighbours(group.size()):
         if rank not in (low, high):
             continue
         hello = torch.zeros(1, device=device_type)

@@ -42,7 +42,7 @@ BOARD = shared_memory.__file__
 TORCH = str(Path(torch.__file__).parent) + os.sep
 COLLECTIVES = dist.distributed_c10d.__file__
 # of those, what no one calls by itself
-INSIDE = {"wrapper", "take"}
+INSIDE = {"wrapper", "take", "wait_for"}
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.files.random_weights import draw
 from helpers.engine.files.weights import tie, tied
 from helpers.engine.messages.boards import memory_of_boards
+from helpers.engine.messages.carriers import Done
 from helpers.engine.models.configurations import check_length
 from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline.messages import PipelineMessages, message_groups
@@ -175,16 +176,6 @@ def settle(model: nn.Module) -> None:
     must meet the ones that stay."""
     if isinstance(model, FSDPModule):
         model._get_fsdp_state()._lazy_init()
-
-
-class Done:
-    """A message that has arrived."""
-
-    def wait(self) -> None:
-        pass
-
-    def is_completed(self) -> bool:
-        return True
 
 
 def send_at_once(messages: PipelineMessages) -> None:

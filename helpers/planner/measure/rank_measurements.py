@@ -21,7 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from helpers.engine.messages.carriers import gather_single, scatter_single
+from helpers.engine.messages.carriers import (
+    all_reduce,
+    gather_single,
+    receive,
+    scatter_single,
+    send,
+)
+from helpers.engine.messages.mailboxes import open_mailboxes
 from helpers.engine.ranks import join, pick_device, run_and_leave
 from helpers.planner.hardware.catalog import gpus
 from helpers.planner.hardware.devices import OPERATION_S
@@ -120,8 +127,11 @@ def _operation_s(device: torch.device) -> float:
 def _link(kind: str, device: torch.device) -> Link:
     """Latency and bandwidth with which messages.message_s fits the measured seconds best: the least
     sum of squared relative errors over all sizes."""
-    ranks = 2 if kind == "send" else dist.get_world_size()
-    measured = [pace_s(_sender(kind, size, device), device) for size in SIZES]
+    if kind == "send":
+        ranks, measured = 2, _sending_s(device)
+    else:
+        ranks = dist.get_world_size()
+        measured = [pace_s(_sender(kind, size, device), device) for size in SIZES]
     messages = [Message("tp", kind, size, 1, ranks, "", "") for size in SIZES]
     # seconds / measured = latency * starts + sent / bytes_per_s should all be 1
     starts = [message_s(sent, Link(math.inf, 1.0)) / s for sent, s in zip(messages, measured)]
@@ -135,28 +145,35 @@ def _link(kind: str, device: torch.device) -> Link:
 
 
 def _sender(kind: str, size: int, device: torch.device) -> Callable[[], None]:
-    """One message of `size` bytes of payload; every second rank sends to its neighbour."""
-    world, rank = dist.get_world_size(), dist.get_rank()
+    """One message of `size` bytes of payload, carried as the engine's are."""
+    world = dist.get_world_size()
     elements = -(-size // 4 // world) * world
     whole = torch.ones(elements, device=device)
     part = whole[: elements // world].clone()
-    peer = rank ^ 1
-
-    def send() -> None:
-        if peer >= world:
-            return
-        if rank % 2:
-            dist.recv(whole, peer)
-        else:
-            dist.send(whole, peer)
-
     ways = {
-        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_reduce": lambda: all_reduce(whole),
         "all_gather": lambda: gather_single(whole, part),
         "reduce_scatter": lambda: scatter_single(part, whole),
-        "send": send,
     }
     return ways[kind]
+
+
+def _sending_s(device: torch.device) -> list[float]:
+    """Seconds of a message to a neighbour, by size: half of what there and back takes."""
+    there, back = dist.new_group(), dist.new_group()
+    for group in (there, back):
+        open_mailboxes(group)
+    peer = dist.get_rank() ^ 1
+    calls = [(send, there), (receive, back)]
+    if dist.get_rank() > peer:
+        calls = [(receive, there), (send, back)]
+
+    def there_and_back(x: torch.Tensor) -> None:
+        for call, group in calls if peer < dist.get_world_size() else ():
+            call(x, group, peer).wait()
+
+    tensors = [torch.ones(size // 4, device=device) for size in SIZES]
+    return [pace_s(lambda x=x: there_and_back(x), device) / 2 for x in tensors]
 
 
 def pace_s(

@@ -18,18 +18,19 @@ import torch.distributed as dist
 
 from helpers.engine.messages import carriers
 from helpers.engine.messages.boards import board_of, without_board
+from helpers.engine.messages.mailboxes import open_mailboxes
 from helpers.lab.calls.on_ranks import on_ranks
 
 SIZES = (2**16, 2**18, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole tensor
 RANKS = (2, 4, 8)
-KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "send")
 TURNS, TURN_BYTES = (5, 40), 2**28  # as many turns as move so many bytes, within bounds
 WARMUP = 2
 
 
 @dataclass(frozen=True)
 class Row:
-    """Median seconds of the slowest rank."""
+    """Median seconds of the slowest rank; of a send to the next rank, half of there and back."""
 
     ranks: int
     kind: str
@@ -58,21 +59,38 @@ def _cases() -> list[tuple[str, int]]:
 def _on_rank() -> list[tuple[float, float, float]]:
     """By case, this rank's medians: over gloo, on a board, of a copy."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_world_size()))
-    board, gloo = dist.new_group(), dist.new_group()
-    if board_of(board) is None:
+    board, gloo = [dist.new_group() for _ in range(2)], [dist.new_group() for _ in range(2)]
+    if board_of(board[0]) is None:
         raise RuntimeError("this machine has no shared memory for a board")
-    without_board(gloo)
+    for way in range(2):
+        open_mailboxes(board[way])
+        without_board(gloo[way])
     return [_medians(kind, size, gloo, board) for kind, size in _cases()]
 
 
-def _medians(kind: str, size: int, *groups: dist.ProcessGroup) -> tuple[float, ...]:
+Ways = list[dist.ProcessGroup]  # there, and back
+
+
+def there_and_back(x: torch.Tensor, ways: Ways) -> None:
+    """Between ranks 0 and 1, 2 and 3 and so on."""
+    there, back = ways
+    peer = dist.get_rank() ^ 1
+    calls = [(carriers.send, there), (carriers.receive, back)]
+    if dist.get_rank() > peer:
+        calls = [(carriers.receive, there), (carriers.send, back)]
+    for call, group in calls:
+        call(x, group, peer).wait()
+
+
+def _medians(kind: str, size: int, *groups: Ways) -> tuple[float, ...]:
     n = dist.get_world_size()
     whole = torch.zeros(size // 4)
     piece, other = whole[: len(whole) // n].clone(), torch.empty_like(whole)
-    calls: dict[str, Callable[[dist.ProcessGroup], Any]] = {
-        "all_reduce": lambda group: carriers.all_reduce(whole, group),
-        "all_gather": lambda group: carriers.gather_single(whole, piece, group),
-        "reduce_scatter": lambda group: carriers.scatter_single(piece, whole, group),
+    calls: dict[str, Callable[[Ways], Any]] = {
+        "all_reduce": lambda ways: carriers.all_reduce(whole, ways[0]),
+        "all_gather": lambda ways: carriers.gather_single(whole, piece, ways[0]),
+        "reduce_scatter": lambda ways: carriers.scatter_single(piece, whole, ways[0]),
+        "send": lambda ways: there_and_back(whole, ways),
     }
     ways = [lambda group=group: calls[kind](group) for group in groups]
     ways.append(lambda: other.copy_(whole))
@@ -83,7 +101,8 @@ def _medians(kind: str, size: int, *groups: dist.ProcessGroup) -> tuple[float, .
             began = time.perf_counter()
             way()
             if turn >= WARMUP:
-                taken.append(time.perf_counter() - began)
+                trips = 2 if kind == "send" and way is not ways[-1] else 1
+                taken.append((time.perf_counter() - began) / trips)
     return tuple(map(statistics.median, seconds))
 
 

@@ -1,6 +1,5 @@
 """When the search splits rows over ranks, when it does not, and how it says so."""
 
-import time
 from collections import Counter
 
 import pytest
@@ -14,6 +13,7 @@ from helpers.planner.search.layouts import context_degrees, unsharded_plans
 from helpers.planner.search.search import search_plans
 from helpers.train.arguments import parse
 from tests.planner.shapes import GPTJ_6B, gpt, llama
+from tests.planner.work import calls_of
 
 LLAMA3_8B = llama(4096, 32, 32, 8, 14336)
 GPT3 = gpt(12288, 96, 96, vocab=50257, positions=65536)
@@ -78,10 +78,11 @@ def test_every_way_that_is_tried_is_one_that_the_engine_takes():
         make_job(GPTJ_6B, ParallelPlan(cp=3, cp_attention="ulysses"), 8, 32768)
 
 
-def test_175b_over_1024_gpus_takes_less_than_3_seconds():
-    """Of the process, where every axis is tried; it takes 1.3 to 1.9 here."""
+def test_175b_over_1024_gpus_over_every_axis():
+    """7 million calls, which take 1.3 to 1.9 s here."""
     cluster = make_cluster("p4de.24xlarge", nodes=128)
-    began = time.process_time()
     found = search_plans(GPT3, cluster, batch=64, seq_len=65536)
-    assert time.process_time() - began < 3
     assert found.best.plan.cp > 1
+    first = "from tests.planner.search.test_context import GPT3, make_cluster, search_plans"
+    line = 'search_plans(GPT3, make_cluster("p4de.24xlarge", 128), batch=64, seq_len=65536)'
+    assert calls_of(line, first) < 10e6
