@@ -29,27 +29,39 @@ COMMAND_ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "<", "<<")
 
 def read_words(path: Path) -> list[Entry]:
     """The flags of all commands of a script; a flag without a value is True, one with several is
-    their list.
+    their list. One that has two values, and a variable that has, stand as they are: which of them
+    holds is for the shell to say.
 
     Raises:
         UserError: it cannot be read, or has no flags.
     """
     variables: dict[str, str] = {}
-    found: dict[str, Entry] = {}
+    open_ones: set[str] = set()
+    found: list[Entry] = []
     for number, line in _joined(text_of(path)):
         name, text = _given(line)
-        text = _put(text, variables)
         if name:
-            before = variables.get(name, "") + " " if f"{name}+=" in line else ""
-            variables[name] = f"{before}{text}"[:LONGEST]
+            _set(variables, open_ones, line, name, text)
         else:
-            found |= {one.path: one for one in _flags(path, text, number)}
+            found += _flags(path, _put(text, variables), number)
     if not found:  # a file that only says the arguments, as others take them in
-        for text in variables.values():
-            found |= {one.path: one for one in _flags(path, text, 0)}
+        found = [one for text in variables.values() for one in _flags(path, text, 0)]
     if not found:
         raise UserError(f"{path} has no command with flags")
-    return checked(path, list(found.values()))
+    return checked(path, list({(one.path, repr(one.value)): one for one in found}.values()))
+
+
+def _set(variables: dict[str, str], open_ones: set[str], line: str, name: str, text: str) -> None:
+    """Take a variable's text; forget one that is given two that do not build on each other."""
+    builds = any(name in used.groups() for used in USED.finditer(text))
+    whole = _put(text, variables)[:LONGEST]
+    if f"{name}+=" in line:
+        whole = f"{variables.get(name, '')} {whole}"[:LONGEST]
+    elif name in open_ones or (not builds and variables.get(name, whole) != whole):
+        open_ones.add(name)
+        variables.pop(name, None)
+        return
+    variables[name] = whole
 
 
 def _joined(script: str) -> Iterator[tuple[int, str]]:

@@ -63,6 +63,8 @@ def test_a_script(read):
         ("--bf16", "--bf16 --tensor-model-paralel-size 2", "no key tensor-model-paralel-size"),
         ("--bf16", "--bf16 ${EXTRA_ARGS}", "its flags are not in the file"),
         ("--bf16", "--bf16 --fp16", "exclude each other"),
+        ("TP=4", "if [ $1 ]; then\nTP=4\nelse\nTP=2\nfi", "its value is $TP, not in the file"),
+        ("--bf16", "--bf16 --lr 1e-4", "one thing in two ways"),
         ("TP=4", "TP=3", "does not divide 16 ranks"),
         ("--global-batch-size 64", "--global-batch-size 63", "63 does not divide by 4"),
     ],
