@@ -34,8 +34,9 @@ def engine(name: str, title: str, **plan: Any) -> Peer:
 
 
 def over_gloo(name: str, **plan: Any) -> Peer:
-    """The peer above it, with messages by gloo in place of shared memory."""
-    peer = engine(name, "the same, messages over gloo", **plan)
+    """The peer of that name, with messages by gloo in place of shared memory."""
+    whose = name.removesuffix("-gloo")
+    peer = engine(name, f"{whose}, messages over gloo", **plan)
     return replace(peer, options={**peer.options, "gloo": True})
 
 
@@ -99,6 +100,7 @@ def torch_pipeline(schedule: str, microbatches: int) -> Peer:
 PIPELINE = (
     ONE,
     *(pipeline("1f1b", m) for m in (2, 4, 8, 16)),
+    over_gloo("1f1b-8-gloo", pp=2, schedule="1f1b", microbatches=8),
     *(pipeline(name, 8) for name in ("naive", "gpipe", "interleaved", "zero-bubble")),
     torch_pipeline("gpipe", 8),
     torch_pipeline("1f1b", 8),
