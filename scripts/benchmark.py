@@ -10,6 +10,7 @@
     python scripts/benchmark.py plan                # the planner's pick among all layouts, 4 ranks
     python scripts/benchmark.py long                # context parallelism by length, Llama, 2 x 256
     python scripts/benchmark.py messages            # gloo and shared memory, by size, 2 to 8 ranks
+    python scripts/benchmark.py small-step          # where a step of tens of ms goes, by layout
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
 and take turns, so that what else the machine does meets all of them alike. The share of one process
@@ -42,6 +43,7 @@ from benchmarks.studies import (
     naive_split,
     predicted,
     regret,
+    small_step,
     two_nodes,
 )
 
@@ -55,6 +57,7 @@ OTHER_SIZES = {
     "compile": {"layers": 6, "hidden": 384, "heads": 6},
     "plan": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 2048, "seq": 256, "batch": 4},
     "long": {"layers": 2, "hidden": 256, "heads": 4, "vocab": 2048, "batch": 1},
+    "small-step": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 2048, "seq": 128, "batch": 4},
 }
 RANKS = 4  # of `plan`
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
@@ -221,6 +224,19 @@ def _messages() -> dict[str, Any]:
     return {"rows": [messages.to_dict(row) for row in rows]}
 
 
+def _small_step(args: argparse.Namespace) -> dict[str, Any]:
+    sizes = {
+        "num_hidden_layers": args.layers,
+        "hidden_size": args.hidden,
+        "num_attention_heads": args.heads,
+        "vocab_size": args.vocab,
+    }
+    found = small_step.measure(sizes, args.batch, args.seq, say)
+    print(f"\ngptj: {args.layers} layers of {args.hidden}, batch {args.batch} × {args.seq}\n")
+    print(small_step.table(found))
+    return {"layouts": found}
+
+
 def say(text: str) -> None:
     """Progress, out of the table's way."""
     print(text, file=sys.stderr, flush=True)
@@ -253,9 +269,10 @@ def main() -> None:
             print(f"{peer.name:20} {peer.title.strip('*')}")
         return
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    alone = {"messages": _messages, "small-step": partial(_small_step, args)}  # of no peers
     try:
-        if args.benchmark == "messages":
-            results = [_messages()]
+        if args.benchmark in alone:
+            results = [alone[args.benchmark]()]
         else:
             results = [run(args, name) for name in registry.FAMILIES if name in args.families]
     except UserError as error:

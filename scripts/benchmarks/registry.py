@@ -182,4 +182,5 @@ BENCHMARKS = {
     "long": LONG,
     "plan": (),  # its layouts are those that a search looks at
     "messages": (),  # trains nothing
+    "small-step": (),  # layouts of the engine alone
 }

@@ -25,7 +25,8 @@ FOLDERS = sorted(
 )
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 # from the ground up: a top folder imports itself and those before it
-ORDER = ("engine", "tables", "text", "trace", "watch", "planner", "smp", "train", "lab", "leave")
+ORDER = ("engine", "tables", "entries", "text", "trace", "watch", "planner", "smp", "train", "lab")
+ORDER += ("leave", "configurations")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))

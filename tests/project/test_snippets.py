@@ -20,9 +20,8 @@ import pytest
 from tests.lab.comparison.test_compare import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
-FACES = [
-    f"helpers{room}" for room in ("", ".engine", ".text", ".trace", ".planner", ".lab", ".leave")
-]
+ROOMS = ("engine", "text", "trace", "planner", "lab", "leave", "configurations")
+FACES = ["helpers", *(f"helpers.{room}" for room in ROOMS)]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.ranks import pool
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "measure"))
-from small_step import PARTS, step_parts
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from benchmarks.studies.small_step import PARTS, step_parts
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from helpers.engine.errors import UserError, need
 from helpers.engine.plan import ParallelPlan
+from helpers.entries.entry import Entry
+from helpers.entries.yaml_file import read_yaml
 from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.configuration import read_smp_config
 from helpers.smp.jobs.distributions import Layout, Machines, check_products
@@ -16,7 +18,6 @@ from helpers.smp.jobs.job import Job
 from helpers.smp.jobs.lines import Line
 from helpers.smp.reading.sources import Place
 from helpers.smp.recipes.readings import OF_GPUS, Readings, keys
-from helpers.smp.recipes.yaml_file import Entry, read_yaml
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent

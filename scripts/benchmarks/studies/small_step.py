@@ -1,6 +1,4 @@
-"""What a small step spends its time on: a table by part, for one process, tp, pp and ZeRO-3.
-
-    python scripts/measure/small_step.py --model gptj-tiny --layers 4 --hidden 128 --batch-size 4
+"""What a small step spends its time on: by part, for one process, tp, pp and ZeRO-3.
 
 Every rank has a thread of its own. A part is the time of torch's operations themselves, each
 counted without those that it calls, on rank 0; `messages` are those and waiting for them; what is
@@ -9,12 +7,13 @@ lines. The profiler makes each operation longer by a microsecond or so; the part
 seconds of steps without it.
 """
 
-import argparse
-import os
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from statistics import median
 
+import cloudpickle
 import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
@@ -25,7 +24,6 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.lab.calls.on_ranks import on_ranks
-from helpers.train.arguments import whole
 
 LAYOUTS = {
     "one process": {},
@@ -85,28 +83,24 @@ def step_parts(
     return step_s, {part: spent[part] * step_s / profiled_s for part in PARTS}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="gptj-tiny")
-    for name, size in (("layers", 4), ("hidden", 128), ("heads", 4), ("seq-len", 128)):
-        parser.add_argument(f"--{name}", type=whole, default=size)
-    parser.add_argument("--batch-size", type=whole, default=4)
-    args = parser.parse_args()
-    sizes = {
-        "num_hidden_layers": args.layers,
-        "hidden_size": args.hidden,
-        "num_attention_heads": args.heads,
-    }
-    print(f"ms of a step of {args.batch_size} x {args.seq_len} tokens, {os.cpu_count()} cores\n")
-    print("| layout | step |", " | ".join(PARTS), "|")
-    print("|---" * (2 + len(PARTS)) + "|")
+def measure(
+    sizes: dict[str, int], batch: int, seq: int, say: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
+    """By layout: seconds of a step of GPT-J, and of its parts."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks do not find this file
+    found = {}
     for name, degrees in LAYOUTS.items():
+        say(name)
         ranks = ParallelPlan(**degrees).world_size
-        given = (args.model, sizes, args.batch_size, args.seq_len, degrees)
+        given = ("gptj-tiny", sizes, batch, seq, degrees)
         step_s, parts = on_ranks(step_parts, *given, nproc=ranks, timeout_s=300)[0]
-        cells = (f"{1e3 * seconds:.1f}" for seconds in (step_s, *parts.values()))
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        found[name] = {"step": step_s, **parts}
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def table(found: dict[str, dict[str, float]]) -> str:
+    head = ("step", *PARTS)
+    lines = [f"| ms | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
+    for name, seconds in found.items():
+        lines.append(f"| {name} | {' | '.join(f'{1e3 * seconds[part]:.1f}' for part in head)} |")
+    return "\n".join(lines)

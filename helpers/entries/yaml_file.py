@@ -2,26 +2,15 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError, need
+from helpers.entries.entry import LONGEST_PATH, Entry, checked, text_of
 
 REFERENCE = re.compile(r"\$\{([^{}]+)\}")
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
-MOST_BYTES = 2**20
-MOST_KEYS = 5000
 DEPTH = 10  # of references that refer to references
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A key by its path, `model.optim.lr`, its value, and its line."""
-
-    path: str
-    value: Any
-    line: int
 
 
 def read_yaml(path: Path) -> list[Entry]:
@@ -30,23 +19,25 @@ def read_yaml(path: Path) -> list[Entry]:
     Raises:
         UserError: it cannot be read, or is no mapping of names.
     """
+    return of_yaml(path, text_of(path))
+
+
+def of_yaml(path: Path, text: str) -> list[Entry]:
+    """The keys of a text that stands in a file.
+
+    Raises:
+        UserError: as read_yaml.
+    """
     yaml = need("yaml", "hf")
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UserError(f"{path} is larger than any recipe")
-        text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if not isinstance(node, yaml.MappingNode):
-            raise UserError(f"{path} is no recipe: it has no keys")
-        loader = yaml.SafeLoader(text)
-        entries = list(_entries(yaml, loader, node, ""))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError, UnicodeDecodeError) as error:
+        there = isinstance(node, yaml.MappingNode)
+        entries = list(_entries(yaml, yaml.SafeLoader(text), node, "")) if there else []
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())[:120]}") from None
-    if len(entries) > MOST_KEYS:
-        raise UserError(f"{path} has more keys than any recipe")
-    values = {entry.path: entry.value for entry in entries}
+    if not entries:
+        raise UserError(f"{path} is no recipe or configuration: it has no keys")
+    values = {entry.path: entry.value for entry in checked(path, entries)}
     return [Entry(one.path, _followed(one.value, one.path, values), one.line) for one in entries]
 
 
@@ -60,7 +51,7 @@ def _entries(yaml: Any, loader: Any, node: Any, path: str) -> Iterator[Entry]:
         if name in seen:
             raise ValueError(f"{name} stands twice, in line {line} too")
         seen.add(name)
-        if len(name) > 500:
+        if len(name) > LONGEST_PATH:
             raise ValueError("keys are nested too deeply")
         if isinstance(value, yaml.MappingNode) and value.value:
             yield from _entries(yaml, loader, value, name)

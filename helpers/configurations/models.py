@@ -1,0 +1,62 @@
+"""A model's sizes as a transformers configuration."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from helpers.engine.errors import UserError, need
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that a file states, or that a name in it stands for.
+
+    kv_heads: as many as heads where not given. ffn: four times the width where not given.
+    hub: where the model's configuration is, for helpers.train --model.
+    """
+
+    model_type: str = "llama"
+    hidden: int = 0
+    layers: int = 0
+    heads: int = 0
+    vocab: int = 0
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    positions: int | None = None
+    rope_theta: float | None = None
+    tied: bool = False
+    hub: str = ""
+    source: str = ""
+
+    def config(self) -> Any:
+        """The model's configuration.
+
+        Raises:
+            UserError: the sizes do not fit each other.
+        """
+        if not self.heads or self.hidden % self.heads:
+            raise UserError(f"{self.heads} heads do not divide a width of {self.hidden}")
+        given = {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "vocab_size": self.vocab,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": self.positions,
+        }
+        ffn = self.ffn or 4 * self.hidden
+        if self.model_type == "gpt2":
+            given |= {"n_inner": ffn}
+        else:
+            given |= {
+                "num_key_value_heads": self.kv_heads or self.heads,
+                "head_dim": self.head_dim,
+                "intermediate_size": ffn,
+                "rope_theta": self.rope_theta,
+            }
+        known = {name: value for name, value in given.items() if value is not None}
+        transformers = need("transformers", "hf")
+        try:
+            return transformers.AutoConfig.for_model(self.model_type, **known)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"no configuration: {' '.join(str(error).split())[:120]}") from None

@@ -1,0 +1,86 @@
+"""DeepSpeed's JSON files as plans."""
+
+from typing import Any
+
+from helpers.configurations.facts import Asked, Facts, Layout, batches, left_over
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+
+
+def sizes(facts: Facts) -> None:
+    """A configuration of DeepSpeed says nothing of the model."""
+
+
+def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
+    """The plan.
+
+    Raises:
+        UserError: what the file asks for cannot be kept, in one line.
+    """
+    tp, pp, cp = (facts.get(name, 1) for name in ("tp", "pp", "cp"))
+    dp = left_over(ranks or _ranks(facts, tp * pp * cp), tp=tp, pp=pp, cp=cp)
+    lost: list[str] = []
+    degrees = shared(facts, dp, lost)
+    batch, parts = batches(facts, dp)
+    offload = bool(facts.get("offload"))
+    plan = ParallelPlan(
+        **degrees,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        cp_attention="ulysses" if cp > 1 else "ring",
+        zero_stage=facts_stage(facts),
+        precision=_precision(facts),
+        reduce_dtype=facts.get("reduce_dtype", "fp32"),
+        activation="full" if offload else "none",
+        offload=offload,
+        compile=bool(facts.get("compile")),
+        microbatches=parts if parts > 1 or pp > 1 else 0,
+    )
+    facts.values.setdefault("lr", facts.get("peak_lr"))
+    return Layout(plan, batch, lost)
+
+
+def _ranks(facts: Facts, others: int) -> int:
+    """Of a file that says the whole batch and all its parts."""
+    batch, micro, parts = (facts.get(name) for name in ("batch", "micro", "accumulation"))
+    if not (batch and micro and parts):
+        raise Asked("ranks")
+    if batch % (micro * parts):
+        words = f"{micro} a micro-batch x {parts} micro-batches"
+        raise UserError(f"a batch of {batch} does not divide by {words}")
+    return batch // (micro * parts) * others
+
+
+def facts_stage(facts: Facts) -> int:
+    """The plan's stage of ZeRO; 3, which is the plan's own, where nothing is shared."""
+    return int(facts.get("zero", 0)) or 3
+
+
+def shared(facts: Facts, dp: int, lost: list[str]) -> dict[str, int]:
+    """The data ranks as replicas and as ranks that share state."""
+    if not facts_shares(facts):
+        return {"dp_replicate": dp, "dp_shard": 1}
+    inside, hpz = facts.get("inside"), facts.get("hpz", 1)
+    if inside is None and hpz > 1:
+        inside = hpz
+        lost.append("zero_hpz_partition_size: its optimizer's state is shared by all data ranks")
+    if inside is None:
+        return {"dp_replicate": 1, "dp_shard": dp}
+    if dp % inside:
+        raise UserError(f"{inside} ranks that share state do not divide {dp} data ranks")
+    return {"dp_replicate": dp // inside, "dp_shard": inside}
+
+
+def facts_shares(facts: Facts) -> bool:
+    """Is ZeRO on?"""
+    return int(facts.get("zero", 0)) > 0
+
+
+def _precision(facts: Facts) -> str:
+    half, brain = facts.get("fp16"), facts.get("bf16")
+    if half and brain:
+        raise UserError("fp16 and bf16 exclude each other: keep one")
+    if facts.get("autocast"):
+        return str(facts.get("autocast_dtype", "bf16"))
+    return "fp16" if half else "bf16" if brain else "fp32"

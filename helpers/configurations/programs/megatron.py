@@ -1,0 +1,132 @@
+"""Megatron-LM's flags and NeMo 1's configurations as plans."""
+
+from typing import Any
+
+from helpers.configurations.facts import Facts, Layout, batches, left_over
+from helpers.configurations.models import Sizes
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+
+GPT2_TOKENS = 50257  # of the tokenizer whose vocabulary a file need not name
+GPT2_NAMES = ("GPT2BPETokenizer",)
+
+
+def sizes(facts: Facts) -> Sizes | None:
+    """The model, where the file has all its sizes, and it is one of GPT's or Llama's form."""
+    hidden, layers, heads = (facts.get(name) for name in ("hidden", "layers", "heads"))
+    vocab = _vocabulary(facts)
+    if not (hidden and layers and heads and vocab) or hidden % heads:
+        return None
+    rotary = bool(facts.get("rotary")) or facts.get("positions_are", "learned") == "rope"
+    swiglu = bool(facts.get("swiglu")) or facts.get("mlp", "gelu") == "swiglu"
+    rms = facts.get("norm", "layer") == "rms"
+    ffn = facts.get("ffn")
+    common = {"hidden": hidden, "layers": layers, "heads": heads, "vocab": vocab}
+    common |= {"positions": facts.get("positions"), "tied": not facts.get("untied")}
+    common |= {"ffn": int(ffn) if ffn and ffn == int(ffn) else None}
+    if "tied" in facts.values:
+        common["tied"] = bool(facts.get("tied"))
+    if rotary and swiglu and rms:
+        grouped = facts.get("groups")
+        more = {"kv_heads": grouped, "head_dim": facts.get("head_dim")}
+        return Sizes("llama", **common, **more, rope_theta=facts.get("rope_theta"))
+    plain = (
+        facts.get("mlp", "gelu") == "gelu" and facts.get("positions_are", "learned") == "learned"
+    )
+    if rotary or swiglu or rms or not plain or facts.get("groups") or facts.get("head_dim"):
+        return None
+    return Sizes("gpt2", **common)
+
+
+def _vocabulary(facts: Facts) -> int | None:
+    """Rows of the embedding: those of the tokenizer, made up to a multiple for the tensor ranks."""
+    if facts.get("padded_vocab"):
+        return int(facts.get("padded_vocab"))
+    named = str(facts.get("tokenizer")) in GPT2_NAMES
+    tokens = facts.get("vocab") or (GPT2_TOKENS if named else None)
+    if tokens is None:
+        return None
+    multiple = facts.get("divisible", 128) * facts.get("tp", 1)
+    return -(-tokens // multiple) * multiple
+
+
+def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
+    """The plan.
+
+    Raises:
+        UserError: what the file asks for cannot be kept, in one line.
+    """
+    tp, pp, cp = (facts.get(name, 1) for name in ("tp", "pp", "cp"))
+    nproc, nodes = facts.get("nproc"), facts.get("nodes", 1)
+    dp = left_over(ranks or (nproc * nodes if nproc else None), tp=tp, pp=pp, cp=cp)
+    batch, parts = batches(facts, dp)
+    lost: list[str] = []
+    precision = _precision(facts)
+    sums = "fp16" if precision == "fp16" and dp > 1 and not facts.get("sums32") else "fp32"
+    degrees = _data(facts, dp)
+    plan = ParallelPlan(
+        **degrees,
+        **_virtual(facts, pp),
+        **_recomputing(facts, lost),
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        cp_attention=facts.get("cp_attention", "ring") if cp > 1 else "ring",
+        sequence_parallel=bool(facts.get("sequence")) and tp > 1,
+        precision="fp8" if facts.get("fp8") else precision,
+        reduce_dtype="bf16" if facts.get("sums16") else sums,
+        microbatches=parts if parts > 1 or pp > 1 else 0,
+    )
+    _steps(facts, batch)
+    return Layout(plan, batch, lost, "megatron")
+
+
+def _data(facts: Facts, dp: int) -> dict[str, int]:
+    strategy = facts.get("strategy", "full" if facts.get("fsdp") else "none")
+    stage = {"optim": 1, "grad": 2, "full": 3}.get(strategy, 1 if facts.get("zero1") else 0)
+    if not stage:
+        return {"dp_replicate": dp, "zero_stage": 1 if facts.get("cp", 1) > 1 else 3}
+    instances = facts.get("instances", 1)
+    if dp % instances:
+        raise UserError(f"{instances} instances of the optimizer do not divide {dp} data ranks")
+    return {"dp_replicate": instances, "dp_shard": dp // instances, "zero_stage": stage}
+
+
+def _virtual(facts: Facts, pp: int) -> dict[str, Any]:
+    stages, each = facts.get("virtual"), facts.get("layers_per_stage")
+    if pp == 1 or not (stages or each):
+        return {}
+    if not stages:
+        layers = facts.get("layers")
+        if not layers or layers % (pp * each):
+            raise UserError(f"stages of {each} layers on {pp} ranks do not divide {layers} layers")
+        stages = layers // pp // each
+    return {"schedule": "interleaved", "virtual_stages": stages} if stages > 1 else {}
+
+
+def _recomputing(facts: Facts, lost: list[str]) -> dict[str, str]:
+    kind = facts.get("granularity") or ("selective" if facts.get("selective") else "none")
+    kind = "full" if facts.get("old_full") else kind
+    layers = facts.get("recompute_layers", 1)
+    if kind != "full" or layers == 1:
+        return {"activation": kind}
+    if facts.get("method", "uniform") == "uniform":
+        return {"activation": f"group_{layers}"}
+    lost.append(f"recompute-method block: {layers} blocks of each stage alone; here all of them")
+    return {"activation": "full"}
+
+
+def _precision(facts: Facts) -> str:
+    if facts.get("bf16") and facts.get("fp16"):
+        raise UserError("fp16 and bf16 exclude each other: keep one")
+    said = "bf16" if facts.get("bf16") else "fp16" if facts.get("fp16") else "fp32"
+    return str(facts.get("precision", said))
+
+
+def _steps(facts: Facts, batch: int | None) -> None:
+    """Steps and a warm-up, where the file counts samples and shares."""
+    samples, share = facts.get("samples"), facts.get("warmup_share")
+    if samples and batch and not facts.get("steps"):
+        facts.values["steps"] = max(1, samples // batch)
+    if share and facts.get("steps") and not facts.get("warmup"):
+        facts.values["warmup"] = round(share * facts.get("steps"))

@@ -1,0 +1,117 @@
+"""A configuration that was read, in words: the table of its keys, the run, the planner's answer."""
+
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from helpers.configurations.reading import ReadConfiguration, tools
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
+from helpers.lab.launch.command import MEET
+from helpers.lab.launch.flags import to_words
+from helpers.leave.report import uses_table
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.search.estimate import estimate
+
+GIB = 2**30
+OF_A_NODE = 8
+FROM_SCRATCH = ("torchtitan", "megatron", "nemo")  # which begin with random weights
+NO_MODEL = "The file has no model's sizes: give --model a preset, a folder or a hub id."
+
+
+def report(found: ReadConfiguration, model: str | None = None) -> str:
+    """All of it as Markdown, but for the planner's answer."""
+    title = next(tool.title for tool in tools() if tool.name == found.program)
+    parts = [f"{found.path} is {title}.", uses_table(found.lines)]
+    if found.lost:
+        parts.append(
+            "\n".join(["What the plan does not hold:", *(f"- {one}" for one in found.lost)])
+        )
+    if found.plan is None:
+        return "\n\n".join(parts) + "\n"
+    parts.append(f"Plan: {found.plan.describe()}, {found.plan.world_size} ranks.")
+    if found.model is None and not (model or found.hub):
+        parts.append(NO_MODEL)
+    parts.append(f"```bash\n{torchrun_line(found, model)}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def torchrun_line(
+    found: ReadConfiguration, model: str | None = None, nodes: int | None = None
+) -> str:
+    """What starts the run, on each of its nodes; of eight GPUs each where nobody says how many.
+
+    Raises:
+        UserError: there is no plan.
+    """
+    if found.plan is None:
+        raise UserError(found.refused or "there is no plan")
+    ranks = found.plan.world_size
+    nodes = nodes or found.nodes or max(1, ranks // OF_A_NODE)
+    if ranks % nodes:
+        raise UserError(f"{nodes} nodes do not divide {ranks} ranks")
+    start = ["--nnodes", str(nodes), *MEET] if nodes > 1 else ["--standalone"]
+    start += ["--nproc-per-node", str(ranks // nodes)]
+    return shlex.join(["torchrun", *start, "-m", "helpers.train", *train_words(found, model)])
+
+
+def train_words(found: ReadConfiguration, model: str | None = None) -> list[str]:
+    """The words of helpers.train; MODEL and DATA where the file has none."""
+    plan = found.plan or ParallelPlan()
+    said = ((field.name, getattr(plan, field.name), field.default) for field in fields(plan))
+    flags: dict[str, Any] = {
+        "model": model or found.hub or "MODEL",
+        "data": "DATA",
+        "batch_size": found.batch,
+        "seq_len": found.seq_len,
+        "from_scratch": True if found.program in FROM_SCRATCH else None,
+        **found.flags,
+        **{name: value for name, value, default in said if value != default},
+        "out": f"runs/{found.path.stem}",
+    }
+    return to_words(flags)
+
+
+def planned(found: ReadConfiguration, instance: str, nodes: int, model: str | None = None) -> str:
+    """The planner's answer: memory, a step's seconds with their range, money.
+
+    Raises:
+        UserError: the plan does not fit the model or the machines, or the file lacks a number.
+    """
+    if found.plan is None:
+        raise UserError(found.refused)
+    config = load_config(model) if model else found.model
+    for name, value in (("model", config), ("batch", found.batch), ("seq_len", found.seq_len)):
+        if value is None:
+            raise UserError(f"no estimate without a {name}: the file does not say it")
+    cluster = make_cluster(instance, nodes=nodes)
+    made = estimate(
+        config, found.plan, cluster, found.batch or 0, found.seq_len or 0, program=found.planner
+    )
+    low, high = made.range_s
+    fits = "fits" if made.fits else "does not fit"
+    words = f"{nodes} x {cluster.name}, as {made.job.program.name} computes it: {fits}, "
+    words += f"{made.memory.total / GIB:.1f} of {cluster.memory_bytes / GIB:.0f} GiB; a step "
+    words += f"{made.time.total_s:.3g} s ({low:.3g} to {high:.3g}), "
+    words += f"{made.tokens_per_s:,.0f} tokens/s"
+    if made.usd_per_token is not None:
+        words += f", ${made.usd_per_token * 1e6:.3g} a million tokens"
+    return words + "."
+
+
+def gpus_of(instance: str) -> int:
+    """GPUs of one machine."""
+    return make_cluster(instance, nodes=1).devices
+
+
+def given(path: Path) -> Path:
+    """A file that there is.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    return path

@@ -1,0 +1,143 @@
+"""A command line that stands in a shell's script, as its flags with their values and lines.
+
+Nothing is run: lines are joined where they end in \\, a variable that the script gives a text is
+put in its place (`$LAYERS`, `${LAYERS:-24}`, `"${ARGS[@]}"`), and words that begin with -- are
+flags. What a program of the shell would work out, $(...), stays as it stands, and so does a
+variable that is not given.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from helpers.engine.errors import UserError
+from helpers.entries.entry import Entry, checked, text_of
+
+GIVEN = re.compile(
+    r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL
+)
+USED = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}$]*))?\}|([A-Za-z_]\w*))")
+# flags that the script does not give: ${ARGS[@]}, $EXTRA_ARGS
+MORE = re.compile(
+    r"\$\{(?!\w*(?:PATH|BLEND))\w+\[[@*]\]\}|\$\{?\w*(ARGS|OPTS|OPTIONS|PARAMS|FLAGS)\}?$",
+    re.IGNORECASE,
+)
+DEEPEST, LONGEST = 6, 2**17
+COMMAND_ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "<", "<<")
+
+
+def read_words(path: Path) -> list[Entry]:
+    """The flags of all commands of a script; a flag without a value is True, one with several is
+    their list. One that has two values, and a variable that has, stand as they are: which of them
+    holds is for the shell to say.
+
+    Raises:
+        UserError: it cannot be read, or has no flags.
+    """
+    variables: dict[str, str] = {}
+    open_ones: set[str] = set()
+    found: list[Entry] = []
+    for number, line in _joined(text_of(path)):
+        name, text = _given(line)
+        if name:
+            _set(variables, open_ones, line, name, text)
+        else:
+            found += _flags(path, _put(text, variables), number)
+    if not found:  # a file that only says the arguments, as others take them in
+        found = [one for text in variables.values() for one in _flags(path, text, 0)]
+    if not found:
+        raise UserError(f"{path} has no command with flags")
+    return checked(path, list({(one.path, repr(one.value)): one for one in found}.values()))
+
+
+def _set(variables: dict[str, str], open_ones: set[str], line: str, name: str, text: str) -> None:
+    """Take a variable's text; forget one that is given two that do not build on each other."""
+    builds = any(name in used.groups() for used in USED.finditer(text))
+    whole = _put(text, variables)[:LONGEST]
+    if f"{name}+=" in line:
+        whole = f"{variables.get(name, '')} {whole}"[:LONGEST]
+    elif name in open_ones or (not builds and variables.get(name, whole) != whole):
+        open_ones.add(name)
+        variables.pop(name, None)
+        return
+    variables[name] = whole
+
+
+def _joined(script: str) -> Iterator[tuple[int, str]]:
+    """Lines with those that go on in the next; an array's words are one line."""
+    whole, start = "", 0
+    for number, line in enumerate(script.splitlines(), start=1):
+        line = re.sub(r"(^|\s)#.*", "", line).rstrip()
+        start = start if whole else number
+        whole = f"{whole} {line.removesuffix(chr(92))}" if whole else line.removesuffix(chr(92))
+        found = GIVEN.fullmatch(whole.strip())
+        text = found[2].strip() if found else ""
+        inside = _open(text, "(", ")") or (text.startswith('"') and text.count('"') % 2)
+        if line.endswith("\\") or inside:
+            continue
+        if whole.strip():
+            yield start, whole.strip()
+        whole = ""
+    if whole.strip():
+        yield start, whole.strip()
+
+
+def _open(text: str, first: str, last: str) -> bool:
+    return text.startswith(first) and text.count(first) > text.count(last)
+
+
+def _given(line: str) -> tuple[str, str]:
+    """A variable's name and text; no name where the line is a command."""
+    found = GIVEN.fullmatch(line)
+    if not found:
+        return "", line
+    text = found[2].strip()
+    bare = text[1:-1] if text[:1] + text[-1:] in ('""', "''", "()") else text
+    if bare is text and re.search(r"\s--", text):  # NAME=value command --flag …
+        return "", line
+    return found[1], bare
+
+
+def _put(text: str, variables: dict[str, str]) -> str:
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[3]
+        return variables.get(name, found[2] if found[2] is not None else found[0])
+
+    for _ in range(DEEPEST):
+        text, before = USED.sub(value, text)[:LONGEST], text
+        if text == before:
+            break
+    return text
+
+
+def _flags(path: Path, text: str, line: int) -> Iterator[Entry]:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.replace('"', " ").replace("'", " ").split()
+    words = [part for word in words for part in (word.split() if " --" in f" {word}" else [word])]
+    flag, values = "", []
+    for word in [*words, "--"]:
+        if (
+            word.startswith("--")
+            or word.endswith(".py")
+            or word in COMMAND_ENDS
+            or MORE.match(word)
+        ):
+            if flag:
+                yield Entry(flag, _value(values), line)
+            if MORE.match(word):
+                yield Entry(word, True, line)
+            name, equals, value = word.removeprefix("--").partition("=")
+            flag, values = (name if word.startswith("--") else ""), ([value] if equals else [])
+        elif flag:
+            values.append(word)
+
+
+def _value(words: list[str]) -> object:
+    if not words:
+        return True
+    if words[0].startswith(("$(", "`")):  # what a program of the shell would work out
+        return f"$({' '.join(words)})"
+    return words[0] if len(words) == 1 else words

@@ -1,0 +1,79 @@
+"""python -m helpers.configurations: the table, the run's line, the planner's answer, exit codes."""
+
+import pytest
+
+from helpers.configurations.__main__ import main
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[activation_checkpoint]
+mode = "full"
+"""
+SPEED = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'
+
+
+@pytest.fixture
+def file(tmp_path):
+    def written(text, name):
+        path = tmp_path / name
+        path.write_text(text, "utf-8")
+        return str(path)
+
+    return written
+
+
+def test_all_that_it_says(file, capsys):
+    assert main([file(TITAN, "a.toml"), "--on", "p5.48xlarge", "--nodes", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "a configuration of torchtitan" in said and "`training.seq_len: 8192`" in said
+    assert "torchrun --nnodes 2" in said and "--nproc-per-node 8" in said
+    assert "--model meta-llama/Llama-3.1-8B" in said and "--dp-shard 16" in said
+    assert "as torchtitan-eager computes it" in said and "a step" in said and " to " in said
+
+
+def test_without_a_model_it_says_so(file, capsys):
+    assert main([file(SPEED, "ds.json"), "--ranks", "8"]) == 0
+    assert "give --model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give --ranks N"),
+        (["--ranks", "0"], "whole number"),
+        (["--ranks", "eight"], "whole number"),
+        (["--program", "jax"], "invalid choice"),
+        (["--on", "p99.large"], "p99"),
+        (["--on", "p5.48xlarge"], "no estimate without a model"),
+        (["--on", "p5.48xlarge", "--model", "nowhere-9b"], "nowhere-9b"),
+        (["--ranks", "8", "--nodes", "3"], "3 nodes do not divide 8 ranks"),
+        (["--ranks", "12", "--on", "p5.48xlarge", "--model", "gptj-6b"], "seq_len"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(file, capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        main([file(SPEED, "ds.json"), *arguments])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and words in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_a_refusal_comes_after_the_table(file, capsys):
+    text = TITAN + "[parallelism]\nexpert_parallel_degree = 4\n"
+    with pytest.raises(SystemExit) as ended:
+        main([file(text, "a.toml"), "--ranks", "8"])
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "expert_parallel_degree" in said.out and "| refused |" in said.out
+    assert said.err.startswith("error: parallelism.expert_parallel_degree: 4")
+
+
+def test_no_file(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "none.toml")])
+    assert "there is no file" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Megatron-LM's flags in scripts, and NeMo 1's configurations."""
+
+import pytest
+
+SCRIPT = """#!/bin/bash
+# --tensor-model-parallel-size 64 is what a comment says
+GPUS_PER_NODE=8
+NNODES=${NNODES:-2}
+TP=4
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NNODES
+)
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336
+    --num-attention-heads 32 --group-query-attention --num-query-groups 8
+    --position-embedding-type rope --swiglu --normalization RMSNorm
+    --untie-embeddings-and-output-weights --rotary-base 500000
+    --vocab-size 128256 --max-position-embeddings 8192 --seq-length 8192
+)
+TRAINING="--micro-batch-size 1 \\
+ --global-batch-size 64 --lr 3e-4 --bf16 --train-iters 500"
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py "${MODEL_ARGS[@]}" $TRAINING \\
+    --tensor-model-parallel-size $TP --sequence-parallel --use-distributed-optimizer 2>&1 | tee log
+"""
+NEMO = """
+name: gpt
+trainer: {devices: 8, num_nodes: 2, precision: bf16, max_steps: 100}
+model:
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: 2
+  micro_batch_size: 1
+  global_batch_size: 16
+  encoder_seq_length: 2048
+  sequence_parallel: True
+  activations_checkpoint_granularity: full
+  activations_checkpoint_method: uniform
+  activations_checkpoint_num_layers: 2
+  optim: {name: fused_adam, lr: '1e-4'}
+"""
+
+
+def test_a_script(read):
+    found = read(SCRIPT, "train.sh")
+    assert found.refused == ""
+    plan = found.plan
+    assert (plan.world_size, plan.tp, plan.dp_shard, plan.zero) == (16, 4, 4, 1)
+    assert plan.sequence_parallel and plan.precision == "bf16" and plan.microbatches == 16
+    assert (found.batch, found.seq_len, found.nodes) == (64, 8192, 2)
+    assert (found.flags["lr"], found.flags["steps"]) == (3e-4, 500)
+    assert found.model.model_type == "llama" and found.model.num_key_value_heads == 8
+    assert found.model.vocab_size == 128512  # made up to a multiple of 128 x 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("TP=4", "", "its value is $TP, not in the file"),
+        ("--bf16", "--bf16 --num-experts 8", "experts"),
+        ("--bf16", "--bf16 --rampup-batch-size 16 16 1000", "one size"),
+        ("--bf16", "--bf16 --tensor-model-paralel-size 2", "no key tensor-model-paralel-size"),
+        ("--bf16", "--bf16 ${EXTRA_ARGS}", "its flags are not in the file"),
+        ("--bf16", "--bf16 --fp16", "exclude each other"),
+        ("TP=4", "if [ $1 ]; then\nTP=4\nelse\nTP=2\nfi", "its value is $TP, not in the file"),
+        ("--bf16", "--bf16 --lr 1e-4", "one thing in two ways"),
+        ("TP=4", "TP=3", "does not divide 16 ranks"),
+        ("--global-batch-size 64", "--global-batch-size 63", "63 does not divide by 4"),
+    ],
+)
+def test_refusals_name_their_flag(read, old, new, words):
+    found = read(SCRIPT.replace(old, new), "train.sh")
+    assert found.plan is None and words in found.refused
+
+
+def test_nemo(read):
+    found = read(NEMO, "megatron_gpt_config.yaml")
+    assert found.refused == "" and found.program == "nemo"
+    plan = found.plan
+    assert (plan.tp, plan.pp, plan.dp, plan.schedule, plan.virtual_stages) == (
+        4,
+        2,
+        2,
+        "interleaved",
+        2,
+    )
+    assert (plan.activation, plan.microbatches, found.batch) == ("group_2", 8, 16)
+    assert found.model is None and found.flags["lr"] == 1e-4
+
+
+def test_a_recipe_is_read_by_the_room_of_recipes(read):
+    text = "run: {name: a, model_type: hf}\ntrainer: {devices: 8, num_nodes: 1}\n"
+    found = read(text + "model: {train_batch_size: 1, shard_degree: 8}\n", "r.yaml")
+    assert found.program == "hyperpod" and found.plan.world_size == 8

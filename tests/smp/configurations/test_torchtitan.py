@@ -1,0 +1,146 @@
+"""torchtitan's TOML files, of each of its years, as plans or refusals by key."""
+
+import pytest
+
+BASE = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 4
+seq_len = 4096
+steps = 100
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def planned(read, more, ranks=8, text=BASE):
+    found = read(text + more, "run.toml", ranks)
+    assert found.refused == ""
+    return found
+
+
+def test_all_of_a_file(read):
+    more = "[parallelism]\ndata_parallel_replicate_degree = 2\ntensor_parallel_degree = 2\n"
+    more += "[optimizer]\nlr = 3e-4\n[lr_scheduler]\nwarmup_steps = 10\ndecay_type = 'cosine'\n"
+    found = planned(read, more, 16)
+    plan = found.plan
+    assert (plan.dp_replicate, plan.dp_shard, plan.tp, plan.zero_stage) == (2, 4, 2, 3)
+    assert (plan.sequence_parallel, plan.precision, plan.activation) == (True, "bf16", "full")
+    assert (found.batch, found.seq_len, found.planner) == (32, 4096, "torchtitan-eager")
+    assert found.flags["lr"] == 3e-4 and found.flags["weight_decay"] == 0.1  # torchtitan's own
+    assert (found.flags["warmup"], found.flags["lr_schedule"]) == (10, "cosine")
+    assert (found.model.num_hidden_layers, found.model.num_key_value_heads) == (32, 8)
+
+
+def test_keys_of_other_years_say_the_same(read):
+    new = planned(read, "[parallelism]\ntensor_parallel_degree = 2\n[compile]\nenable = true\n")
+    old_text = BASE.replace("local_batch_size = 4", "batch_size = 4\ntensor_parallel_degree = 2")
+    old_text = old_text.replace("steps = 100", "steps = 100\ncompile = true")
+    old = planned(read, "[experimental]\npipeline_parallel_degree = 1\n", text=old_text)
+    assert old.plan == new.plan and old.batch == new.batch and old.flags == new.flags
+
+
+def test_two_names_of_one_thing_exclude_each_other(read):
+    more = "[compile]\nenable = true\n"
+    text = BASE.replace("steps = 100", "steps = 100\ncompile = false")
+    found = read(text + more, "run.toml", 8)
+    assert found.plan is None and "one thing in two ways" in found.refused
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("[parallelism]\nexpert_parallel_degree = 2\n", "experts"),
+        ("[parallelism]\npipeline_parallel_schedule_csv = 'a.csv'\n", "schedule"),
+        ("[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "1F1B"),
+        ("[parallelism]\ntensor_paralel_degree = 2\n", "tensor_parallel_degree"),
+        ("[optimizer]\nname = 'Muon'\n", "AdamW"),
+        ("[fault_tolerance]\nenable = true\n", "ranks that come and go"),
+        ("[nowhere]\na = 1\n", "torchtitan has no key nowhere.a"),
+        ("[parallelism]\ntensor_parallel_degree = -2\n", "whole number of at least 1"),
+        ("[parallelism]\ntensor_parallel_degree = 'two'\n", "whole number of at least 1"),
+        ("[parallelism]\ntensor_parallel_degree = true\n", "whole number of at least 1"),
+        ("[parallelism]\ntensor_parallel_degree = 3\n", "does not divide 8 ranks"),
+        ("[parallelism]\ndata_parallel_shard_degree = 4\n", "for 4 ranks, and there are 8"),
+        ("[parallelism]\ntensor_parallel_degree = 16\n", "does not divide 8 ranks"),
+    ],
+)
+def test_refusals_name_their_key(read, more, words):
+    found = read(BASE + more, "run.toml", 8)
+    assert found.plan is None and words in found.refused
+    assert len(found.refused.splitlines()) == 1
+
+
+def test_a_model_of_experts_or_images_is_refused(read):
+    for name in ("flux", "deepseek_v3", "llama4"):
+        found = read(BASE.replace('"llama3"', f'"{name}"'), "run.toml", 8)
+        assert found.plan is None and found.refused.startswith("model.name")
+
+
+def test_a_pipeline(read):
+    more = "[parallelism]\npipeline_parallel_degree = 4\n"
+    more += (
+        "pipeline_parallel_schedule = 'Interleaved1F1B'\npipeline_parallel_microbatch_size = 2\n"
+    )
+    plan = planned(read, more).plan
+    assert (plan.pp, plan.schedule, plan.virtual_stages) == (4, "interleaved", 2)
+    assert (plan.microbatches, plan.zero_stage) == (2, 2)  # parameters are not gathered again
+    split = "[experimental]\npipeline_parallel_degree = 2\n"
+    split += "pipeline_parallel_split_points = 'layers.10'\n"
+    assert planned(read, split).plan.partition == "10,22"
+
+
+def test_accumulation_by_the_whole_batch(read):
+    text = BASE.replace("steps = 100", "steps = 100\nglobal_batch_size = 96")
+    found = planned(read, "", text=text)
+    assert (found.batch, found.plan.microbatches) == (96, 3)
+    text = text.replace("96", "90")
+    assert "90 does not divide by 32" in read(text, "run.toml", 8).refused
+
+
+@pytest.mark.parametrize(
+    ("option", "activation", "lost"),
+    [('"op"', "selective", 0), ('"1"', "full", 0), ('"2"', "selective", 1)],
+)
+def test_selective_recomputing(read, option, activation, lost):
+    text = BASE.replace('mode = "full"', f'mode = "selective"\nselective_ac_option = {option}')
+    found = planned(read, "", text=text)
+    assert (found.plan.activation, len(found.lost)) == (activation, lost)
+
+
+def test_eight_bits(read):
+    text = BASE.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["float8"]')
+    assert planned(read, "", text=text).plan.precision == "fp8"
+    text = BASE.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.mx"]')
+    assert "MX" in read(text, "run.toml", 8).refused
+
+
+def test_context_parallelism(read):
+    more = "[parallelism]\ncontext_parallel_degree = 4\n"
+    plan = planned(read, more).plan
+    assert (plan.cp, plan.dp_shard, plan.cp_attention) == (4, 2, "gather")
+    more += "context_parallel_rotate_method = 'alltoall'\n"
+    assert planned(read, more).plan.cp_attention == "ring"
+
+
+def test_ranks_are_asked_for_where_the_file_leaves_them_open(read):
+    found = read(BASE, "run.toml")
+    assert found.plan is None and found.asked == ("ranks",) and "--ranks" in found.refused
+    said = read(BASE + "[parallelism]\ndata_parallel_shard_degree = 4\n", "run.toml")
+    assert said.plan.world_size == 4
+
+
+def test_every_key_has_a_line_in_its_place(read):
+    found = planned(read, "[parallelism]\ntensor_parallel_degree = 2\n")
+    assert [line.text.partition(":")[0] for line in found.lines] == [
+        "model.name",
+        "model.flavor",
+        "training.local_batch_size",
+        "training.seq_len",
+        "training.steps",
+        "activation_checkpoint.mode",
+        "parallelism.tensor_parallel_degree",
+    ]
+    assert [line.place.line for line in found.lines] == [3, 4, 6, 7, 8, 10, 12]
