@@ -21,7 +21,7 @@ from benchmarks import compare, limit, registry  # noqa: E402 the scripts' folde
 from benchmarks.studies import naive_split, regret  # noqa: E402 the scripts' folder
 from benchmarks.work import Work  # noqa: E402 the scripts' folder
 
-TINY = ["--layers", "1", "--hidden", "32", "--heads", "2", "--vocab", "128", "--seq", "16"]
+TINY = ["--layers", "2", "--hidden", "32", "--heads", "2", "--vocab", "128", "--seq", "16"]
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess:
@@ -44,6 +44,7 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
         ("tp", "gptj", "engine-tp,dtensor"),
         pytest.param("tp", "neox", "engine-sp,tp-plan", marks=pytest.mark.exhaustive),
         ("fsdp", "neox", "engine-zero3,fully-shard"),
+        ("pipeline", "gptj", "1f1b-8-gloo,torch-1f1b-8"),
         pytest.param("fsdp", "neox", "ddp", marks=pytest.mark.exhaustive),
         pytest.param("qlora", "falcon", "engine-one", marks=pytest.mark.exhaustive),
     ],

@@ -48,7 +48,11 @@ class Peer:
         self.optimizer = adamw(self.model.named_parameters())
 
     def loss(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return self.head(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) / self.tokens
+        self.head.targets = ids[:, 1:].flatten()
+        try:
+            return self.head(hidden[:, :-1].flatten(0, 1)) / self.tokens
+        finally:
+            self.head.targets = None
 
     def __call__(self, ids: Tensor) -> tuple[float, float | None]:
         losses: list[Tensor] = []

@@ -31,7 +31,7 @@ def predict(row: Row) -> Prediction | None:
     """None where the row is no pipeline of this engine."""
     if row.failure or not row.memory or "spans" not in row.memory[0]:
         return None
-    plan = ParallelPlan(**row.peer.options)
+    plan = ParallelPlan(**{k: v for k, v in row.peer.options.items() if k != "gloo"})
     per_rank = [rank["spans"] for rank in row.memory]
     found = [_one(plan, timeline(step)) for step in zip(*per_rank, strict=True)]
     return found[sorted(range(len(found)), key=lambda i: found[i].measured_s)[len(found) // 2]]
