@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -160,20 +160,22 @@ def _sender(kind: str, size: int, device: torch.device) -> Callable[[], None]:
 
 def _sending_s(device: torch.device) -> list[float]:
     """Seconds of a message to a neighbour, by size: half of what there and back takes."""
-    there, back = dist.new_group(), dist.new_group()
-    for group in (there, back):
+    ways = [dist.new_group(), dist.new_group()]
+    for group in ways:
         open_mailboxes(group)
-    peer = dist.get_rank() ^ 1
+    tensors = [torch.ones(size // 4, device=device) for size in SIZES]
+    return [pace_s(lambda x=x: there_and_back(x, ways), device) / 2 for x in tensors]
+
+
+def there_and_back(x: torch.Tensor, ways: Sequence[dist.ProcessGroup]) -> None:
+    """Send `x` to the neighbour and get it back: ranks 0 and 1, 2 and 3 and so on, over a group of
+    all ranks for each way. A last rank without a neighbour does nothing."""
+    peer, (there, back) = dist.get_rank() ^ 1, ways
     calls = [(send, there), (receive, back)]
     if dist.get_rank() > peer:
         calls = [(receive, there), (send, back)]
-
-    def there_and_back(x: torch.Tensor) -> None:
-        for call, group in calls if peer < dist.get_world_size() else ():
-            call(x, group, peer).wait()
-
-    tensors = [torch.ones(size // 4, device=device) for size in SIZES]
-    return [pace_s(lambda x=x: there_and_back(x), device) / 2 for x in tensors]
+    for call, group in calls if peer < dist.get_world_size() else ():
+        call(x, group, peer).wait()
 
 
 def pace_s(

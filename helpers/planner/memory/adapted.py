@@ -18,8 +18,8 @@ from helpers.planner.memory.components import (
     stage_messages_bytes,
     working_bytes,
 )
-from helpers.planner.memory.moments import moments_bytes
 from helpers.planner.memory.peak import Memory
+from helpers.planner.memory.states import moments_bytes
 from helpers.planner.model.adapters import matrices
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths

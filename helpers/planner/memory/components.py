@@ -1,13 +1,11 @@
-"""The parts of a rank's memory, each one formula: states, activations, the end of the model, what
-is gathered or on its way. step_events.py says which of them stand beside each other.
+"""The parts of a rank's memory beside its states, each one formula: activations, the end of the
+model, what is gathered or on its way. step_events.py says which of them stand beside each other.
 """
 
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES, ReduceScattered
 from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import CHUNK_BYTES
-from helpers.planner.cost import StateBytes
 from helpers.planner.memory.microbatches_in_flight import Flight, in_flight, in_halves
-from helpers.planner.memory.moments import moments_bytes
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
@@ -17,43 +15,6 @@ from helpers.planner.model.widths import Widths
 ROUNDED = Widths(ffn=5, up=0.5)
 # alive beside each other in a block's backward, and at its end
 GRADIENTS, LAST = Widths(inside=2, ffn=2), Widths(inside=4, query=1, kv=1)
-
-
-def rank_states(job: Job, rank: int, tensor_rank: int = 0, shard_rank: int = 0) -> StateBytes:
-    """Parameters, gradients and optimizer state of the engine, as data_parallel lays them out, by
-    default on the first tensor and data rank, which hold the most.
-
-                          parameters       gradients     optimizer
-        fp32              4                4             8
-        bf16, fp16, fp8   2                4             12
-        the same, ZeRO-3  -                4             12    its float32 shards are the masters
-
-    ZeRO-1 and 2 divide optimizer and summed gradients by dp_shard x cp, ZeRO-3 all three. With
-    ZeRO-1 gradients of all but the last micro-batch wait whole for their sum.
-
-    Moments in 8 bits take less, see moments.py.
-
-    Args:
-        rank, tensor_rank, shard_rank: along pp, tp and dp_shard x cp.
-
-    Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
-    """
-    plan = job.plan
-    whole = job.parameters_of(rank, tensor_rank)
-    own = job.parameters_of(rank, tensor_rank, plan.shards, shard_rank)
-    moments = 8 * (own if plan.zero else whole)
-    if job.optimizer != "adamw":
-        shards = plan.shards if plan.zero else 1
-        moments = moments_bytes(job, rank, tensor_rank, shards, shard_rank if plan.zero else 0)
-    if plan.zero == 3:
-        return StateBytes(4 * own, 4 * own, moments)
-    low, sharded = plan.precision != "fp32", plan.zero > 0
-    waiting = sharded and job.microbatches > 1 and (plan.zero == 1 or plan.splits_backward)
-    return StateBytes(
-        parameters=(2 if low else 4) * whole,
-        gradients=4 * (own if sharded and not waiting else whole),
-        optimizer=moments + (4 if low else 0) * (own if sharded else whole),
-    )
 
 
 def unsent_bytes(job: Job, rank: int) -> float:

@@ -16,13 +16,9 @@ import math
 from dataclasses import dataclass
 
 from helpers.planner.hardware.devices import CONTEXT_BYTES
-from helpers.planner.memory.components import (
-    activation_bytes,
-    block_bytes,
-    rank_states,
-    unsent_bytes,
-)
+from helpers.planner.memory.components import activation_bytes, block_bytes, unsent_bytes
 from helpers.planner.memory.microbatches_in_flight import in_flight, put_off
+from helpers.planner.memory.states import rank_states
 from helpers.planner.memory.step_events import stretches
 from helpers.planner.memory.timeline import Held, peak
 from helpers.planner.model.training_job import Job

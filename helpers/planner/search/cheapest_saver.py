@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.memory.components import rank_states
 from helpers.planner.memory.peak import Memory, fullest
+from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import Job
 from helpers.planner.search.layouts import ACTIVATIONS, sharded_plans
 from helpers.planner.search.planned import Choice, fits

@@ -3,8 +3,8 @@
 Read messages.py first: what a message is, and how long it takes. tensor_messages.py,
 context_messages.py, pipeline_messages.py and data_messages.py list those of each axis,
 overlapped_messages.py all of a rank. roofline.py has the time of one operation, block_time.py that
-of a block and of the model's ends, adapted.py that of a frozen block with adapters, stage_time.py
-that of a pipeline stage. makespan.py takes the stages through the schedule, overlapped_messages.py
+of a block, adapted.py that of a frozen block with adapters, stage_time.py that of a pipeline stage
+with the model's ends. makespan.py takes the stages through the schedule, overlapped_messages.py
 says which data messages show, and step_time.py adds it all up. shared_cores.py simulates ranks that
 share cores.
 

@@ -1,4 +1,4 @@
-"""Seconds of a model's parts on one rank: blocks, embedding, head; products, all else, messages.
+"""Seconds of a model's blocks on one rank: products, all else, messages.
 
 Messages of the tensor axis stand in the way of computing, so they are added, but for the share that
 a program hides. A block takes its host as long as it starts operations, however short they are.
@@ -21,11 +21,10 @@ from helpers.planner.time.messages import seconds
 from helpers.planner.time.roofline import attention_s, product_s
 from helpers.planner.time.tensor_messages import tensor_messages
 
-# operations instead of a fused softmax: to float32, scale, mask, softmax, to 16 bits and so on
-ENDS = (8, 20)  # operations of the embedding, and of last norm, head and loss, each way
 # PyTorch hands a message to a stream of its own, and the next operation waits for that: taken from
 # vTrain's runs on one node (arXiv 2410.02077), of which the order is wrong without it
 HANDED_OVER_S = 25e-6
+# operations instead of a fused softmax: to float32, scale, mask, softmax, to 16 bits and so on
 UNFUSED = 8  # github.com/NVIDIA/Megatron-LM, megatron/model/fused_softmax.py
 
 
@@ -256,11 +255,11 @@ def _messages_s(job: Job, cluster: Cluster) -> tuple[float, float, float]:
     if job.plan.tp == 1:
         return 0.0, 0.0, 0.0
     rank = max(range(job.plan.pp), key=job.layers_of)
-    by_when, blocks = _tensor_s(job, cluster, rank, "blocks"), job.layers_of(rank)
+    by_when, blocks = tensor_s(job, cluster, rank, "blocks"), job.layers_of(rank)
     return tuple(by_when[when] / blocks for when in ("forward", "backward", "again"))
 
 
-def _tensor_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> dict[str, float]:
+def tensor_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> dict[str, float]:
     """Seconds of the rank's messages for these parts of the model in one micro-batch, by when."""
     copies = job.program.message_copies / cluster.memory_bytes_per_s
     hidden = job.program.hidden
@@ -276,54 +275,3 @@ def _tensor_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> dict[str, f
             message_s += copies * message.payload_bytes
             by_when[message.when] += message.count / job.microbatches * message_s
     return by_when
-
-
-class EndTime(NamedTuple):
-    """Seconds of an end of the model and one micro-batch, messages of the tensor axis apart; and of
-    starting it all, forward and as much again backward."""
-
-    forward_s: float
-    backward_s: float
-    tensor_forward_s: float
-    tensor_backward_s: float
-    host_s: float
-
-
-def embedding_time(job: Job, cluster: Cluster) -> EndTime:
-    """Of the look-up: rows are read and written once, and their gradients added to the table's."""
-    once_s = 2 * job.tokens * job.shape.hidden * job.element_bytes / cluster.memory_bytes_per_s
-    messages = _end_messages_s(job, cluster, job.rank_of[0], "embedding")
-    return EndTime(once_s, 2 * once_s, *messages, ENDS[0] * start_s(cluster, job.program))
-
-
-def head_time(job: Job, cluster: Cluster) -> EndTime:
-    """Of the output layer and the loss: three products over the vocabulary, which the engine does
-    all in its forward, and the logits read and written."""
-    plan, tokens, hidden = job.plan, job.tokens, job.shape.hidden
-    rows = job.vocab_rows
-    first_s, *other_s = (
-        product_s(
-            cluster,
-            beside_products(plan.precision),
-            *sizes,
-            job.element_bytes,
-            reached=job.program.products_reached,
-        )
-        for sizes in ((tokens, hidden, rows), (tokens, rows, hidden), (rows, tokens, hidden))
-    )
-    logits_s = tokens * rows * job.program.logit_bytes / cluster.memory_bytes_per_s
-    messages = _end_messages_s(job, cluster, job.rank_of[-1], "head", "loss")
-    if job.adapters is not None:  # a frozen head has no gradient
-        other_s = other_s[:1]
-    all_s = first_s + sum(other_s) + logits_s
-    forward_s = all_s if job.program.gradients_in_loss else first_s + logits_s / 2
-    host_s = ENDS[1] * start_s(cluster, job.program)
-    return EndTime(forward_s, all_s - forward_s, *messages, host_s)
-
-
-def _end_messages_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> tuple[float, float]:
-    """Seconds of the messages of an end of the model, forward and backward."""
-    if job.plan.tp == 1:
-        return 0.0, 0.0
-    by_when = _tensor_s(job, cluster, rank, *parts)
-    return by_when["forward"], by_when["backward"]

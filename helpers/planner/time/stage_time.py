@@ -1,13 +1,23 @@
 """Seconds of each pipeline stage in one micro-batch: its blocks, and the ends of the model."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.components import block_bytes
 from helpers.planner.model.training_job import Job
-from helpers.planner.time.block_time import BlockTime, block_time, embedding_time, head_time
+from helpers.planner.time.block_time import (
+    BlockTime,
+    beside_products,
+    block_time,
+    start_s,
+    tensor_s,
+)
 from helpers.planner.time.overlapped_messages import Beside, shown_data_s
 from helpers.planner.time.pipeline_messages import link_s
+from helpers.planner.time.roofline import product_s
+
+ENDS = (8, 20)  # operations of the embedding, and of last norm, head and loss, each way
 
 
 @dataclass(frozen=True)
@@ -126,3 +136,54 @@ def offloaded_s(job: Job, cluster: Cluster) -> float:
     Source: Ren et al. 2021, ZeRO-Offload, section 4: copies run beside computing.
     """
     return block_bytes(job) / cluster.host_bytes_per_s if job.plan.offload else 0.0
+
+
+class EndTime(NamedTuple):
+    """Seconds of an end of the model and one micro-batch, messages of the tensor axis apart; and of
+    starting it all, forward and as much again backward."""
+
+    forward_s: float
+    backward_s: float
+    tensor_forward_s: float
+    tensor_backward_s: float
+    host_s: float
+
+
+def embedding_time(job: Job, cluster: Cluster) -> EndTime:
+    """Of the look-up: rows are read and written once, and their gradients added to the table's."""
+    once_s = 2 * job.tokens * job.shape.hidden * job.element_bytes / cluster.memory_bytes_per_s
+    messages = _end_messages_s(job, cluster, job.rank_of[0], "embedding")
+    return EndTime(once_s, 2 * once_s, *messages, ENDS[0] * start_s(cluster, job.program))
+
+
+def head_time(job: Job, cluster: Cluster) -> EndTime:
+    """Of the output layer and the loss: three products over the vocabulary, which the engine does
+    all in its forward, and the logits read and written."""
+    plan, tokens, hidden = job.plan, job.tokens, job.shape.hidden
+    rows = job.vocab_rows
+    first_s, *other_s = (
+        product_s(
+            cluster,
+            beside_products(plan.precision),
+            *sizes,
+            job.element_bytes,
+            reached=job.program.products_reached,
+        )
+        for sizes in ((tokens, hidden, rows), (tokens, rows, hidden), (rows, tokens, hidden))
+    )
+    logits_s = tokens * rows * job.program.logit_bytes / cluster.memory_bytes_per_s
+    messages = _end_messages_s(job, cluster, job.rank_of[-1], "head", "loss")
+    if job.adapters is not None:  # a frozen head has no gradient
+        other_s = other_s[:1]
+    all_s = first_s + sum(other_s) + logits_s
+    forward_s = all_s if job.program.gradients_in_loss else first_s + logits_s / 2
+    host_s = ENDS[1] * start_s(cluster, job.program)
+    return EndTime(forward_s, all_s - forward_s, *messages, host_s)
+
+
+def _end_messages_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> tuple[float, float]:
+    """Seconds of the messages of an end of the model, forward and backward."""
+    if job.plan.tp == 1:
+        return 0.0, 0.0
+    by_when = tensor_s(job, cluster, rank, *parts)
+    return by_when["forward"], by_when["backward"]

@@ -20,6 +20,7 @@ from helpers.engine.messages import carriers
 from helpers.engine.messages.boards import board_of, without_board
 from helpers.engine.messages.mailboxes import open_mailboxes
 from helpers.lab.calls.on_ranks import on_ranks
+from helpers.planner.measure.rank_measurements import there_and_back
 
 SIZES = (2**16, 2**18, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole tensor
 RANKS = (2, 4, 8)
@@ -69,17 +70,6 @@ def _on_rank() -> list[tuple[float, float, float]]:
 
 
 Ways = list[dist.ProcessGroup]  # there, and back
-
-
-def there_and_back(x: torch.Tensor, ways: Ways) -> None:
-    """Between ranks 0 and 1, 2 and 3 and so on."""
-    there, back = ways
-    peer = dist.get_rank() ^ 1
-    calls = [(carriers.send, there), (carriers.receive, back)]
-    if dist.get_rank() > peer:
-        calls = [(carriers.receive, there), (carriers.send, back)]
-    for call, group in calls:
-        call(x, group, peer).wait()
 
 
 def _medians(kind: str, size: int, *groups: Ways) -> tuple[float, ...]:

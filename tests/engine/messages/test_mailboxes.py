@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from helpers.engine.messages.mailboxes import (
     open_mailboxes,
 )
 from helpers.planner.dry_run.tensor_watch import Watch
+from tests.engine.messages.two_processes import last_words
 from tests.support.ranks import pool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="boxes are of Linux")
@@ -158,19 +157,9 @@ def test_whoever_counts_messages_sees_the_same():
     assert with_boxes == [[("send", 2, 40)], [("receive", 2, 40)]]
 
 
-TWO_RANKS = """
-import os, signal, sys, torch, torch.distributed as dist
-from datetime import timedelta
+SENT_AND_GONE = """
 from helpers.engine.messages.carriers import receive, send
 from helpers.engine.messages.mailboxes import open_mailboxes
-rank, store, wait_s, end = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
-dist.init_process_group(
-    "gloo",
-    init_method=f"file://{store}",
-    rank=rank,
-    world_size=2,
-    timeout=timedelta(seconds=wait_s),
-)
 group = dist.new_group([0, 1], timeout=timedelta(seconds=wait_s))
 open_mailboxes(group)
 if rank == 1:
@@ -191,14 +180,4 @@ for _ in range(2):
 )
 def test_a_sender_that_goes_away_is_named(tmp_path: Path, end, wait_s, words):
     """After its first message, which arrives."""
-    command = [sys.executable, "-c", TWO_RANKS]
-    rest = [str(tmp_path / "store"), str(wait_s), str(int(end))]
-    first, second = (
-        subprocess.Popen([*command, str(rank), *rest], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    )
-    try:
-        assert words in first.communicate(timeout=60)[1]
-    finally:
-        second.kill()
-        second.communicate()
+    assert words in last_words(SENT_AND_GONE, tmp_path, wait_s, end)

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,6 +21,7 @@ from helpers.engine.messages.carriers import (
     sum_of,
 )
 from helpers.planner.dry_run.tensor_watch import Watch
+from tests.engine.messages.two_processes import last_words
 from tests.support.ranks import pool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="boards are of Linux")
@@ -191,18 +190,8 @@ def test_where_one_rank_cannot_gloo_carries_all(of):
     assert pool(2).run(where_one_rank_cannot, of) == [True, True]
 
 
-TWO_RANKS = """
-import os, signal, sys, torch, torch.distributed as dist
-from datetime import timedelta
+SUMMED_AND_GONE = """
 from helpers.engine.messages.carriers import sum_of
-rank, store, wait_s, end = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
-dist.init_process_group(
-    "gloo",
-    init_method=f"file://{store}",
-    rank=rank,
-    world_size=2,
-    timeout=timedelta(seconds=wait_s),
-)
 sum_of(torch.ones(4), dist.group.WORLD)
 if rank == 1:
     os.kill(os.getpid(), end)
@@ -210,28 +199,13 @@ sum_of(torch.ones(4), dist.group.WORLD)
 """
 
 
-def last_words(tmp_path: Path, wait_s: float, end: signal.Signals) -> str:
-    """What rank 0 says when rank 1 gets a signal. Without torchrun, whose agent would end both."""
-    command = [sys.executable, "-c", TWO_RANKS]
-    rest = [str(tmp_path / "store"), str(wait_s), str(int(end))]
-    first, second = (
-        subprocess.Popen([*command, str(rank), *rest], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    )
-    try:
-        return first.communicate(timeout=60)[1].strip().splitlines()[-1]
-    finally:
-        second.kill()
-        second.communicate()
-
-
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_named_and_nothing_is_left(tmp_path):
-    words = last_words(tmp_path, 60, signal.SIGKILL)
+    words = last_words(SUMMED_AND_GONE, tmp_path, 60, signal.SIGKILL)
     assert words.endswith("RuntimeError: rank 1 of the group has ended")
     assert not [path for path in Path("/dev/shm").iterdir() if "messages" in path.name]
 
 
 @pytest.mark.slow
 def test_a_rank_that_stands_still_is_waited_for_so_long(tmp_path):
-    assert "timed out after 3 s" in last_words(tmp_path, 3, signal.SIGSTOP)
+    assert "timed out after 3 s" in last_words(SUMMED_AND_GONE, tmp_path, 3, signal.SIGSTOP)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.dry_run.dry_run import dry_run
-from helpers.planner.memory.components import rank_states
 from helpers.planner.memory.peak import rank_memory
+from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.context_messages import context_messages
 from helpers.planner.time.overlapped_messages import rank_messages

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.dry_run.dry_run import dry_run
-from helpers.planner.memory.components import rank_states
+from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import make_job
 
 SEQ_LEN = 128

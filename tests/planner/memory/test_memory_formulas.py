@@ -8,8 +8,9 @@ from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import Cost, Costs, balance
 from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
-from helpers.planner.memory.components import activation_bytes, rank_states
+from helpers.planner.memory.components import activation_bytes
 from helpers.planner.memory.peak import fullest, rank_memory
+from helpers.planner.memory.states import rank_states
 from helpers.planner.model.stage_layers import balance_costs, balanced_layers
 from helpers.planner.model.training_job import make_job
 from tests.planner.shapes import GPTJ_6B, gpt, llama

@@ -15,7 +15,7 @@ from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import pretended
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.memory.adapted import adapted_states
-from helpers.planner.memory.components import rank_states
+from helpers.planner.memory.states import rank_states
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.training_job import make_job
 from helpers.planner.search.estimate import estimate
