@@ -89,7 +89,7 @@ CONSTANTS = (
     Constant("program", "megatron-2021", "one_card", 0.8, 0.3, 0.3, 1.0),
     Constant("cluster", "cluster", "deviation", 0.0, 0.02, 0.0, 0.05),
 )
-TODAY = "2026-11-24"
+TODAY = "2026-11-25"
 OF_HIDDEN = ("tensor", "gathers", "sums", "updates", "slows")
 Values = dict[str, float]
 
@@ -217,10 +217,13 @@ def of_program(run: Run) -> str:
 
 
 def fitted_to() -> tuple[Run, ...]:
-    """The rows that constants are fitted to: not those in 8 bits or with rows split over ranks, of
-    which too much is assumed."""
-    plans = ((run, run.parallel_plan) for run in all_runs())
-    return tuple(run for run, plan in plans if plan.precision != "fp8" and plan.cp == 1)
+    """The rows that constants are fitted to."""
+    return tuple(filter(is_fitted, all_runs()))
+
+
+def is_fitted(run: Run) -> bool:
+    """Are constants fitted to a row? Not in 8 bits, of which too much is assumed."""
+    return run.parallel_plan.precision != "fp8"
 
 
 @cache
@@ -253,4 +256,3 @@ def fit_all(path: Path = LEFT_OUT) -> Iterator[str]:
     path.write_text(f"{HEAD}\n{text.getvalue()}", encoding="utf-8")
     for name, value in whole.items():
         yield f"{name:40} {start[name]:.3f} now, {value:.3f} fits best"
-

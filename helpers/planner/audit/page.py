@@ -32,7 +32,7 @@ def _top() -> list[str]:
         "Each row is predicted twice. *Fitted*: with the constants as they are, to which the row "
         "itself belongs. *Unseen*: with the same constants fitted anew to all rows but those of "
         "its source. Whoever asks about a run of their own should expect the second. To rows in 8 "
-        "bits or with `cp` nothing is fitted: both of their columns are unseen.",
+        "bits nothing is fitted: both of their columns are unseen.",
         "",
         f"`estimate(..., program=...)` takes {_names()}. `megatron` is the edition whose tables "
         "were published for the GPUs' generation: of 2021 on Volta and Ampere, of 2022 there "

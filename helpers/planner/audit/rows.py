@@ -17,7 +17,7 @@ from helpers.planner.published.runs import Run, all_runs, cluster_of, sources
 @dataclass(frozen=True)
 class Row:
     """A published run, and what is predicted: with the constants as they are, to which it belongs
-    where `fitted_to` names it, and unseen, with those fitted without its source."""
+    where `is_fitted` says so, and unseen, with those fitted without its source."""
 
     run: Run
     fitted_s: float

@@ -14,7 +14,7 @@ from helpers.planner.audit.constants import (
     CONSTANTS,
     TODAY,
     current,
-    fitted_to,
+    is_fitted,
     left_out,
     of_program,
     predicted_s,
@@ -76,8 +76,7 @@ def between_generations() -> tuple[float, float]:
 
 def write() -> None:
     """Write ranges.csv anew."""
-    fitted = set(fitted_to())
-    by_class = unseen_ratios([row for row in rows() if row.run in fitted])
+    by_class = unseen_ratios([row for row in rows() if is_fitted(row.run)])
     faster, slower = between_generations()
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

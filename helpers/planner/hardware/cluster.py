@@ -39,6 +39,7 @@ REACHED = {
     # 235 of 300 GB/s: github.com/stas00/ml-engineering network/README.md, all-reduce in a node
     "intra": 0.78,
 }
+LEAST_INNER = 1024  # of a part of a product's inner dimension, below which adding up costs more
 NVLINK_GB_S = 100  # PCIe has less between two GPUs, NVLink more
 
 
@@ -206,20 +207,23 @@ def _usd(instance: str, service: str | None, usd_per_hour: float | None) -> floa
     return price(instance, service, usd_per_hour).usd_per_hour
 
 
-def tile_fill(rows: float, columns: float, multiprocessors: int) -> float:
+def tile_fill(rows: float, columns: float, multiprocessors: int, inner: float = 0.0) -> float:
     """The share of a GPU that a matrix product of this size keeps busy, above 0 and at most 1.
 
     The result is cut into tiles of 256 x 128, each multiprocessor makes one at a time, and tiles at
     the edge and multiprocessors in the last round are partly idle. The better orientation counts.
+    Where there are more multiprocessors than tiles, several share a tile's inner dimension, as long
+    as each has enough of it: so are the gradients of narrow weights summed over many tokens.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, sections on tile and wave
-    quantization.
+    quantization; CUTLASS, efficient_gemm.md, section on parallelized reductions.
     """
     if not multiprocessors:
         return 1.0
     best = 0.0
     for high, wide in ((256, 128), (128, 256)):
         tiles = math.ceil(rows / high) * math.ceil(columns / wide)
-        rounds = math.ceil(tiles / multiprocessors)
-        best = max(best, rows * columns / (high * wide) / (rounds * multiprocessors))
+        parts = max(1, min(multiprocessors // tiles, int(inner // LEAST_INNER)))
+        rounds = math.ceil(parts * tiles / multiprocessors)
+        best = max(best, parts * rows * columns / (high * wide) / (rounds * multiprocessors))
     return best

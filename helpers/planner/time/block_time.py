@@ -4,7 +4,7 @@ Messages of the tensor axis stand in the way of computing, so they are added, bu
 a program hides. A block takes its host as long as it starts operations, however short they are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,6 +24,11 @@ from helpers.planner.time.tensor_messages import tensor_messages
 # PyTorch hands a message to a stream of its own, and the next operation waits for that: taken from
 # vTrain's runs on one node (arXiv 2410.02077), of which the order is wrong without it
 HANDED_OVER_S = 25e-6
+# A warp holds a row of scores in its registers; of rows so long that few warps fit beside each other
+# masking, softmax and dropout reach a share of the pace at which other operations stream: 1.3 ms for
+# four sequences and eight heads on an A100, with the two products between them.
+LONG_ROW = 1024  # github.com/NVIDIA/Megatron-LM, megatron/fused_kernels/scaled_masked_softmax.h
+LONG_ROW_REACHED = 0.65  # arXiv 2205.05198, table 4: what selective recomputing adds to a layer
 # operations instead of a fused softmax: to float32, scale, mask, softmax, to 16 bits and so on
 UNFUSED = 8  # github.com/NVIDIA/Megatron-LM, megatron/model/fused_softmax.py
 
@@ -234,6 +239,8 @@ def _others_s(block: Block, widths: Widths, operations: int, parameter_bytes: fl
     Args:
         parameter_bytes: moved beside `widths` for each parameter of the block's matrices.
     """
+    if block.seq_len > LONG_ROW:
+        widths = replace(widths, scores=widths.scores / LONG_ROW_REACHED)
     elements = widths.on(block.shape, block.tp, block.sequence_parallel, block.seq_len)
     sizes = [_local_sizes(linear, block) for linear in block.shape.block]
     matrices = sum(inputs * outputs for inputs, outputs in sizes)

@@ -29,9 +29,9 @@ def product_s(
         result_bytes: moved for an element of the result, where it is not one in the same dtype.
         reached: by the program, of what the cluster's devices reach.
 
-    Source: tile_fill for small products.
+    Source: tile_fill for products that do not fill the device.
     """
-    fill = tile_fill(rows, columns, cluster.multiprocessors)
+    fill = tile_fill(rows, columns, cluster.multiprocessors, inner)
     arithmetic_s = 2 * rows * inner * columns / (cluster.rate(precision) * reached * fill)
     operands = (rows + columns) * inner * element_bytes
     result = rows * columns * (element_bytes if result_bytes is None else result_bytes)
