@@ -24,10 +24,10 @@ from helpers.planner.time.tensor_messages import tensor_messages
 # PyTorch hands a message to a stream of its own, and the next operation waits for that: taken from
 # vTrain's runs on one node (arXiv 2410.02077), of which the order is wrong without it
 HANDED_OVER_S = 25e-6
-# A warp holds a row of scores in its registers; of rows so long that few warps fit beside each other
-# masking, softmax and dropout reach a share of the pace at which other operations stream: 1.3 ms for
-# four sequences and eight heads on an A100, with the two products between them.
-LONG_ROW = 1024  # github.com/NVIDIA/Megatron-LM, megatron/fused_kernels/scaled_masked_softmax.h
+# A warp holds a row of scores in its registers. Of rows so long that few warps fit beside each
+# other masking, softmax and dropout reach a share of the pace at which other operations stream:
+# 1.3 ms for four sequences and eight heads on an A100, with the two products between them.
+LONG_ROW = 1024  # github.com/NVIDIA/Megatron-LM, fused_kernels/scaled_upper_triang_masked_softmax.h
 LONG_ROW_REACHED = 0.65  # arXiv 2205.05198, table 4: what selective recomputing adds to a layer
 # operations instead of a fused softmax: to float32, scale, mask, softmax, to 16 bits and so on
 UNFUSED = 8  # github.com/NVIDIA/Megatron-LM, megatron/model/fused_softmax.py
