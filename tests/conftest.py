@@ -22,6 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--gpus"):  # most tests start more ranks than a machine has GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each: threads would wait for each other's
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from ..errors import UserError, need
 from ..messages.carriers import all_reduce
 
 OPTIMIZERS = ("adamw", "adamw8bit")
+ROW, LARGE = 256, 2**16  # numbers whose squares are summed in float32, and of a tensor with such
 
 
 def adamw(
@@ -61,11 +62,31 @@ def gradient_norm(parts: Iterable[Part], gradients: dict[str, Tensor]) -> Tensor
             device = part.tensor.device
     total = torch.zeros((), dtype=torch.float64, device=device)
     for copies, held in by_copies.items():
-        norms = torch.stack(torch._foreach_norm(held, dtype=torch.float64))
-        total += norms.square().sum() / copies
+        total += _sum_of_squares(held) / copies
     if dist.is_initialized() and dist.get_world_size() > 1:
         all_reduce(total)
     return total.sqrt()
+
+
+def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
+    """A float64 scalar."""
+    norms = [_row_norms(x) for x in tensors if _has_rows(x)]
+    others = [x for x in tensors if not _has_rows(x)]
+    norms += torch._foreach_norm(others, dtype=torch.float64) if others else []
+    squares = torch.stack([norm.double().square().sum() for norm in norms]).sum()
+    if squares.is_cpu and not 0 < squares < math.inf:  # or its squares are none of float32's
+        return torch.stack(torch._foreach_norm(tensors, dtype=torch.float64)).square().sum()
+    return squares
+
+
+def _has_rows(x: Tensor) -> bool:
+    """Is its norm quicker by rows? On a CPU one in float64 of a float32 tensor takes twenty times
+    as long as float32's, of which a sum of so few terms keeps the accuracy."""
+    return x.is_cpu and x.dtype == torch.float32 and x.numel() >= LARGE and x.numel() % ROW == 0
+
+
+def _row_norms(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x.reshape(-1, ROW), dim=1)
 
 
 def scale_(gradients: dict[str, Tensor], norm: float, limit: float | None, scale: float) -> None:

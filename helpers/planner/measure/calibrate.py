@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -87,14 +88,18 @@ def load_cluster(path: str | Path) -> Cluster:
         UserError: there is no such file, or it is none of `calibrate`'s.
     """
     try:
-        fields = json.loads(Path(path).read_text("utf-8"))["cluster"]
-        links = {kind: Link(**link) for kind, link in fields.pop("measured").items()}
-        intra, inter = Link(**fields.pop("intra")), Link(**fields.pop("inter"))
-        return Cluster(**fields, intra=intra, inter=inter, measured=links)
+        return cluster_of(json.loads(Path(path).read_text("utf-8"))["cluster"])
     except FileNotFoundError:
         raise UserError(f"no {path}: calibrate() writes it") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(f"{path} is not what calibrate() writes: run it again") from None
+
+
+def cluster_of(fields: dict[str, Any]) -> Cluster:
+    """Of a Cluster's fields as plain data."""
+    measured = {kind: Link(**link) for kind, link in fields["measured"].items()}
+    links = {"intra": Link(**fields["intra"]), "inter": Link(**fields["inter"])}
+    return Cluster(**fields | links | {"measured": measured})
 
 
 def _reason(said: str) -> str:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from helpers.engine.messages.carriers import (
     all_reduce,
@@ -33,6 +32,8 @@ from helpers.engine.ranks import join, pick_device, run_and_leave
 from helpers.planner.hardware.catalog import gpus
 from helpers.planner.hardware.devices import OPERATION_S
 from helpers.planner.hardware.links import Link
+from helpers.planner.measure.calibrate import cluster_of
+from helpers.planner.measure.small_steps import operation_s
 from helpers.planner.time.messages import Message, message_s
 
 SPAN_S, SPANS = 0.25, 3  # a measurement repeats for so long, so many times
@@ -56,9 +57,8 @@ def measure() -> dict[str, Any]:
     if shared:  # while one waits, another has its core: rates of a rank that has one
         rates = {name: rate * world / together for name, rate in rates.items()}
     memory = memory_bytes_per_s(device) * (world / together if shared else 1)
-    operation_s = _operation_s(device) * (together / world if shared else 1)
     links = {kind: _link(kind, device) for kind in KINDS} if world > 1 else {}
-    link = links.get("all_reduce") or Link(memory, operation_s)  # one rank's is to itself: a copy
+    link = links.get("all_reduce") or Link(memory, OPERATION_S)  # one rank's is to itself: a copy
     fields = {
         "name": _gpu_name() if device.type == "cuda" else _cpu_name(),
         "nodes": 1,
@@ -69,18 +69,20 @@ def measure() -> dict[str, Any]:
         "intra": asdict(link),
         "inter": asdict(link),
         "measured": {kind: asdict(link) for kind, link in links.items()},
-        "operation_s": operation_s,
+        "operation_s": OPERATION_S,
         "together": together if shared else None,
         "overlaps": device.type == "cuda",
-        **(_of_gpu(operation_s) if device.type == "cuda" else OF_CPU),
+        **(_of_gpu() if device.type == "cuda" else OF_CPU),
     }
-    return _agreed(fields)
+    agreed = _agreed(fields)
+    # a GPU's host starts its operations, a processor is its own
+    starts = "host_operation_s" if device.type == "cuda" else "operation_s"
+    return agreed | {starts: operation_s(cluster_of(agreed), starts, device)}
 
 
-def _of_gpu(operation_s: float) -> dict[str, Any]:
-    """What a GPU has beside a processor: a host that starts its operations, which took the seconds
-    that were measured of one on next to nothing; and a name, by which its peak is known."""
-    fields: dict[str, Any] = {"host_operation_s": operation_s, "operation_s": OPERATION_S}
+def _of_gpu() -> dict[str, Any]:
+    """What a GPU has beside a processor: a name, by which its peak is known."""
+    fields: dict[str, Any] = {}
     known = [gpu for gpu in gpus() if gpu.torch_name and gpu.torch_name in _gpu_name()]
     if known:
         longest = max(known, key=lambda gpu: len(gpu.torch_name))
@@ -109,19 +111,6 @@ def memory_bytes_per_s(device: torch.device, **how: Any) -> float:
     a = torch.ones(elements, device=device)
     out = torch.empty_like(a)
     return 2 * a.nbytes / pace_s(lambda: torch.add(a, 1.0, out=out), device, **how)
-
-
-def _operation_s(device: torch.device) -> float:
-    """Seconds of an operation on next to nothing, as training makes them: called by a module,
-    recorded, and run backward."""
-    count = 50
-    chain = nn.Sequential(*(nn.LayerNorm(64, device=device) for _ in range(count)))
-    x = torch.ones(8, 64, device=device)
-
-    def both_ways() -> None:
-        chain(x).sum().backward()
-
-    return pace_s(both_ways, device) / (2 * count)
 
 
 def _link(kind: str, device: torch.device) -> Link:
