@@ -1,8 +1,10 @@
 """What the published rows say of the planner and of its ranges, as the page does."""
 
 import pytest
+import torch
 
 from helpers.planner.audit import vtrain
+from helpers.planner.audit.constants import CONSTANTS, current, stepped
 from helpers.planner.audit.order import Timed, by_question, order, regret
 from helpers.planner.audit.page import PAGE, markdown
 from helpers.planner.audit.rows import Errors, rows
@@ -16,12 +18,35 @@ def unseen(generation: str) -> Errors:
 
 
 def test_rows_that_no_constant_has_seen():
-    """By generation of GPUs: 6.1 and 9.4 % in the mean when this was written."""
+    """By generation of GPUs: 5.6, 6.5 and 10.2 % in the mean when this was written, Blackwell's by
+    two sources of which each is told by the other."""
     assert len(rows()) > 500
-    for generation in ("ampere", "hopper"):
+    for generation, most in (("ampere", 0.07), ("hopper", 0.08), ("blackwell", 0.12)):
         errors = unseen(generation)
-        assert errors.size <= 0.10
+        assert errors.size <= most
         assert abs(errors.bias) <= 0.04
+
+
+def test_a_constant_that_no_row_argues_about_has_its_prior():
+    run, values = rows()[0].run, current()
+    no_slope = torch.zeros(1, len(CONSTANTS), dtype=torch.float64)
+    found = stepped([run], values, torch.tensor([0.1], dtype=torch.float64), no_slope)
+    priors = {one.name: min(max(one.prior, one.low), one.high) for one in CONSTANTS}
+    assert found == pytest.approx(priors)
+
+
+def test_rows_that_two_constants_explain_alike_move_the_one_that_may_move():
+    """A row a tenth too slow, which either would mend: the wider prior gives way, the narrow one
+    hardly."""
+    run, values = rows()[0].run, {one.name: one.prior for one in CONSTANTS}
+    names = list(values)
+    wide, narrow = names.index("ampere products"), names.index("ampere attention")
+    slope = torch.zeros(1, len(CONSTANTS), dtype=torch.float64)
+    slope[0, [wide, narrow]] = 1.0
+    found = stepped([run], values, torch.tensor([0.1], dtype=torch.float64), slope)
+    moved = [values[name] - found[name] for name in ("ampere products", "ampere attention")]
+    assert moved[0] == pytest.approx(4 * moved[1], rel=1e-3)  # widths of 0.2 and 0.1, squared
+    assert 0.05 < sum(moved) <= 0.1
 
 
 def test_nine_in_ten_pairs_that_differ_by_a_tenth_are_in_the_right_order():
@@ -45,11 +70,11 @@ def test_an_order_is_of_pairs_and_a_regret_of_the_pick():
 @pytest.mark.skipif(not vtrain.FOLDER.is_dir(), reason="no ../shared/data here")
 @pytest.mark.parametrize("name", ("single", "multi"))
 def test_runs_that_are_no_part_of_the_project(name):
-    """vTrain's, 8.1 % off on one node and 8.3 on several: 717 rows and 41."""
+    """vTrain's, 7.9 % off on one node and 7.4 on several: 717 rows and 41."""
     runs = vtrain.vtrain_runs(name)
     errors = Errors.of([run.predicted_s / run.measured_s - 1 for run in runs])
     groups = vtrain.questions(runs)
-    assert errors.size <= 0.085
+    assert errors.size <= 0.08
     assert abs(errors.bias) <= 0.03
     assert order(groups).share >= 0.95
     assert regret(groups).mean <= 1.03

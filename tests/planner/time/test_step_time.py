@@ -16,7 +16,7 @@ from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import make_job
 from helpers.planner.published.models import published_shape
-from helpers.planner.published.runs import figure_1, runs
+from helpers.planner.published.runs import cluster_of, figure_1, job_of, runs
 from helpers.planner.time.block_time import block_time
 from helpers.planner.time.makespan import makespan_s, quick_makespan_s
 from helpers.planner.time.messages import Message, message_s
@@ -76,19 +76,59 @@ def test_every_published_run_is_predicted_or_says_why_not():
     assert all(run.measured for run in runs() if run.why_not)
 
 
+# Milliseconds of a layer of 22B forward and backward: arXiv 2205.05198, table 4
+LAYER_OF_22B_MS = {
+    ("none", False): (7.7, 11.9),
+    ("none", True): (7.2, 11.8),
+    ("full", False): (7.7, 19.5),
+    ("selective", False): (7.7, 13.2),
+    ("selective", True): (7.2, 13.1),
+}
+
+
+@pytest.mark.parametrize("way", LAYER_OF_22B_MS)
+def test_a_layer_takes_what_was_measured(way):
+    activation, sequence_parallel = way
+    run = memory.eight()[0]
+    run = replace(
+        run, plan=run.plan | {"activation": activation, "sequence_parallel": sequence_parallel}
+    )
+    time = block_time(job_of(run), cluster_of(run))
+    forward_s = time.forward_s + time.tensor_forward_s
+    backward_s = time.input_s + time.weight_s + time.tensor_backward_s
+    backward_s += time.again_s + time.tensor_again_s
+    measured = [ms / 1000 for ms in LAYER_OF_22B_MS[way]]
+    assert [forward_s, backward_s] == pytest.approx(measured, rel=0.08)
+
+
 # --- parts ------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
-@given(st.integers(1, 20000), st.integers(1, 20000), st.sampled_from([40, 108, 132]))
-def test_tiles_keep_some_or_all_of_a_gpu_busy(rows, columns, multiprocessors):
-    assert 0 < tile_fill(rows, columns, multiprocessors) <= 1
+@given(
+    st.integers(1, 20000),
+    st.integers(1, 20000),
+    st.sampled_from([40, 108, 132]),
+    st.integers(1, 100000),
+)
+def test_tiles_keep_some_or_all_of_a_gpu_busy(rows, columns, multiprocessors, inner):
+    alone = tile_fill(rows, columns, multiprocessors)
+    assert 0 < alone <= tile_fill(rows, columns, multiprocessors, inner) <= 1
 
 
 def test_tiles_of_known_sizes():
     assert tile_fill(256 * 9, 128 * 12, 108) == 1.0  # 108 tiles: each multiprocessor has one
     assert tile_fill(256 * 9, 128 * 13, 108) == pytest.approx(117 / 216)  # 9 more: another round
     assert tile_fill(7, 9, 0) == 1.0
+
+
+def test_a_few_tiles_share_their_inner_dimension():
+    narrow = (2048, 512, 108)  # 32 tiles
+    assert tile_fill(*narrow) == tile_fill(*narrow, 1024) == pytest.approx(32 / 108)
+    assert tile_fill(*narrow, 8192) == pytest.approx(96 / 108)  # three for each
+    assert tile_fill(*narrow, 2048) == pytest.approx(64 / 108)  # no part is shorter than 1,024
+    many = (256 * 9, 128 * 13, 108)
+    assert tile_fill(*many, 8192) == tile_fill(*many)
 
 
 def test_a_product_takes_its_arithmetic_or_its_bytes():
