@@ -33,7 +33,7 @@ from helpers.planner.hardware.catalog import gpus
 from helpers.planner.hardware.devices import OPERATION_S
 from helpers.planner.hardware.links import Link
 from helpers.planner.measure.calibrate import cluster_of
-from helpers.planner.measure.small_steps import operation_s
+from helpers.planner.measure.small_steps import with_small_steps
 from helpers.planner.time.messages import Message, message_s
 
 SPAN_S, SPANS = 0.25, 3  # a measurement repeats for so long, so many times
@@ -77,7 +77,7 @@ def measure() -> dict[str, Any]:
     agreed = _agreed(fields)
     # a GPU's host starts its operations, a processor is its own
     starts = "host_operation_s" if device.type == "cuda" else "operation_s"
-    return agreed | {starts: operation_s(cluster_of(agreed), starts, device)}
+    return asdict(with_small_steps(cluster_of(agreed), starts, device))
 
 
 def _of_gpu() -> dict[str, Any]:
