@@ -15,7 +15,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.lab.figures.charts import lines, stacked_bars
 from helpers.lab.figures.style import BLACK, Picture, new_figure, title
 from helpers.lab.figures.tables import listed, table_of
-from helpers.planner.memory.components import activation_bytes
+from helpers.planner.memory.activations import activation_bytes
 from helpers.planner.model.training_job import make_job
 from helpers.planner.scaling import efficiencies, out_of_node_bytes
 from helpers.planner.search.planned import Choice

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from helpers.planner.memory.components import activation_bytes
+from helpers.planner.memory.activations import activation_bytes
 from helpers.planner.memory.peak import fullest
 from helpers.planner.published.runs import RUNS, Run, all_runs, cluster_of, figure_1, job_of, runs
 

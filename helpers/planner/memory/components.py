@@ -1,30 +1,67 @@
-"""The parts of a rank's memory beside its states, each one formula: activations, the end of the
-model, what is gathered or on its way. step_events.py says which of them stand beside each other.
+"""The parts of a rank's memory beside its states and activations, each one formula: the end of the
+model, what is gathered or on its way, what a block's backward works with. step_events.py says which
+of them stand beside each other.
 """
 
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES, ReduceScattered
 from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import CHUNK_BYTES
-from helpers.planner.memory.microbatches_in_flight import Flight, in_flight, in_halves
-from helpers.planner.model.block_tensors import INPUT
+from helpers.planner.memory.activations import block_bytes, bytes_of
+from helpers.planner.memory.microbatches_in_flight import in_halves
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
 
 # of the MLP's widest product in 8 bits: its input or gradient in float32 before and after it is
 # brought to one scale, and the gradient itself
 ROUNDED = Widths(ffn=5, up=0.5)
+# of what the MLP kept: offloading, which brings a block's activations back together, frees them
+# together when the block's backward is over
+BROUGHT_BACK = Widths(inside=1, ffn=1)
 # alive beside each other in a block's backward, and at its end
-GRADIENTS, LAST = Widths(inside=2, ffn=2), Widths(inside=4, query=1, kv=1)
+GRADIENTS, LAST = Widths(inside=2, up=1), Widths(inside=4, query=1, kv=1)
 
 
 def unsent_bytes(job: Job, rank: int) -> float:
-    """Gradients that come after their block's backward, which ZeRO-1 and 2 add up whole and send
-    when all are there.
+    """Gradients that ZeRO-1 and 2 have whole until they send them: those that come after their
+    block's backward, added up; and those of a rank that has too few for two messages.
 
     Source: the engine's data_parallel/buckets.py.
     """
-    sharded = job.plan.zero in (1, 2)
-    return 4 * job.parameters_of(rank) if sharded and in_halves(job, rank) else 0.0
+    if job.plan.zero not in (1, 2):
+        return 0.0
+    if in_halves(job, rank):
+        return 4 * job.parameters_of(rank)
+    at_once = one_message(job, rank) and job.microbatches == 1
+    return job.element_bytes * job.parameters_of(rank) if at_once else 0.0
+
+
+def one_message(job: Job, rank: int) -> bool:
+    """Do all gradients of a rank go in one message, when its backward is over?"""
+    return _in_messages(job) and job.sum_bytes * job.parameters_of(rank) <= BUCKET_BYTES
+
+
+def _in_messages(job: Job) -> bool:
+    """Are gradients copied into messages, be it only to have them in the dtype of sums?"""
+    low = job.plan.precision != "fp32"
+    return not _sharded(job) and (low or job.plan.dp * job.plan.cp > 1)
+
+
+def last_message_bytes(job: Job, rank: int, gradients: float) -> float:
+    """All gradients of a rank when its last message is made, which is a copy of what it sends, and
+    for ZeRO-1 and 2 this rank's part of what comes back.
+
+    Args:
+        gradients: when all are there.
+    """
+    if not _in_messages(job):
+        return 0.0
+    message = bucket_bytes(job, rank)
+    if one_message(job, rank):
+        sums = message / job.plan.shards if job.plan.zero == 2 and job.microbatches > 1 else 0.0
+        gradients = message + sums
+    elif _sends_each_time(job):
+        return 0.0
+    return gradients + message * (1 + (1 / job.plan.shards if job.plan.zero else 0))
 
 
 def sent_last_bytes(job: Job, rank: int) -> float:
@@ -34,71 +71,6 @@ def sent_last_bytes(job: Job, rank: int) -> float:
     matrix = _head(job) if job.rank_of[-1] == rank else _largest_matrix(job)
     message = max(bucket_bytes(job, rank), job.sum_bytes * matrix)
     return message / job.plan.shards
-
-
-def block_bytes(job: Job) -> float:
-    """What one block keeps of one micro-batch for its backward, under the plan's policy.
-
-    Source: arXiv 2205.05198, equations 1 to 4, with each family's own tensors in place of the
-    paper's (see model/block_tensors.py).
-    """
-    policy = job.plan.activation
-    if policy in job.program.kept:
-        return _bytes(job, job.program.kept[policy]) + _sums_bytes(job) + _context_bytes(job)
-    return _bytes(job, INPUT) / group_size(policy) + _context_bytes(job)
-
-
-def _sums_bytes(job: Job) -> float:
-    """Attention in one kernel keeps the logarithm of a sum for each head and token, in float32."""
-    one_kernel = job.program.attention == "one kernel"
-    return 4 * job.tokens * job.shape.heads / job.plan.tp if one_kernel else 0.0
-
-
-def _context_bytes(job: Job) -> float:
-    """What attention over cp keeps beside it: with nothing recomputed its result once more, in the
-    order of the products; where blocks are, its result and sums, so that nothing is sent twice.
-    Ulysses has a result at its heads and one at its tokens.
-
-    Source: the engine's context/kept.py.
-    """
-    plan = job.plan
-    if plan.cp == 1:
-        return 0.0
-    if plan.activation == "none":
-        return _bytes(job, Widths(query=job.program.context_copies))
-    results = int(plan.cp_attention == "ulysses")
-    if plan.activation == "selective":
-        return _bytes(job, Widths(query=results))
-    if not job.program.keeps_attention:
-        return 0.0
-    return _bytes(job, Widths(query=1 + results)) + _sums_bytes(job)
-
-
-def activation_bytes(job: Job, rank: int, flight: Flight | None = None) -> float:
-    """Kept for the backward passes of the micro-batches in flight, by default when most activations
-    are; none of it with offloading but what is on its way: three blocks' of one micro-batch.
-
-    Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
-    """
-    layers, flight = job.layers_of(rank), flight or in_flight(job, rank)
-    each = layers / len(job.stages_of(rank))
-    whole = min(3, layers) if job.plan.offload else flight.whole * each
-    halved = flight.halved * each * waiting_bytes(job) if flight.halved else 0.0
-    stays = 0.0 if job.plan.activation == "none" else _bytes(job, job.program.stays)
-    return whole * block_bytes(job) + halved + stays
-
-
-def waiting_bytes(job: Job) -> float:
-    """What one block's weights' gradients of one micro-batch are made from later: the inputs of its
-    products, and the gradients of their results.
-
-    Source: the engine's pipeline/split_backward.py.
-    """
-    shape = job.shape
-    of_middle = 1 + shape.block[-2].outputs / shape.ffn  # a gate beside it makes it two
-    whole = shape.norms + shape.reductions
-    width = _bytes(job, Widths(inside=whole, query=2, kv=1, ffn=of_middle))
-    return width / 2 if job.plan.precision == "fp8" else width
 
 
 def loss_work_bytes(job: Job) -> float:
@@ -112,9 +84,11 @@ def loss_work_bytes(job: Job) -> float:
 
 
 def chunk_bytes(job: Job) -> float:
-    """A chunk's exponentials, and the product for the head's gradient where it has one."""
-    chunk = min(CHUNK_BYTES, 4 * job.tokens * job.vocab_rows)
-    return chunk if job.adapters else job.element_bytes * _head(job) + chunk
+    """The most of a chunk: its logits and exponentials, beside the gradient of the chunk before;
+    or that gradient and the product for the head's, where it has one."""
+    one, whole = CHUNK_BYTES, 4 * job.tokens * job.vocab_rows
+    logits = 2 * whole if whole <= one else 3 * one
+    return logits if job.adapters else max(logits, job.element_bytes * _head(job) + min(one, whole))
 
 
 def loss_gradients_bytes(job: Job) -> float:
@@ -166,10 +140,10 @@ def sent_bytes(job: Job, rank: int) -> float:
     stage, of_sum = job.plan.zero, job.sum_bytes
     if stage == 3:
         return 0.0 if in_halves(job, rank) else of_sum * _unit(job)
-    if not _sends_each_time(job):
+    if not _sends_each_time(job) or one_message(job, rank):
         return 0.0
     bucket = max(bucket_bytes(job, rank), of_sum * _largest_matrix(job))
-    return ReduceScattered.most_under_way * bucket
+    return min(ReduceScattered.most_under_way * bucket, of_sum * job.parameters_of(rank))
 
 
 def bucket_bytes(job: Job, rank: int) -> float:
@@ -200,7 +174,7 @@ def waiting_head_bytes(job: Job) -> float:
 
 def block_gradient_bytes(job: Job) -> float:
     """At the end of a block's backward: its weights' gradients, and those of its input."""
-    return _unit(job) * job.element_bytes + _bytes(job, LAST)
+    return _unit(job) * job.element_bytes + bytes_of(job, LAST)
 
 
 def reduced_bytes(job: Job) -> float:
@@ -214,16 +188,18 @@ def working_bytes(job: Job, rank: int) -> float:
     attention may take more, when what the MLP kept is freed."""
     again, after_attention = 0.0, job.program.kept["none"].ffn
     if job.plan.activation != "none":
-        whole = _bytes(job, job.program.kept["none"]) * group_size(job.plan.activation)
+        whole = bytes_of(job, job.program.kept["none"]) * group_size(job.plan.activation)
         again = max(0.0, whole - block_bytes(job))
     kept_apart = in_halves(job, rank) if _sharded(job) else job.plan.precision != "fp32"
     kept_apart = kept_apart and job.adapters is None
     of_matrix = job.element_bytes * _largest_matrix(job) if kept_apart else 0.0
-    of_mlp = _bytes(job, GRADIENTS) + of_matrix
+    of_mlp = bytes_of(job, GRADIENTS) + of_matrix
     if job.plan.precision == "fp8" and not in_halves(job, rank):  # the matrix in 8 bits, and turned
         matrix = _largest_matrix(job)
-        of_mlp = max(of_mlp + 2 * matrix, _bytes(job, ROUNDED) + matrix)
-    of_attention = context_work_bytes(job) - _bytes(job, Widths(ffn=after_attention))
+        of_mlp = max(of_mlp + 2 * matrix, bytes_of(job, ROUNDED) + matrix)
+    if job.plan.offload and job.plan.activation == "none":
+        of_mlp += bytes_of(job, BROUGHT_BACK)
+    of_attention = context_work_bytes(job) - bytes_of(job, Widths(ffn=after_attention))
     if _sharded(job) and not in_halves(job, rank):  # the MLP's gradients wait for the block's end
         made = sum(linear.parameters for linear in job.shape.block[2:]) / job.plan.tp
         of_attention += job.element_bytes * made
@@ -246,7 +222,7 @@ def context_work_bytes(job: Job) -> float:
     else:
         repeated = max(1.0, n * job.plan.tp / job.shape.kv_heads)
         own, wide = Widths(query=3, kv=repeated), Widths(query=6, kv=repeated)
-    return _bytes(job, own) + _bytes(job, wide) * 4 / job.element_bytes
+    return bytes_of(job, own) + bytes_of(job, wide) * 4 / job.element_bytes
 
 
 def table_work_bytes(job: Job, rank: int) -> float:
@@ -258,7 +234,7 @@ def table_work_bytes(job: Job, rank: int) -> float:
     table, low = job.begin_parameters(rank), job.plan.precision != "fp32"
     twice = job.shape.tied and job.plan.pp == 1 and not low
     made = 2 * element if twice else element if low or job.microbatches > 1 else 0
-    if not _sends_each_time(job):
+    if not _sends_each_time(job) or one_message(job, rank):
         return made * table
     attention = sum(linear.parameters for linear in job.shape.block[:2]) / job.plan.tp
     under_way = max(ReduceScattered.most_under_way * bucket_bytes(job, rank), of_sum * attention)
@@ -295,10 +271,3 @@ def _sharded(job: Job) -> bool:
 def _head(job: Job) -> int:
     """Elements of the head on the first tensor rank."""
     return job.vocab_rows * job.shape.hidden
-
-
-def _bytes(job: Job, widths: Widths) -> float:
-    """Bytes of such tensors of one block and one micro-batch on one rank."""
-    plan = job.plan
-    elements = widths.on(job.shape, plan.tp, plan.sequence_parallel, job.seq_len)
-    return job.tokens * elements * job.element_bytes

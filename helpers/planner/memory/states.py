@@ -37,6 +37,8 @@ def rank_states(job: Job, rank: int, tensor_rank: int = 0, shard_rank: int = 0) 
 
     Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
     """
+    if job.adapters is not None:
+        return _adapted_states(job, rank)
     plan = job.plan
     whole = job.parameters_of(rank, tensor_rank)
     own = job.parameters_of(rank, tensor_rank, plan.shards, shard_rank)
@@ -53,6 +55,41 @@ def rank_states(job: Job, rank: int, tensor_rank: int = 0, shard_rank: int = 0) 
         gradients=4 * (own if sharded and not waiting else whole),
         optimizer=moments + (4 if low else 0) * (own if sharded else whole),
     )
+
+
+def _adapted_states(job: Job, rank: int) -> StateBytes:
+    """As the engine's data_parallel lays them out: the base whole or with ZeRO-3 in parts, adapters
+    in the arithmetic's precision with float32 masters.
+
+    Source: arXiv 2305.14314 (QLoRA), section 3; the engine's adapters/qlora.py.
+    """
+    plan, element = job.plan, job.element_bytes
+    trained = job.trained_of(rank)
+    shards = plan.shards if plan.zero else 1
+    base, moments = base_bytes(job, rank), moments_bytes(job, rank, 0, shards, 0)
+    if plan.zero == 3:
+        own = trained / shards
+        return StateBytes(base / shards + 4 * own, 4 * own, moments)
+    low = element < 4
+    waits = plan.zero == 1 and job.microbatches > 1
+    return StateBytes(
+        parameters=base + element * trained,
+        gradients=4 * trained / (1 if waits else shards),
+        optimizer=moments + (4 if low else 0) * trained / shards,
+    )
+
+
+def base_bytes(job: Job, rank: int) -> float:
+    """Of a rank's frozen parameters."""
+    ends = job.end_parameters(rank) * job.element_bytes
+    return job.layers_of(rank) * block_base_bytes(job) + ends
+
+
+def block_base_bytes(job: Job) -> float:
+    """Of one block's frozen parameters."""
+    shape, element = job.shape, job.element_bytes
+    others = job.block_parameters - sum(one * other for one, other in matrices(shape))
+    return job.adapters.matrix_bytes(shape, element) + element * others
 
 
 def moments_bytes(job: Job, rank: int, tensor_rank: int, shards: int, shard_rank: int) -> int:

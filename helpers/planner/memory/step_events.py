@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
+from helpers.planner.memory.activations import activation_bytes, block_bytes, waiting_bytes
 from helpers.planner.memory.components import (
-    activation_bytes,
-    block_bytes,
     block_gradient_bytes,
     end_bytes,
     gathered_bytes,
     head_gradient_bytes,
+    last_message_bytes,
     left_over_bytes,
     loss_gradients_bytes,
     loss_work_bytes,
@@ -26,7 +26,6 @@ from helpers.planner.memory.components import (
     stage_messages_bytes,
     swapped_bytes,
     table_work_bytes,
-    waiting_bytes,
     waiting_head_bytes,
     working_bytes,
 )
@@ -259,3 +258,6 @@ def _end(job: Job, rank: int, common: Common) -> Iterator[Stretch]:
         yield Held(gradients=common.gradients), [hold("transients", swapped_bytes(job))]
     if in_halves(job, rank):
         yield Held(gradients=common.gradients), [hold("transients", sent_last_bytes(job, rank))]
+    others = common.of_others if job.plan.zero == 2 else 0.0
+    gradients = last_message_bytes(job, rank, common.gradients)
+    yield Held(gradients=gradients, activations=others, transients=common.always), []

@@ -7,7 +7,8 @@ Counted from the model's shapes on the meta device, where tensors have no memory
 questions count the same from a Shape: `estimate(..., adapters=Adapters(rank=64, quantize="nf4"))`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from helpers.engine.adapters.qlora import check_layout
 from helpers.engine.errors import UserError, need
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import StateBytes
+from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.shape.shape import Shape
 
 FUSED = ("gpt2", "gpt_neox", "falcon")  # whose queries, keys and values are one layer
@@ -40,11 +42,28 @@ class Adapters:
             raise UserError(f"rank must be a whole number of at least 1, not {self.rank!r}")
         if self.quantize not in (None, "nf4"):
             raise UserError(f"quantize is 'nf4' or None, not {self.quantize!r}")
-        check_layout(plan)
-        if plan.offload:
-            raise UserError("no formula knows adapters with offload: leave offload out of the plan")
         if shape.held or shape.family not in (*FUSED, *APART):
             raise UserError(f"no formula knows the layers of {shape.family} that adapters stand at")
+        most = max(map(min, matrices(shape)))
+        if self.rank > most:
+            raise UserError(
+                f"rank {self.rank} is more than any matrix of the blocks has: {most} do all that "
+                "more could"
+            )
+        if plan.activation == "selective":
+            raise UserError(
+                "no formula knows adapters with activation=selective, which keeps the results of "
+                "their products beside the model's: take none or full"
+            )
+        check_layout(replace(plan, partition=_layers(shape, plan)))
+
+    def refused(self, shape: Shape, plan: ParallelPlan) -> str:
+        """Why they cannot be trained under a plan, in a few words; none where they can."""
+        try:
+            self.check(shape, plan)
+        except UserError as error:
+            return str(error).partition(":")[0]
+        return ""
 
     def parameters(self, shape: Shape) -> int:
         """Of one block."""
@@ -56,6 +75,12 @@ class Adapters:
         return sum(map(nf4_bytes, sizes)) if self.quantize else element_bytes * sum(sizes)
 
 
+def _layers(shape: Shape, plan: ParallelPlan) -> str:
+    """Of each stage, as a partition: the engine deals them out where the plan does not."""
+    return ",".join(map(str, plan.stage_layers or balanced_layers(shape, plan.stages)))
+
+
+@cache
 def matrices(shape: Shape) -> list[tuple[int, int]]:
     """Inputs and outputs of the linear layers of one block, each as the model's class has it."""
     found = []

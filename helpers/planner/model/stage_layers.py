@@ -39,7 +39,7 @@ def balanced_layers(shape: Shape, stages: int) -> tuple[int, ...]:
 
 def balance_costs(shape: Shape) -> tuple[int, int, int]:
     """Embedding, one layer and head, in the engine's weights of time and memory."""
-    seq_len = min(BALANCED_AT, shape.positions or BALANCED_AT)
+    seq_len = min(BALANCED_AT, shape.longest or BALANCED_AT)
     matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
     table = shape.vocab * shape.hidden
     time = (0, 2 * matrices + 4 * seq_len * shape.hidden, 2 * table)

@@ -4,13 +4,14 @@ Where nothing need be saved nothing else is tried.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.memory.peak import Memory, fullest
+from helpers.planner.memory.categories import Memory
+from helpers.planner.memory.peak import fullest
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import Job
 from helpers.planner.search.layouts import ACTIVATIONS, sharded_plans
@@ -37,10 +38,13 @@ class Layout:
     """Degrees and a pipeline, without a saver of memory, and what is known of it so far.
 
     job: with the state whole on each data rank and nothing recomputed.
+    savers: of activations, that it can have.
     """
 
-    def __init__(self, job: Job, cluster: Cluster) -> None:
-        self.job, self.cluster = job, cluster
+    def __init__(
+        self, job: Job, cluster: Cluster, savers: Sequence[tuple[str, bool]] = ACTIVATIONS
+    ) -> None:
+        self.job, self.cluster, self.savers = job, cluster, savers
         self._paces: dict[tuple[str, bool], Pace] = {}
         self._too_large: set[tuple[str, bool]] = set()  # savers, with parameters shared
         self.least_s = self.pace(job.plan.activation, job.plan.offload).least_s
@@ -88,7 +92,7 @@ def cheapest_that_fits(
     if least_data_s(whole, layout.cluster) >= limit_s:
         return None
     best: Choice | None = None
-    for activation, offload in ACTIVATIONS:
+    for activation, offload in layout.savers:
         if layout.pace(activation, offload).least_s >= limit_s:
             continue
         job = _with_saver(whole, activation, offload)

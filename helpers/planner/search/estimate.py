@@ -10,7 +10,6 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import check_cluster
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.memory.adapted import adapted_fullest
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_for
@@ -49,8 +48,7 @@ def estimate(
             no such program.
     """
     job = planned_job(model, plan, cluster, batch, seq_len, program, adapters, optimizer)
-    of_rank = fullest if adapters is None else adapted_fullest
-    memory = of_rank(job, context_bytes=cluster.context_bytes)
+    memory = fullest(job, context_bytes=cluster.context_bytes)
     return Choice(job, cluster, memory, step_time(job, cluster))
 
 

@@ -38,6 +38,7 @@ def explain(result: SearchResult, what_if: bool = True) -> str:
     best = result.best
     lines = [
         _winner(result),
+        *_what_trains(result.question),
         _where_time_goes(best),
         _where_memory_goes(best),
         *_why_context(best),
@@ -63,7 +64,7 @@ def _winner(result: SearchResult) -> str:
         f"{question.seq_len:,} tokens takes {_seconds(best.time.total_s)} "
         f"({_between(*map(_seconds, best.range_s))}), {best.tokens_per_s:,.0f} tokens/s"
     )
-    if best.peak_flops is not None:
+    if best.peak_flops is not None and best.job.adapters is None:
         line += f", {100 * best.mfu(best.peak_flops):.0f} % of the peak (MFU)"
     if best.usd_per_token is not None:
         line += f", {1e6 * best.usd_per_token:.2g} dollars per million tokens"
@@ -76,6 +77,18 @@ def _winner(result: SearchResult) -> str:
             low, high = (in_money(usd * end, best) for end in (best.range.low, best.range.high))
             line += f" and {in_money(usd, best)} dollars ({_between(low, high)})"
     return line + "."
+
+
+def _what_trains(question: Question) -> Iterator[str]:
+    """What is not as with all of a model and AdamW."""
+    if question.adapters is not None:
+        bits = "in 4 bits (NF4)" if question.adapters.quantize else f"in {question.precision}"
+        yield (
+            f"Adapters of rank {question.adapters.rank} train beside the blocks' matrices; the "
+            f"model is frozen, and these are {bits}."
+        )
+    if question.optimizer != "adamw":
+        yield f"The optimizer is {question.optimizer}."
 
 
 def in_money(usd: float, choice: Choice) -> str:
@@ -213,7 +226,13 @@ def _what_would_change(result: SearchResult) -> Iterator[str]:
 
 def _ask(question: Question, cluster: Cluster, batch: int) -> SearchResult:
     return search_plans(
-        question.shape, cluster, batch, question.seq_len, question.precision, by="time"
+        question.shape,
+        cluster,
+        batch,
+        question.seq_len,
+        question.precision,
+        adapters=question.adapters,
+        optimizer=question.optimizer,
     )
 
 

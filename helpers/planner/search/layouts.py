@@ -8,6 +8,7 @@ from typing import Any
 
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
+from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.training_job import splits, ways
 from helpers.planner.shape.shape import Shape
 
@@ -21,16 +22,37 @@ ACTIVATIONS = (
 )
 
 
+def savers(
+    shape: Shape, adapters: Adapters | None, ruled_out: Counter[str]
+) -> tuple[tuple[str, bool], ...]:
+    """Those of ACTIVATIONS that can be, the others counted under what refuses them."""
+    possible = []
+    for activation, offload in ACTIVATIONS:
+        plan = ParallelPlan(activation=activation, offload=offload)
+        refused = adapters and adapters.refused(shape, plan)
+        if refused:
+            ruled_out[refused] += 1
+        else:
+            possible.append((activation, offload))
+    return tuple(possible)
+
+
 LONG = 8192  # tokens of a row from which cp is tried though there are samples for all ranks
 LEAST_PART = 2048  # tokens of a row that a rank of cp gets at least: with fewer, sending takes over
 
 
 def layouts(
-    shape: Shape, cluster: Cluster, batch: int, seq_len: int, ruled_out: Counter[str]
+    shape: Shape,
+    cluster: Cluster,
+    batch: int,
+    seq_len: int,
+    ruled_out: Counter[str],
+    adapters: Adapters | None = None,
 ) -> Iterator[tuple[int, int, int, int]]:
     """Degrees (tp, pp, cp, dp) that use every device, the model can be cut into, and the batch
     fills; the others are counted under the rule that they break."""
     for tp in divisors(cluster.devices):
+        refused = adapters and adapters.refused(shape, ParallelPlan(tp=tp))
         for pp in divisors(cluster.devices // tp):
             ranks = cluster.devices // tp // pp
             if not splits(shape, tp):
@@ -39,6 +61,8 @@ def layouts(
                 ruled_out["tp would leave the node"] += 1
             elif pp > shape.layers:
                 ruled_out["more pipeline ranks than layers"] += 1
+            elif refused:
+                ruled_out[refused] += 1
             else:
                 for cp in context_degrees(ranks, batch, seq_len):
                     if ranks // cp > batch:
@@ -97,17 +121,19 @@ def unsharded_plans(
     seq_len: int,
     precision: str,
     ruled_out: Counter[str],
+    adapters: Adapters | None = None,
 ) -> Iterator[ParallelPlan]:
     """Every layout with every pipeline, with and without sequence parallelism, and every way of
-    attention over cp; the state is whole on each data rank."""
-    for tp, pp, cp, dp in layouts(shape, cluster, batch, seq_len, ruled_out):
+    attention over cp; the state is whole on each data rank. Those that the engine does not train
+    adapters under are counted as it refuses them."""
+    for tp, pp, cp, dp in layouts(shape, cluster, batch, seq_len, ruled_out, adapters):
         switches = product(
             pipelines(pp, -(-batch // dp), shape.layers),
             (False, True) if tp > 1 else (False,),
             ways(shape, tp, cp) if cp > 1 else ("ring",),
         )
         for how, sequence_parallel, way in switches:
-            yield ParallelPlan(
+            plan = ParallelPlan(
                 tp=tp,
                 pp=pp,
                 cp=cp,
@@ -117,6 +143,11 @@ def unsharded_plans(
                 cp_attention=way,
                 **how,
             )
+            refused = adapters and adapters.refused(shape, plan)
+            if refused:
+                ruled_out[refused] += 1
+            else:
+                yield plan
 
 
 def sharded_plans(plan: ParallelPlan, cluster: Cluster) -> Iterator[ParallelPlan]:

@@ -6,7 +6,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import money, train_flops_per_token
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.lookup import find_gpu
-from helpers.planner.memory.peak import Memory
+from helpers.planner.memory.categories import Memory
 from helpers.planner.model.training_job import Job
 from helpers.planner.search.ranges import Range, time_range
 from helpers.planner.time.step_time import StepTime
@@ -71,14 +71,18 @@ class Choice:
             return None
         return find_gpu(self.cluster.gpu).peak_flops.get(self.plan.precision)
 
-    def mfu(self, peak_flops: float) -> float:
-        """Model FLOPs utilisation against one device's dense peak, as in cost.mfu."""
+    def mfu(self, peak_flops: float) -> float | None:
+        """Model FLOPs utilisation against one device's dense peak, as in cost.mfu; None with
+        adapters, for a frozen base does less work."""
+        if self.job.adapters is not None:
+            return None
         flops = train_flops_per_token(self.job.shape, self.job.seq_len)
         return self.tokens_per_s * flops / (self.cluster.devices * peak_flops)
 
 
 def launch_command(choice: Choice, model: str, script: str = "scripts/train.py") -> str:
-    """The torchrun line of a choice: flags for the fields of its plan that are not the default."""
+    """The torchrun line of a choice: flags for what trains, and for the fields of its plan that are
+    not the default."""
     job, cluster = choice.job, choice.cluster
     nodes = f" --nnodes {cluster.nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
     parts = [
@@ -86,6 +90,12 @@ def launch_command(choice: Choice, model: str, script: str = "scripts/train.py")
         + (nodes if cluster.nodes > 1 else ""),
         f"{script} --model {model} --batch-size {job.batch} --seq-len {job.seq_len}",
     ]
+    if job.adapters is not None:
+        parts.append(f"--lora-rank {job.adapters.rank}")
+        if job.adapters.quantize:
+            parts.append(f"--quantize {job.adapters.quantize}")
+    if job.optimizer != "adamw":
+        parts.append(f"--optimizer {job.optimizer}")
     for field in fields(ParallelPlan):
         value = getattr(choice.plan, field.name)
         if value != field.default:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
@@ -12,6 +12,7 @@ from helpers.planner.hardware.cluster import check_cluster, with_nodes
 from helpers.planner.hardware.devices import MOST_DEVICES, Cluster
 from helpers.planner.hardware.lookup import is_amount
 from helpers.planner.memory.peak import fullest
+from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import program_of
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.layouts import layouts
@@ -34,6 +35,8 @@ class Question:
     by: str
     tokens: float | None
     deadline_s: float | None
+    adapters: Adapters | None = None
+    optimizer: str = "adamw"
 
 
 Search = Callable[[Question, Cluster], list[Choice]]
@@ -42,7 +45,15 @@ Search = Callable[[Question, Cluster], list[Choice]]
 def job_under(question: Question, plan: ParallelPlan) -> Job:
     """The question's work under a plan."""
     program = program_of(question.shape.family, question.precision)
-    return Job(question.shape, plan, question.batch, question.seq_len, program)
+    return Job(
+        question.shape,
+        plan,
+        question.batch,
+        question.seq_len,
+        program,
+        question.adapters,
+        question.optimizer,
+    )
 
 
 def check(question: Question) -> None:
@@ -53,9 +64,11 @@ def check(question: Question) -> None:
         check_cluster(cluster)
     if question.by not in GOALS:
         raise UserError(f"plans are ranked by {', '.join(GOALS)}, not {question.by!r}")
-    make_job(question.shape, ParallelPlan(), question.batch, question.seq_len)
     for cluster in question.clusters:
         cluster.rate(question.precision)
+    plan = ParallelPlan(precision=question.precision)
+    what = {"adapters": question.adapters, "optimizer": question.optimizer}
+    make_job(question.shape, plan, question.batch, question.seq_len, **what)
     if question.by != "time":
         for cluster in question.clusters:
             if cluster.usd_per_hour is None:
@@ -80,7 +93,7 @@ def nothing_fits(question: Question, search: Search) -> str:
     """
     cluster = max(question.clusters, key=lambda c: c.devices * c.memory_bytes)
     ruled_out: Counter[str] = Counter()
-    degrees = list(layouts(question.shape, cluster, question.batch, question.seq_len, ruled_out))
+    degrees = list(_layouts(question, cluster, ruled_out))
     if not degrees:
         return (
             f"no layout of {question.shape.layers} layers with {question.shape.heads} heads and "
@@ -97,6 +110,13 @@ def nothing_fits(question: Question, search: Search) -> str:
         f"recomputed and offloaded a device needs {needs / GIB:.0f} GiB of its "
         f"{cluster.memory_bytes / GIB:.0f}; {instead}"
     )
+
+
+def _layouts(
+    question: Question, cluster: Cluster, ruled_out: Counter[str]
+) -> Iterator[tuple[int, int, int, int]]:
+    work = question.batch, question.seq_len
+    return layouts(question.shape, cluster, *work, ruled_out, question.adapters)
 
 
 def _least_bytes(question: Question, cluster: Cluster, degree: tuple[int, int, int, int]) -> float:
@@ -121,7 +141,7 @@ def _enough_nodes(question: Question, cluster: Cluster, search: Search) -> int |
     while nodes * cluster.devices_per_node <= min(32768, 64 * question.batch):
         nodes *= 2
         larger = with_nodes(cluster, nodes)
-        degrees = layouts(question.shape, larger, question.batch, question.seq_len, Counter())
+        degrees = _layouts(question, larger, Counter())
         could = any(
             _least_bytes(question, cluster, each) <= cluster.memory_bytes for each in degrees
         )

@@ -19,8 +19,9 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
+from helpers.planner.model.adapters import Adapters
 from helpers.planner.search.cheapest_saver import TOO_LARGE, Layout, cheapest_that_fits
-from helpers.planner.search.layouts import unsharded_plans
+from helpers.planner.search.layouts import savers, unsharded_plans
 from helpers.planner.search.planned import Choice, launch_command
 from helpers.planner.search.request import Question, check, job_under, nothing_fits, too_late
 from helpers.planner.shape.families import model_shape
@@ -65,6 +66,8 @@ def search_plans(
     by: str = "time",
     tokens: float | None = None,
     deadline_s: float | None = None,
+    adapters: Adapters | None = None,
+    optimizer: str = "adamw",
 ) -> SearchResult:
     """The best plans of a model on one of some clusters.
 
@@ -74,6 +77,7 @@ def search_plans(
         by: `time`, `cost`, or `cost under a deadline`.
         tokens: to train on; needed with a deadline.
         deadline_s: for all of them.
+        adapters, optimizer: as estimate's.
 
     Raises:
         UserError: one line: the question makes no sense, no plan fits anywhere and what would, or
@@ -81,7 +85,8 @@ def search_plans(
     """
     shape = model if isinstance(model, Shape) else model_shape(model)
     several = tuple(clusters) if isinstance(clusters, (list, tuple)) else (clusters,)
-    question = Question(shape, several, batch, seq_len, precision, by, tokens, deadline_s)
+    work = batch, seq_len, precision, by, tokens, deadline_s, adapters, optimizer
+    question = Question(shape, several, *work)
     check(question)
     ruled_out: Counter[str] = Counter()
     fitted, choices = 0, []
@@ -170,8 +175,9 @@ def _found(question: Question, cluster: Cluster) -> list[Choice]:
 def _layouts(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> list[Layout]:
     """All of them, from the one that would be the fastest with free memory and data axes on."""
     work = question.batch, question.seq_len, question.precision
-    plans = unsharded_plans(question.shape, cluster, *work, ruled_out)
-    layouts = [Layout(job_under(question, plan), cluster) for plan in plans]
+    plans = unsharded_plans(question.shape, cluster, *work, ruled_out, question.adapters)
+    possible = savers(question.shape, question.adapters, ruled_out)
+    layouts = [Layout(job_under(question, plan), cluster, possible) for plan in plans]
     return sorted(layouts, key=lambda layout: layout.least_s)
 
 

@@ -13,7 +13,7 @@ Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
 import math
 
 from helpers.engine.memory.recomputing import group_size
-from helpers.planner.memory.adapted import base_bytes, block_base_bytes
+from helpers.planner.memory.states import base_bytes, block_base_bytes
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.messages import Message
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.memory.components import block_bytes
+from helpers.planner.memory.activations import sent_out_bytes
+from helpers.planner.memory.adapted import frozen
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.block_time import (
     BlockTime,
@@ -135,7 +136,10 @@ def offloaded_s(job: Job, cluster: Cluster) -> float:
 
     Source: Ren et al. 2021, ZeRO-Offload, section 4: copies run beside computing.
     """
-    return block_bytes(job) / cluster.host_bytes_per_s if job.plan.offload else 0.0
+    if not job.plan.offload:
+        return 0.0
+    kept_as = job if job.adapters is None else frozen(job)
+    return sent_out_bytes(kept_as) / cluster.host_bytes_per_s
 
 
 class EndTime(NamedTuple):

@@ -65,6 +65,7 @@ def price(
     seq_len: int,
     steps: int | None = None,
     adapters: Adapters | None = None,
+    optimizer: str = "adamw",
 ) -> Price:
     """What a step takes.
 
@@ -72,14 +73,14 @@ def price(
         config: a preset's name, or a transformers configuration.
         instance: of EC2, with or without the service's `ml.`.
         batch: samples of a step, over all ranks.
-        adapters: what trains beside a frozen model.
+        adapters, optimizer: as estimate's.
 
     Raises:
         UserError: the plan does not fit the model or the machines, or nothing is known of these.
     """
     config = load_config(config) if isinstance(config, str) else config
     cluster = make_cluster(instance, nodes=nodes)
-    choice = estimate(config, plan, cluster, batch, seq_len, adapters=adapters)
+    choice = estimate(config, plan, cluster, batch, seq_len, adapters=adapters, optimizer=optimizer)
     dollars = choice.usd_per_token
     return Price(
         choice.memory.total,
@@ -114,6 +115,7 @@ def words_of(model: Any, plan: ParallelPlan | None, where: Any, flags: Any) -> s
         sizes = [flags[name] for name in ("batch_size", "seq_len")]
         rank, steps = flags.get("lora_rank"), flags.get("steps")
         adapters = Adapters(rank, flags.get("quantize")) if rank else None
-        return str(price(model, plan, where.instance, where.nodes, *sizes, steps, adapters))
+        what = steps, adapters, flags.get("optimizer") or "adamw"
+        return str(price(model, plan, where.instance, where.nodes, *sizes, *what))
     except UserError as error:
         return f"no price: {error}"

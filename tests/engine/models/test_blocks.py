@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.memory.components import block_bytes
+from helpers.planner.memory.activations import block_bytes
 from helpers.planner.model.block_tensors import program, program_of
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths

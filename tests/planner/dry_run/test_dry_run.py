@@ -19,7 +19,8 @@ from helpers.planner.cost import forward_flops
 from helpers.planner.dry_run.dry_run import dry_run, pretended, watched
 from helpers.planner.dry_run.tensor_watch import Watch
 from helpers.planner.hardware.cluster import make_cluster
-from helpers.planner.memory.components import activation_bytes, end_bytes, stage_messages_bytes
+from helpers.planner.memory.activations import activation_bytes
+from helpers.planner.memory.components import end_bytes, stage_messages_bytes
 from helpers.planner.memory.peak import rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import make_job

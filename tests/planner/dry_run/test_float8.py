@@ -12,7 +12,8 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.dry_run.dry_run import dry_run
 from helpers.planner.hardware.cluster import make_cluster
-from helpers.planner.memory.components import activation_bytes, end_bytes
+from helpers.planner.memory.activations import activation_bytes
+from helpers.planner.memory.components import end_bytes
 from helpers.planner.memory.peak import rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import make_job

@@ -11,12 +11,14 @@ import transformers
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
 from helpers.engine.files.weights import load_config
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import pretended, watched
 from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.cluster import make_cluster
-from helpers.planner.memory.adapted import adapted_memory, adapted_states, base_bytes
+from helpers.planner.memory.adapted import adapted_memory
+from helpers.planner.memory.states import base_bytes, rank_states
 from helpers.planner.model.adapters import Adapters, adapted_state
 from helpers.planner.model.training_job import make_job
 from helpers.planner.search.estimate import estimate
@@ -41,10 +43,15 @@ FAMILIES = {
 
 
 def counted(config, plan, how):
-    """A real step of the engine on a first rank that sends nothing, watched."""
+    """A real step of the engine on a first rank that sends nothing, watched; without `how` all of
+    the model trains."""
     with pretended(plan.world_size):
         mesh = plan.mesh("cpu")
-        model = load_adapted("llama-tiny", plan, mesh, how, config=config, from_scratch=True)
+        given = {"config": config, "from_scratch": True}
+        if how is None:
+            model = load_model("llama-tiny", plan, mesh, **given)
+        else:
+            model = load_adapted("llama-tiny", plan, mesh, how, **given)
         trainer = Trainer(model, plan, mesh, lr=1e-3)
         ids = torch.randint(1, config.vocab_size, (ROWS * plan.dp, SEQ_LEN))
         trainer.update({part.name: torch.zeros_like(part.tensor) for part in trainer.parts})
@@ -60,7 +67,7 @@ def test_memory_is_the_engines(family, quantize, activation):
     config, plan = FAMILIES[family](), ParallelPlan(precision="bf16", activation=activation)
     job = make_job(config, plan, ROWS, SEQ_LEN, adapters=Adapters(8, quantize))
     found = counted(FAMILIES[family](), plan, Adapting(rank=8, quantize=quantize))
-    assert vars(adapted_states(job, 0)) == found.states
+    assert vars(rank_states(job, 0)) == found.states
     assert adapted_memory(job, 0).allocated == pytest.approx(found.peak_bytes, rel=0.10)
 
 
@@ -70,7 +77,7 @@ def test_data_ranks_share_the_adapters_state(stage):
     plan = ParallelPlan(precision="bf16", dp_shard=2, zero_stage=stage)
     job = make_job(config, plan, 2 * ROWS, SEQ_LEN, adapters=Adapters(8, "nf4"))
     found = counted(config, plan, Adapting(rank=8, quantize="nf4"))
-    assert vars(adapted_states(job, 0)) == pytest.approx(found.states, rel=1e-6)
+    assert vars(rank_states(job, 0)) == pytest.approx(found.states, rel=1e-6)
 
 
 def test_only_adapters_gradients_are_summed():
@@ -162,20 +169,35 @@ def test_a_frozen_base_takes_two_thirds_of_the_products():
 @pytest.mark.parametrize(
     ("adapters", "plan", "words"),
     [
-        (Adapters(0), {}, "rank must be a whole number of at least 1, not 0"),
+        *(
+            (Adapters(rank), {}, f"rank must be a whole number of at least 1, not {rank!r}")
+            for rank in (0, -1, True, 8.0, float("nan"), float("inf"), "8", None)
+        ),
+        (Adapters(10**9), {}, "rank 1000000000 is more than any matrix .*: 8192 do all"),
+        (Adapters(8193, "nf4"), {}, "rank 8193 is more than any matrix"),
         (Adapters(8, "int8"), {}, "quantize is 'nf4' or None, not 'int8'"),
         (64, {}, "give adapters as Adapters\\(rank=8\\), not 64"),
         (Adapters(), {"tp": 4}, "tp=4 splits the matrices that adapters stand beside"),
         (Adapters(), {"precision": "fp8"}, "trains whole matrices: take bf16 with adapters"),
         (Adapters(), {"pp": 4, "schedule": "zero-bubble"}, "which a frozen base has not"),
-        (Adapters(), {"offload": True}, "no formula knows adapters with offload"),
+        (Adapters(), {"activation": "selective"}, "no formula knows adapters with activation"),
     ],
 )
 def test_what_cannot_be_is_one_line(adapters, plan, words):
     plan = ParallelPlan(
         **({"dp_shard": 4} if "tp" not in plan and "pp" not in plan else {}), **plan
     )
-    with pytest.raises(UserError, match=words):
-        estimate(
-            load_config("falcon-40b"), plan, make_cluster("g5.12xlarge"), 4, 64, adapters=adapters
-        )
+    work = load_config("falcon-40b"), plan, make_cluster("g5.12xlarge"), 4, 64
+    with pytest.raises(UserError, match=words) as refusal:
+        estimate(*work, adapters=adapters)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_largest_rank_of_use_is_taken():
+    """As many as the smaller side of the largest matrix, though others have fewer: keys and values
+    of 128 beside queries of 1,024."""
+    shape = llama(1024, 2, 8, 1, 2816, vocab=1000)
+    plan, machine = ParallelPlan(dp_shard=4, precision="bf16"), make_cluster("g5.12xlarge")
+    assert estimate(shape, plan, machine, 4, 64, adapters=Adapters(1024)).fits
+    with pytest.raises(UserError, match="rank 1025 is more"):
+        estimate(shape, plan, machine, 4, 64, adapters=Adapters(1025))

@@ -8,7 +8,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import Cost, Costs, balance
 from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
-from helpers.planner.memory.components import activation_bytes
+from helpers.planner.memory.activations import activation_bytes
 from helpers.planner.memory.peak import fullest, rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.stage_layers import balance_costs, balanced_layers

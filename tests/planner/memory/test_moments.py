@@ -14,7 +14,6 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import pretended
 from helpers.planner.hardware.cluster import make_cluster
-from helpers.planner.memory.adapted import adapted_states
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.training_job import make_job
@@ -66,7 +65,7 @@ def test_of_adapters():
     plan = ParallelPlan(precision="bf16")
     job = make_job(config(), plan, 2, 16, adapters=Adapters(64, "nf4"), optimizer="adamw8bit")
     found = counted(plan, Adapting(rank=64, quantize="nf4"))
-    assert adapted_states(job, 0).optimizer == found
+    assert rank_states(job, 0).optimizer == found
 
 
 def test_a_question_with_it():

@@ -1,0 +1,100 @@
+"""Activations that a rank keeps for its backward passes: of a block, of all that are in flight, and
+what of them is in host memory.
+"""
+
+from helpers.engine.memory.recomputing import group_size
+from helpers.planner.memory.microbatches_in_flight import Flight, in_flight
+from helpers.planner.model.block_tensors import INPUT
+from helpers.planner.model.training_job import Job
+from helpers.planner.model.widths import Widths
+
+
+def block_bytes(job: Job) -> float:
+    """What one block keeps of one micro-batch for its backward, under the plan's policy.
+
+    Source: arXiv 2205.05198, equations 1 to 4, with each family's own tensors in place of the
+    paper's (see model/block_tensors.py).
+    """
+    policy = job.plan.activation
+    if policy in job.program.kept:
+        return bytes_of(job, job.program.kept[policy]) + _sums_bytes(job) + _context_bytes(job)
+    return bytes_of(job, INPUT) / group_size(policy) + _context_bytes(job)
+
+
+def _sums_bytes(job: Job) -> float:
+    """Attention in one kernel keeps the logarithm of a sum for each head and token, in float32."""
+    one_kernel = job.program.attention == "one kernel"
+    return 4 * job.tokens * job.shape.heads / job.plan.tp if one_kernel else 0.0
+
+
+def _context_bytes(job: Job) -> float:
+    """What attention over cp keeps beside it: with nothing recomputed its result once more, in the
+    order of the products; where blocks are, its result and sums, so that nothing is sent twice.
+    Ulysses has a result at its heads and one at its tokens.
+
+    Source: the engine's context/kept.py.
+    """
+    plan = job.plan
+    if plan.cp == 1:
+        return 0.0
+    if plan.activation == "none":
+        return bytes_of(job, Widths(query=job.program.context_copies))
+    results = int(plan.cp_attention == "ulysses")
+    if plan.activation == "selective":
+        return bytes_of(job, Widths(query=results))
+    if not job.program.keeps_attention:
+        return 0.0
+    return bytes_of(job, Widths(query=1 + results)) + _sums_bytes(job)
+
+
+def activation_bytes(job: Job, rank: int, flight: Flight | None = None) -> float:
+    """Kept for the backward passes of the micro-batches in flight, by default when most activations
+    are; of what offloading sends out only what is on its way: three blocks' of one micro-batch.
+
+    Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
+    """
+    layers, flight = job.layers_of(rank), flight or in_flight(job, rank)
+    each = layers / len(job.stages_of(rank))
+    sent_out = sent_out_bytes(job)
+    whole = flight.whole * each * (block_bytes(job) - sent_out) + min(3, layers) * sent_out
+    halved = flight.halved * each * waiting_bytes(job) if flight.halved else 0.0
+    stays = 0.0 if job.plan.activation == "none" else bytes_of(job, job.program.stays)
+    return whole + halved + stays
+
+
+def sent_out_bytes(job: Job) -> float:
+    """Of what a block keeps, what offloading sends to host memory: with `selective` the block's
+    input alone, for torch's checkpoint itself holds the results that are not computed again.
+
+    Source: the engine's memory/recomputing.py and offloading.py.
+    """
+    if not job.plan.offload:
+        return 0.0
+    return bytes_of(job, INPUT) if job.plan.activation == "selective" else block_bytes(job)
+
+
+def offloaded_bytes(job: Job, rank: int) -> float:
+    """Activations of a rank that are in host memory when most are. What is on its way is there,
+    too."""
+    each = job.layers_of(rank) / len(job.stages_of(rank))
+    return sum(in_flight(job, rank)) * each * sent_out_bytes(job)
+
+
+def waiting_bytes(job: Job) -> float:
+    """What one block's weights' gradients of one micro-batch are made from later: the inputs of its
+    products, and the gradients of their results.
+
+    Source: the engine's pipeline/split_backward.py.
+    """
+    shape = job.shape
+    of_middle = 1 + shape.block[-2].outputs / shape.ffn  # a gate beside it makes it two
+    whole = shape.norms + shape.reductions
+    width = bytes_of(job, Widths(inside=whole, query=2, kv=1, ffn=of_middle))
+    return width / 2 if job.plan.precision == "fp8" else width
+
+
+def bytes_of(job: Job, widths: Widths) -> float:
+    """Bytes of such tensors of one block and one micro-batch on one rank."""
+    plan = job.plan
+    elements = widths.on(job.shape, plan.tp, plan.sequence_parallel, job.seq_len)
+    return job.tokens * elements * job.element_bytes
