@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from helpers.engine.memory.recomputing import group_size
 from helpers.planner.hardware.devices import CONTEXT_BYTES
-from helpers.planner.memory.activations import activation_bytes, offloaded_bytes
+from helpers.planner.memory.activations import activation_bytes, bytes_of, offloaded_bytes
 from helpers.planner.memory.categories import Memory
 from helpers.planner.memory.components import (
     chunk_bytes,
@@ -46,7 +46,8 @@ def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) ->
         unit = block_base_bytes(job) + element * job.adapters.parameters(job.shape)
         ends = job.end_parameters(rank) * element
         gathered = 2 * group_size(job.plan.activation) * unit + ends
-    work = working_bytes(job, rank) + matrix  # of a block, when the loss is over
+    # of a block, when the loss is over; what comes back through an adapter is added to the base's
+    work = working_bytes(job, rank) + bytes_of(job, Widths(ffn=1)) + matrix
     return Memory(
         parameters=states.parameters,
         gradients=states.gradients,
