@@ -33,9 +33,9 @@ from helpers.planner.time.step_time import step_time
 MODEL, WORDS, SEQ_LEN = "gptj-tiny", 1024, 64
 HEAD, LAYERS = 32, 8  # a head's width, of a head for each rank; layers at least
 WARM, TIMED = 5, 25  # steps
-Step = tuple[Job, float]  # with the seconds that it took
 LEAST_S, MOST_S, HALVINGS = 1e-8, 1e-1, 28  # between which such seconds are looked for
 ROUNDS = 4
+Step = tuple[Job, float]  # with the seconds that it took
 
 
 def with_small_steps(cluster: Cluster, field: str, device: torch.device) -> Cluster:

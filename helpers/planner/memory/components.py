@@ -14,8 +14,8 @@ from helpers.planner.model.widths import Widths
 # of the MLP's widest product in 8 bits: its input or gradient in float32 before and after it is
 # brought to one scale, and the gradient itself
 ROUNDED = Widths(ffn=5, up=0.5)
-# of what the MLP kept: offloading, which brings a block's activations back together, frees them
-# together when the block's backward is over
+# what the MLP kept, which is freed as its backward goes on; but offloading, which brings a block's
+# activations back together, frees them together
 BROUGHT_BACK = Widths(inside=1, ffn=1)
 # alive beside each other in a block's backward, and at its end
 GRADIENTS, LAST = Widths(inside=2, up=1), Widths(inside=4, query=1, kv=1)
@@ -74,9 +74,8 @@ def sent_last_bytes(job: Job, rank: int) -> float:
 
 
 def loss_work_bytes(job: Job) -> float:
-    """The most that the loss works with. Forward, a chunk of tokens at a time, that is a chunk's
-    float32 exponentials, the hidden states of the labelled tokens and the product that is added to
-    the head's gradient.
+    """The most that the loss works with: forward a chunk of tokens at a time, beside the hidden
+    states of those that are labelled; or backward.
 
     Source: the engine's models/chunked_loss.py; arXiv 2411.09009 (Cut Your Losses), section 4.
     """
@@ -84,8 +83,8 @@ def loss_work_bytes(job: Job) -> float:
 
 
 def chunk_bytes(job: Job) -> float:
-    """The most of a chunk: its logits and exponentials, beside the gradient of the chunk before;
-    or that gradient and the product for the head's, where it has one."""
+    """The most of a chunk in float32: its logits and exponentials, beside the gradient of the chunk
+    before; or that gradient and the product for the head's, where it has one."""
     one, whole = CHUNK_BYTES, 4 * job.tokens * job.vocab_rows
     logits = 2 * whole if whole <= one else 3 * one
     return logits if job.adapters else max(logits, job.element_bytes * _head(job) + min(one, whole))
