@@ -120,8 +120,8 @@ def test_savers_without_a_formula_are_left_out():
 
 
 def test_falcon_by_qlora_on_four_gpus_of_24_gb(falcon):
-    """Four data ranks that share the 4-bit base, for a pipeline waits and copies do not fit; the
-    published run, one GPU at work at a time, took three times as long."""
+    """Four data ranks that share the 4-bit base, for a pipeline waits and copies do not fit; one at
+    work at a time, as the post had it, would take more than three times as long."""
     best = falcon.best
     assert best.plan.dp_shard == 4 and best.plan.zero == 3
     assert best.fits
