@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--gpus"):  # most tests start more ranks than a machine has GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell's `&`: kernels do hear it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each: threads would wait for each other's
         import torch
 
