@@ -31,17 +31,20 @@ def forks() -> Any:
 
 
 class Pool:
-    """`world` processes that wait for work."""
+    """`world` processes that wait for work; after an error, or with many groups, new ones."""
 
     def __init__(self, world: int) -> None:
-        context = forks()
         self.world = world
+        self.processes: list[Any] = []
+
+    def _start(self) -> None:
+        context = forks()
         self.answers = context.Queue()
-        self.inboxes = [context.Queue() for _ in range(world)]
+        self.inboxes = [context.Queue() for _ in range(self.world)]
         store = tempfile.mktemp(prefix="ranks-")
         self.processes = [
             context.Process(
-                target=_serve, args=(rank, world, store, inbox, self.answers), daemon=True
+                target=_serve, args=(rank, self.world, store, inbox, self.answers), daemon=True
             )
             for rank, inbox in enumerate(self.inboxes)
         ]
@@ -49,6 +52,8 @@ class Pool:
             process.start()
 
     def run(self, function: Any, *arguments: Any) -> list[Any]:
+        if not self.processes:
+            self._start()
         for inbox in self.inboxes:
             inbox.put((function, arguments))
         results: dict[int, Any] = {}
@@ -79,23 +84,15 @@ class Pool:
             process.kill()
         for process in self.processes:
             process.join()
-        _pools.pop(self.world, None)
+        self.processes = []
 
 
-_pools: dict[int, Pool] = {}
-
-
+@cache
 def pool(world: int) -> Pool:
     """The session's pool of that many ranks."""
-    if world not in _pools:
-        _pools[world] = Pool(world)
-    return _pools[world]
-
-
-@atexit.register
-def close_all() -> None:
-    for one in list(_pools.values()):
-        one.close()
+    one = Pool(world)
+    atexit.register(one.close)
+    return one
 
 
 def _serve(rank: int, world: int, store: str, inbox: Any, answers: Any) -> None:

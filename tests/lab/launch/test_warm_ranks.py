@@ -42,8 +42,15 @@ def forked(ranks: Ranks) -> list[psutil.Process]:
         process
         for server in psutil.Process(ranks._server.pid).children()
         for process in server.children(recursive=True)
-        if process.status() != psutil.STATUS_ZOMBIE
+        if lives(process)
     ]
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
 
 
 def quiet(ranks: Ranks) -> bool:
@@ -124,18 +131,21 @@ def test_a_child_that_a_rank_leaves_holds_nobody(tmp_path, ranks, fault, is_warm
 
 
 def test_ranks_do_not_outlive_their_agent(tmp_path, ranks):
+    log = tmp_path / "run" / "logs" / "launch.log"
+    family: list[psutil.Process] = []
+
     def kill() -> None:
-        assert wait_for(lambda: len(forked(ranks)) >= 3, 30)
-        time.sleep(1)
-        agent = psutil.Process(ranks._server.pid).children()[0].children()[0]
-        agent.kill()
+        wait_for(lambda: log.exists() and log.read_text().count("entering") == 2, 90)
+        family.extend(forked(ranks))
+        family[0].kill()  # the agent: the server's only child
 
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(RunFailed):
         launch(FAULT, nproc=2, out=tmp_path / "run", ranks=ranks, fault="deaf", show=False)
     killer.join()
-    assert quiet(ranks)
+    assert len(family) >= 5  # agent, two ranks, and a child of each
+    assert wait_for(lambda: not any(map(lives, family)), 10)
 
 
 def test_time_that_is_over_ends_deaf_ranks(tmp_path, ranks, monkeypatch):
