@@ -17,7 +17,7 @@ from helpers.lab.exercises.check import check
 from helpers.lab.exercises.judges import MISTAKES
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.exercises.solutions import SOLUTIONS, answer_of, show_solution
-from tests.lab.exercises.wrong_answers import WRONG
+from tests.lab.exercises.wrong_answers import WRONG, Change
 
 RUN = find_post("gptj-tensor-parallel")
 FALCON_40B, NEOX_20B = 41_303_293_952, 20_554_567_680  # parameters
@@ -106,7 +106,7 @@ def test_sixty_wrong_answers_at_least():
 )
 def test_a_wrong_answer_is_refused_and_told_why(name, place):
     answer, words = WRONG[name][place]
-    verdict = check(name, answer)
+    verdict = check(name, answer.made() if isinstance(answer, Change) else answer)
     assert verdict.state == "not yet" and words in verdict.message, verdict.message
 
 

@@ -9,6 +9,8 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,23 +21,37 @@ from helpers.lab.exercises.topics.qlora import LEVELS
 GIB = 1e9 / 2**30
 
 
-def times(name: str, *factors: tuple[str, float, str]) -> list[tuple[Any, str]]:
-    """Of a dictionary the right one with one number multiplied."""
-    right = answer_of(name)
-    return [(right | {key: right[key] * by}, words) for key, by, words in factors]
+right = cache(answer_of)
 
 
-def put(name: str, *changes: tuple[dict[str, Any], str]) -> list[tuple[Any, str]]:
-    right = answer_of(name)
-    return [(right | change, words) for change, words in changes]
+@dataclass(frozen=True)
+class Change:
+    """A right answer, a dictionary, with one number multiplied or some put in place of its own.
+    It is made when a test asks for it: some right answers take seconds."""
+
+    name: str
+    put: dict[str, Any]
+    factors: dict[str, float]
+
+    def made(self) -> dict[str, Any]:
+        answer = right(self.name)
+        return answer | self.put | {key: by * answer[key] for key, by in self.factors.items()}
+
+
+def times(name: str, *factors: tuple[str, float, str]) -> list[tuple[Change, str]]:
+    return [(Change(name, {}, {key: by}), words) for key, by, words in factors]
+
+
+def put(name: str, *changes: tuple[dict[str, Any], str]) -> list[tuple[Change, str]]:
+    return [(Change(name, change, {}), words) for change, words in changes]
 
 
 def first_case_only(name: str) -> Callable[..., Any]:
     """Right for the sizes that it sees first, and the same answer ever after."""
-    right, kept = answer_of(name), []
+    kept: list[Any] = []
 
     def answer(*case: Any) -> Any:
-        kept.append(right(*case))
+        kept.append(right(name)(*case))
         return kept[0]
 
     return answer
@@ -83,7 +99,7 @@ def naive_loss(shards, targets):
 
 
 def summed_loss(shards, targets):
-    return answer_of("1b vocabulary loss")(shards, targets) * len(targets)
+    return right("1b vocabulary loss")(shards, targets) * len(targets)
 
 
 def mean_of_shards(shards, targets):
@@ -97,7 +113,7 @@ def mean_of_shards(shards, targets):
 
 def one_ahead(rank, ranks, microbatches):
     """1F1B with one forward too many at the start: the order of the rank before."""
-    return answer_of("2b 1f1b")(rank - 1, ranks, microbatches)
+    return right("2b 1f1b")(rank - 1, ranks, microbatches)
 
 
 def none_ahead(rank, ranks, microbatches):
@@ -105,51 +121,51 @@ def none_ahead(rank, ranks, microbatches):
 
 
 def last_forgotten(rank, ranks, microbatches):
-    return answer_of("2b 1f1b")(rank, ranks, microbatches)[:-1]
+    return right("2b 1f1b")(rank, ranks, microbatches)[:-1]
 
 
 def four_ranks(rank, ranks, microbatches):
-    return answer_of("2b 1f1b")(rank, 4, microbatches)
+    return right("2b 1f1b")(rank, 4, microbatches)
 
 
 def weights_at_once(rank, ranks, microbatches):
     """W right behind its I: 1F1B again."""
-    order = answer_of("2b 1f1b")(rank, ranks, microbatches)
+    order = right("2b 1f1b")(rank, ranks, microbatches)
     halves = ([f"I{a[1:]}", f"W{a[1:]}"] if a[0] == "B" else [a] for a in order)
     return [action for pair in halves for action in pair]
 
 
 def weights_at_the_end(rank, ranks, microbatches):
-    order = answer_of("2c zero bubble")(rank, ranks, microbatches)
+    order = right("2c zero bubble")(rank, ranks, microbatches)
     return [a for a in order if a[0] != "W"] + [f"W{i}" for i in range(microbatches)]
 
 
 def swapped(rows, batch, epochs, drop_last):
-    return answer_of("3b trained")(rows, batch, epochs, drop_last)[::-1]
+    return right("3b trained")(rows, batch, epochs, drop_last)[::-1]
 
 
 def one_epoch(rows, batch, epochs, drop_last):
-    return answer_of("3b trained")(rows, batch, 1, drop_last)
+    return right("3b trained")(rows, batch, 1, drop_last)
 
 
 def all_rows(rows, batch, epochs, drop_last):
-    return rows * epochs, answer_of("3b trained")(rows, batch, epochs, drop_last)[1]
+    return rows * epochs, right("3b trained")(rows, batch, epochs, drop_last)[1]
 
 
 def whole_batches(rows, batch, epochs, drop_last):
-    return answer_of("3b trained")(rows, batch, epochs, True)
+    return right("3b trained")(rows, batch, epochs, True)
 
 
 def all_batches(rows, batch, epochs, drop_last):
-    return answer_of("3b trained")(rows, batch, epochs, False)
+    return right("3b trained")(rows, batch, epochs, False)
 
 
 def one_long_epoch(rows, batch, epochs, drop_last):
-    return answer_of("3b trained")(rows * epochs, batch, 1, drop_last)
+    return right("3b trained")(rows * epochs, batch, 1, drop_last)
 
 
 def steps_rounded_down(rows, batch, epochs, drop_last):
-    samples, _ = answer_of("3b trained")(rows, batch, epochs, drop_last)
+    samples, _ = right("3b trained")(rows, batch, epochs, drop_last)
     return samples, epochs * (rows // batch)
 
 
@@ -202,13 +218,13 @@ def all_messages(messages, computing):
 
 def one_by_one(messages, computing):
     """Two messages at a time are counted twice."""
-    return sum(answer_of("7b exposed")([one], computing) for one in messages)
+    return sum(right("7b exposed")([one], computing) for one in messages)
 
 
 def longest_alone(messages, computing):
     """Their whole spans, as if there were no gaps."""
     span = [(min(s for s, _ in messages), max(e for _, e in messages))]
-    return answer_of("7b exposed")(span, computing)
+    return right("7b exposed")(span, computing)
 
 
 def difference(messages, computing):
@@ -231,7 +247,7 @@ def one_too_many(done, every):
     return done % every + 1
 
 
-TRAFFIC = answer_of("1a traffic")
+TRAFFIC = right("1a traffic")
 WRONG: dict[str, list[tuple[Any, str]]] = {
     "1a traffic": [
         (TRAFFIC / 2, "Half of it"),
@@ -278,7 +294,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "2c zero bubble": [
         (weights_at_once, "is possible"),
         (weights_at_the_end, "is possible"),
-        (answer_of("2b 1f1b"), "is possible"),
+        (right("2b 1f1b"), "is possible"),
         (first_case_only("2c zero bubble"), ""),
     ],
     "3a claims": times(
@@ -316,11 +332,11 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (first_case_only("3c break-even"), "Not right for"),
     ],
     "4a trainable": [
-        (answer_of("4a trainable") // 32, "one layer's"),
-        (answer_of("4a trainable") // 16, "rank 1"),
-        (answer_of("4a trainable") + 1, ""),
-        (answer_of("4a trainable") * 2, ""),
-        (answer_of("4a trainable") / 1e6, ""),
+        (right("4a trainable") // 32, "one layer's"),
+        (right("4a trainable") // 16, "rank 1"),
+        (right("4a trainable") + 1, ""),
+        (right("4a trainable") * 2, ""),
+        (right("4a trainable") / 1e6, ""),
     ],
     "4b nf4": [
         (one_magnitude, "each block has a magnitude of its own"),
