@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,7 @@ def missing() -> str:
     if find_browser() is None:
         return "no Chromium on the PATH: install chromium"
     for module in ("jupyterlab", "ipywidgets", "websocket"):
-        try:
-            __import__(module)
-        except ImportError:
+        if find_spec(module) is None:
             return f"no {module}: pip install 'helpers[notebooks]'"
     return ""
 
