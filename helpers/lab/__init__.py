@@ -36,6 +36,7 @@ HOMES = {
     "memory_table": "figures.what_if_tables",
     "plan_table": "figures.what_if_tables",
     "explore": "figures.what_if_sliders",
+    "show_text": "figures.display",
     # ideas as pictures
     "draw_map_of_parallelism": "drawings.parallelism_map",
     "draw_tensor_parallel": "drawings.tensor_block",

@@ -121,5 +121,6 @@ def finish(
         return
     for command in tracking.look.values():
         print(f"tracked: {command}")
-    scored = "".join(f", {name} {value:.4g}" for name, value in (scores or {}).items())
-    print(f"done: {trainer.steps_done} steps, final loss {summary['final_loss']}{scored}")
+    figures = {"final loss": summary["final_loss"]} | (scores or {})
+    known = (f", {name} {value:.4g}" for name, value in figures.items() if value is not None)
+    print(f"done: {trainer.steps_done} steps{''.join(known)}")

@@ -68,8 +68,8 @@ def show_table(
 
 
 def show_text(text: str) -> None:
-    """Show a sentence or two as a paragraph."""
-    _show(text, f"<p>{escape(text)}</p>")
+    """Show sentences as a paragraph, each line of the text on a line of its own."""
+    _show(text, f"<p>{'<br>'.join(map(escape, text.splitlines()))}</p>")
 
 
 def show_code(title: str, code: str, file: str | None = None) -> None:

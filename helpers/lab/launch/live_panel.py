@@ -58,7 +58,12 @@ def as_text(view: View) -> str:
 def as_html(view: View) -> str:
     """The same for a browser. No colour is set on text or background: the theme's own are used."""
     lines = html.escape("\n".join(_cut(view.lines)))
-    box = "margin:.4em 0;padding:.2em .6em;border:1px solid rgba(128,128,128,.4);overflow-x:auto"
+    box = (
+        "margin:.4em 0;padding:.2em .6em;border:1px solid rgba(128,128,128,.4);"
+        # JupyterLab breaks lines inside words, and the page of nbconvert sets no font
+        "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
+        "font-family:var(--jp-code-font-family,monospace)"
+    )
     state, numbers = html.escape(headline(view)).split(" ", 1)
     parts = [
         f'<div style="border-left:4px solid {_COLOURS[view.state]};padding-left:.8em">',

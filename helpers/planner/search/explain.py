@@ -70,8 +70,8 @@ def _winner(result: SearchResult) -> str:
         line += f", {1e6 * best.usd_per_token:.2g} dollars per million tokens"
     if question.tokens is not None:
         days = question.tokens / best.tokens_per_s / DAY_S
-        ends = (f"{days * end:,.3g}" for end in (best.range.low, best.range.high))
-        line += f"; {question.tokens:.3g} tokens take {days:,.1f} days ({_between(*ends)})"
+        ends = (_days(days * end) for end in (best.range.low, best.range.high))
+        line += f"; {question.tokens:.3g} tokens take {_days(days)} days ({_between(*ends)})"
         if best.usd_per_token is not None:
             usd = question.tokens * best.usd_per_token
             low, high = (in_money(usd * end, best) for end in (best.range.low, best.range.high))
@@ -94,6 +94,10 @@ def _what_trains(question: Question) -> Iterator[str]:
 def in_money(usd: float, choice: Choice) -> str:
     """Dollars to as many digits as a choice's range leaves."""
     return f"{rounded(usd, choice.range):,.0f}"
+
+
+def _days(days: float) -> str:
+    return f"{days:,.0f}" if days >= 100 else f"{days:.3g}"
 
 
 def _between(low: str, high: str) -> str:

@@ -21,7 +21,7 @@ def test_the_answer_in_words():
     assert f"({low:.2f} s to {high:.2f} s)" in text
     assert "% of the peak (MFU)" in text and "dollars per million tokens" in text
     days = 300e9 / best.tokens_per_s / 86400
-    assert f"{days:.1f} days ({days * best.range.low:.3g} to {days * best.range.high:.3g})" in text
+    assert f"{days:.3g} days ({days * best.range.low:.3g} to {days * best.range.high:.3g})" in text
     assert "Next best: " in text
     assert f"{found.ruled_out['does not fit']:,} does not fit" in text
     assert "3e+11 tokens take" in text
