@@ -9,7 +9,7 @@ from helpers.configurations.reading import ReadConfiguration, tools
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
-from helpers.lab.launch.command import MEET
+from helpers.lab.launch.command import start_of_a_node
 from helpers.lab.launch.flags import to_words
 from helpers.leave.report import uses_table
 from helpers.planner.hardware.cluster import make_cluster
@@ -41,7 +41,8 @@ def report(found: ReadConfiguration, model: str | None = None) -> str:
 def torchrun_line(
     found: ReadConfiguration, model: str | None = None, nodes: int | None = None
 ) -> str:
-    """What starts the run, on each of its nodes; of eight GPUs each where nobody says how many.
+    """What starts the run, on each of its nodes; of eight GPUs each where nobody says how many. Of
+    several nodes, HEAD is the first one's address.
 
     Raises:
         UserError: there is no plan.
@@ -52,9 +53,8 @@ def torchrun_line(
     nodes = nodes or found.nodes or max(1, ranks // OF_A_NODE)
     if ranks % nodes:
         raise UserError(f"{nodes} nodes do not divide {ranks} ranks")
-    start = ["--nnodes", str(nodes), *MEET] if nodes > 1 else ["--standalone"]
-    start += ["--nproc-per-node", str(ranks // nodes)]
-    return shlex.join(["torchrun", *start, "-m", "helpers.train", *train_words(found, model)])
+    words = shlex.join(["-m", "helpers.train", *train_words(found, model)])
+    return f"{start_of_a_node(nodes, ranks // nodes)} {words}"
 
 
 def train_words(found: ReadConfiguration, model: str | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from helpers.lab.cluster.kubeflow import train_job
 from helpers.lab.cluster.sagemaker import estimator_arguments
 from helpers.lab.cluster.skypilot import sky_task
 from helpers.lab.cluster.slurm import slurm_script
-from helpers.lab.launch.command import MEET
+from helpers.lab.launch.command import start_of_a_node
 from helpers.lab.launch.flags import to_words
 from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.jobs.job import Job
@@ -19,6 +19,7 @@ from helpers.smp.reading.values import is_known, unknown_in
 
 IMAGE, ROLE = "YOUR-IMAGE", "YOUR-ROLE"
 A_DAY = 24 * 60  # minutes
+HEAD_IS_ASKED = 'set -e\n: "${HEAD:?is the address of the first node}"\n'
 SKY = {"A100-40": "A100", "A100-80": "A100-80GB", "V100-16": "V100", "V100-32": "V100-32GB"}
 ASKED = {
     "model": "MODEL",
@@ -32,14 +33,11 @@ def flags_of(job: Job) -> dict[str, Any]:
 
 
 def torchrun_line(job: Job) -> str:
-    """What starts the run, on each of its nodes."""
-    where = job.machines
-    start = ["--nnodes", str(where.nodes), *MEET] if (where.nodes or 1) > 1 else ["--standalone"]
+    """What starts the run, on each of its nodes; of several, HEAD is the first one's address."""
     words = to_words({**flags_of(job), "out": f"runs/{_described(job).name}"})
-    ranks = ["--nproc-per-node", str(where.nproc or 1)]
     env = [f"{name}={shlex.quote(value)}" for name, value in job.env.items()]
-    line = shlex.join(["torchrun", *start, *ranks, "-m", "helpers.train", *words])
-    return " ".join([*env, line])
+    start = start_of_a_node(job.machines.nodes or 1, job.machines.nproc or 1)
+    return " ".join([*env, start, shlex.join(["-m", "helpers.train", *words])])
 
 
 def sweep_line(sweep: Sweep) -> str:
@@ -63,13 +61,16 @@ def script_line(job: Job, script: str) -> str:
     words: list[str] = []
     for name, value in given.items() if isinstance(given, dict) else ():
         words += [f"--{name}", str(value) if is_known(value) else str(unknown_in(value)).upper()]
-    ranks = ["--standalone", "--nproc-per-node", str(job.machines.nproc or 1)]
-    return shlex.join(["torchrun", *ranks, script, *words])
+    start = start_of_a_node(job.machines.nodes or 1, job.machines.nproc or 1)
+    return f"{start} {shlex.join([script, *words])}"
 
 
 def run_files(job: Job) -> dict[str, str]:
     """The job's files by their names. A form that cannot be is its reason."""
-    files = {"run.sh": f"#!/usr/bin/env bash\n{torchrun_line(job)}\n"}
+    asked = (
+        ': "${HEAD:?is the address of the first node}"\n' if (job.machines.nodes or 1) > 1 else ""
+    )
+    files = {"run.sh": f"#!/usr/bin/env bash\n{asked}{torchrun_line(job)}\n"}
     if job.config is not None:
         files["model/config.json"] = job.config.to_json_string()
     run = _described(job)

@@ -62,11 +62,11 @@ class Case:
 
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": IDS}
-WIDE, EVEN = {"hidden_size": 256}, {"vocab_size": IDS}
+WIDE, EVEN, SHARDED = {"hidden_size": 256}, {"vocab_size": IDS}, {"dp_shard": 2}
 CASES = {
     "a": (Case(slow_machine=True), Case()),
     "b": (Case(slow_reader=True), Case(slow_reader=True, ahead=True)),
-    "c": (Case(sizes=WIDE, rows=2, length=16), Case(sizes=WIDE, rows=32, length=64)),
+    "c": (Case(SHARDED, WIDE, 2, 16), Case(SHARDED, WIDE, 32, 64)),
     "d": (
         Case({"pp": 2, "schedule": "naive", "microbatches": 2}, EVEN, 24),
         Case({"pp": 2, "schedule": "1f1b", "microbatches": 6}, EVEN, 24),

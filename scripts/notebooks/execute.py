@@ -71,7 +71,7 @@ def execute(notebook: Path, out: Path, parameters: dict) -> None:
             parameters=parameters,
             kernel_name="python3",
             progress_bar=sys.stderr.isatty(),
-            cwd=str(ROOT),
+            cwd=str(notebook.parent),  # as JupyterLab does
             extra_arguments=QUIET,
         )
     except papermill.PapermillExecutionError as error:

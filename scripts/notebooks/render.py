@@ -70,7 +70,7 @@ def execute(notebook: Any, parameters: dict[str, str]) -> dict[str, Any]:
         executed,
         timeout=TIMEOUT_S,
         kernel_name="python3",
-        resources={"metadata": {"path": str(ROOT)}},
+        resources={"metadata": {"path": str(ROOT / "notebooks")}},  # as JupyterLab does
         coalesce_streams=True,
         extra_arguments=QUIET,
     )

@@ -107,6 +107,8 @@ class Trial:
             plain = copy.deepcopy(model)  # some classes keep states of the last batch
             logits = model(**batch, use_cache=False).logits
             loss = _loss(objective, logits, labels)
+            if getattr(model, "loss_type", "") is None:  # its default, without the warning
+                model.loss_type = "ForCausalLM"
             own = model(**batch, labels=labels, use_cache=False).loss
         if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-4):
             kind = "shifted " if objective.shift else ""

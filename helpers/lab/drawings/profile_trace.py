@@ -177,7 +177,7 @@ def _milliseconds(traces: list[Trace], step: int) -> "pd.DataFrame":
             row[name] = length(union(clip(spans, whole.start_s, whole.end_s)))
         rows.append({**row, "exposed communication": times.exposed_s})
     index = pandas.Index([trace.rank for trace in traces], name="milliseconds of rank")
-    return 1e3 * pandas.DataFrame(rows, index=index)
+    return (1e3 * pandas.DataFrame(rows, index=index)).round(1)
 
 
 def _timeline_alt(table: "pd.DataFrame", name: str) -> str:

@@ -37,7 +37,7 @@ def draw_ring(ranks: int = 4) -> Picture:
     axes.set(xlim=(0, ranks), ylim=(-ranks, 0))
     name_columns(axes, {rank + 0.5: f"rank {rank}\nhas q{rank}" for rank in range(ranks)}, top=True)
     name_rows(axes, {-turn - 0.47: f"turn {turn}" for turn in range(ranks)})
-    table = table_of(rows, "computes with")
+    table = table_of(rows, "holds")
     alt = (
         f"Keys and values on {ranks} ranks that hold contiguous parts, turn by turn: each pair "
         "moves one rank to the right. Grey is what comes later in the sequence than the queries."

@@ -39,7 +39,7 @@ def show_solution(name: str | None = None) -> None:
         UserError: there is no such exercise.
     """
     if name is None:
-        show_text('show_solution("1a") shows a solution of exercise 1a; so with every other one.')
+        show_text("show_solution shows a solution when it is given the name of an exercise.")
         return
     found = [known for known in SOLUTIONS if name in (known, known.split()[0])]
     if not found:

@@ -73,5 +73,5 @@ def plot_by_length(table: "pd.DataFrame", what: str) -> Picture:
     title(axes, f"{what.partition(',')[0].capitalize()} by the length of a row")
     longest = table.index[-1]
     beside = table.loc[longest] / table.loc[longest].iloc[0]
-    words = ", ".join(f"{name} {share:.2f}" for name, share in beside.iloc[1:].items())
-    return fig, table, f"At {longest:,} tokens, of {beside.index[0]}: {words}."
+    words = ", ".join(f"{name} holds {share:.2f}" for name, share in beside.iloc[1:].items())
+    return fig, table, f"At {longest:,} tokens {words} of what {beside.index[0]} holds."

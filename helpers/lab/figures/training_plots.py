@@ -62,7 +62,8 @@ def plot_loss(runs: Mapping[str, Run]) -> Picture:
     sentence = f"The loss of {names[0]} goes from {first.iloc[0]:.3f} to {first.iloc[-1]:.3f}"
     if len(names) > 1:
         apart = table["largest difference"].iloc[1:].max()
-        sentence += f"; at no step is another run further from it than {apart:.2g}"
+        near = f"at no step is another run further from it than {apart:.2g}"
+        sentence += f"; {near if apart else 'the other runs are equal to it at every step'}"
     return fig, table, sentence + "."
 
 

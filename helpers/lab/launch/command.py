@@ -17,7 +17,7 @@ from helpers.lab.machine.hardware import cores
 from helpers.lab.paths import PACKAGES, ROOT, shorten, shown
 from helpers.lab.runs.run import holds_run
 
-MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")
+MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")  # nodes on this machine
 LOOPBACK, LOOPBACK_DEVICE = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
 LONGEST_NAME = 255  # bytes
 LOG = "launch.log"  # all that the processes of a run write, in its folder of logs
@@ -128,6 +128,13 @@ def prepare(
         if holds_run(out) and flags.get("resume") is None:
             raise UserError(f"{shown(out)} already holds a run: choose another out, or resume it")
     return Job(program, words, nproc, nodes, max_restarts, out, _fresh_logs(out))
+
+
+def start_of_a_node(nodes: int, nproc: int) -> str:
+    """How a shell starts the `nproc` ranks of each node; of several nodes, by torchrun's meeting at
+    the first, whose address is in HEAD."""
+    meet = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD:29400"
+    return f"torchrun {meet if nodes > 1 else '--standalone'} --nproc-per-node {nproc}"
 
 
 def environment(ranks: int, extra: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:

@@ -170,8 +170,5 @@ def _runs_words(profile: Profile) -> str:
 
 
 def _degrees(profile: Profile) -> str:
-    if profile.dp_shard > 1:
-        return f"dp_shard={profile.dp_shard}"
-    if profile.pp == 1:
-        return f"tp={profile.tp}"
-    return f"tp={profile.tp}, pp={profile.pp}" if profile.tp > 1 else f"pp={profile.pp}"
+    degrees = {axis: getattr(profile, axis) for axis in ("tp", "cp", "pp", "dp_shard")}
+    return ", ".join(f"{axis}={n}" for axis, n in degrees.items() if n > 1) or "tp=1"

@@ -224,8 +224,9 @@ def _what_would_change(result: SearchResult) -> Iterator[str]:
             continue
         faster = other.tokens_per_s / best.tokens_per_s
         change = f"{100 * (faster - 1):+.0f} % tokens/s"
-        same = other.plan.degrees == best.plan.degrees
-        yield f"With {words}: {change}, {'the same degrees' if same else describe(other)}."
+        layout = in_words(other.job)
+        same = layout == in_words(best.job)
+        yield f"With {words}: {change}, {'the same layout' if same else layout}."
 
 
 def _ask(question: Question, cluster: Cluster, batch: int) -> SearchResult:

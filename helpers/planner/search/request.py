@@ -107,7 +107,7 @@ def nothing_fits(question: Question, search: Search) -> str:
     )
     return (
         f"the model does not fit {cluster.nodes} x {cluster.name}: with everything sharded, "
-        f"recomputed and offloaded a device needs {needs / GIB:.0f} GiB of its "
+        f"recomputed and offloaded a device needs {needs / GIB:.0f} GiB and has "
         f"{cluster.memory_bytes / GIB:.0f}; {instead}"
     )
 
@@ -165,8 +165,9 @@ def too_late(question: Question, choices: list[Choice], search: Search) -> str:
         if days * DAY_S <= question.deadline_s:
             instead = f"{nodes} nodes would do, in {days:.3g}"
             break
+    days = question.deadline_s / DAY_S
     return (
-        f"the deadline of {question.deadline_s / DAY_S:.3g} days cannot be met: the fastest plan, "
-        f"{fastest.plan.describe()} on {cluster.nodes} x {cluster.name}, takes "
+        f"the deadline of {days:.3g} day{'' if days == 1 else 's'} cannot be met: the fastest "
+        f"plan, {fastest.plan.describe()} on {cluster.nodes} x {cluster.name}, takes "
         f"{takes_s / DAY_S:.3g} days; {instead}"
     )

@@ -1,12 +1,14 @@
 """Jobs of notebooks as runs: plans, flags, machines, what is asked, what is refused."""
 
 import re
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from helpers.engine.plan import ParallelPlan
-from helpers.leave.forms import torchrun_line
+from helpers.leave.forms import run_files, torchrun_line
 from helpers.leave.report import report
 from helpers.smp.leaving import leave
 from helpers.train.arguments import parse
@@ -275,6 +277,23 @@ def test_one_call_in_a_loop_is_a_job_for_each_of_its_arguments(tmp_path):
         "distribution={'pytorchddp': {'enabled': True}})\n"
     )
     assert [job.plan.dp_replicate for job in leave([path]).jobs] == [8, 16, 32]
+
+
+def test_a_run_over_nodes_meets_at_the_first_of_them(tmp_path):
+    """run.sh of a job of four machines, run by a shell: the address is asked for, and taken."""
+    found = leave([PUBLISHED / "gptj_pipeline_job.py", PUBLISHED / "gptj_pipeline.py"])
+    script, stand_in = tmp_path / "run.sh", tmp_path / "torchrun"
+    script.write_text(run_files(found.jobs[0])["run.sh"])
+    stand_in.write_text('#!/bin/sh\necho "$@"\n')
+    stand_in.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    run = partial(subprocess.run, ["bash", script], capture_output=True, text=True)
+    assert "HEAD: is the address of the first node" in run(env=env).stderr
+    assert run(env=env).returncode != 0
+    said = run(env=env | {"HEAD": "node-0"})
+    assert said.returncode == 0 and said.stdout.startswith(
+        "--nnodes 4 --rdzv-backend c10d --rdzv-endpoint node-0:29400 --nproc-per-node 8 -m"
+    )
 
 
 @pytest.mark.parametrize(

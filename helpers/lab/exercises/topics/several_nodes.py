@@ -34,7 +34,7 @@ def over_the_link(answer: Any) -> Result:
 
 
 def steps_lost(answer: Any) -> Result:
-    """8b: lost(done, every): steps that are taken again."""
+    """8b: lost_steps(done, every): steps that are taken again."""
     praise = "On average half an interval: what a checkpoint costs has to be held against that."
     return judge_function(answer, _deaths(), _look, praise)
 
