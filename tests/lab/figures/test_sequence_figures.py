@@ -53,5 +53,5 @@ def test_lines_by_length_are_compared_at_the_longest():
     table = pandas.DataFrame({"one": {64: 10.0, 128: 20.0}, "four": {64: 2.5, 128: 5.0}})
     fig, shown, sentence = plot_by_length(table.rename_axis("tokens"), "activations, MB")
     assert shown is table or shown.equals(table)
-    assert sentence == "At 128 tokens, of one: four 0.25."
+    assert sentence == "At 128 tokens four holds 0.25 of what one holds."
     assert len(fig.axes[0].lines) == 2
