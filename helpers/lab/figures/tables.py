@@ -17,6 +17,9 @@ def table_of(rows: Mapping[Any, Mapping[str, Any]], of: str) -> "pd.DataFrame":
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis(of)
 
 
+LONGEST_WORD = 18  # characters that a column is kept wide enough for
+
+
 def table_html(df: "pd.DataFrame", caption: str) -> str:
     """A real table for a browser: caption, and headers with their scope."""
     sides = ["left", *_sides(df)]
@@ -101,7 +104,9 @@ def _sides(df: "pd.DataFrame") -> list[str]:
 
 
 def _html_cell(text: str, side: str, scope: str = "") -> str:
-    style = f'style="text-align:{side}"'
+    longest = max(map(len, text.split()), default=0)
+    wraps = ";overflow-wrap:anywhere" if longest > LONGEST_WORD else ""  # else its table is cut
+    style = f'style="text-align:{side}{wraps}"'
     if scope:
         return f'<th scope="{scope}" {style}>{escape(text)}</th>'
     return f"<td {style}>{escape(text)}</td>"
