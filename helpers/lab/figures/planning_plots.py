@@ -44,7 +44,7 @@ def plot_fit(choices: Mapping[str, Choice]) -> Picture:
     fig, axes = new_figure(1.4 + 0.42 * len(rows), grid="x")
     stacked_bars(axes, table)
     axes.axvline(limit, **LIMIT)
-    axes.text(limit, -0.55, f" the GPU has {limit:.0f}", va="bottom", size=9.5)
+    axes.text(limit, -0.55, f" the GPU has {limit:.0f} GiB", va="bottom", size=9.5)
     axes.set_xlabel("GiB")
     table["all"] = table.sum(axis=1)
     table["step, s"] = [choice.time.total_s for choice in choices.values()]
@@ -133,7 +133,7 @@ def plot_sequences(
     lines(axes, table)
     axes.legend(frameon=False)
     axes.axhline(limit, **LIMIT)
-    axes.text(lengths[0], limit, f"the GPU has {limit:.0f}", va="bottom")
+    axes.text(lengths[0], limit, f"the GPU has {limit:.0f} GiB", va="bottom")
     axes.set_yscale("log", base=2)
     _powers_of_two(axes, list(lengths))
     axes.set(xlabel="tokens of a sample", ylabel="GiB")

@@ -10,14 +10,13 @@ from helpers.engine.errors import need
 if TYPE_CHECKING:
     import pandas as pd
 
+LONGEST_WORD = 18  # characters that a column is kept wide enough for
+
 
 def table_of(rows: Mapping[Any, Mapping[str, Any]], of: str) -> "pd.DataFrame":
     """A table from its rows by label; `of` is the name of the labels' column."""
     pandas = need("pandas", "notebooks")
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis(of)
-
-
-LONGEST_WORD = 18  # characters that a column is kept wide enough for
 
 
 def table_html(df: "pd.DataFrame", caption: str) -> str:

@@ -49,6 +49,7 @@ def plot_loss(runs: Mapping[str, Run]) -> Picture:
     axes.set(xlabel="step", ylabel="loss")
     axes.legend(frameon=False)
     title(axes, "Training loss", plain_numbers=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     first = losses[names[0]]
     table = pandas.DataFrame(
         {
