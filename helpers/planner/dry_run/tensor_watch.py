@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from helpers.engine.messages.carriers import BOARD
 
@@ -43,10 +43,33 @@ KINDS = {
     "recv_": "receive",
     "alltoall_base_": "all_to_all",
 }
-FLOPS = flop_registry | {
-    aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
-}
+
+
+def attention_flops(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any) -> int:
+    """Of [batch, heads, tokens, width] each. Fewer heads of keys count as often as they are used;
+    the formula of an older torch refuses them."""
+    return sdpa_flop_count(query.shape, *_per_query_head(query, key, value))
+
+
+def attention_backward_flops(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any
+) -> int:
+    """Of its backward."""
+    shapes = _per_query_head(query, key, value)
+    return sdpa_backward_flop_count(gradient.shape, query.shape, *shapes)
+
+
+def _per_query_head(query: Tensor, *others: Tensor) -> list[tuple[int, ...]]:
+    return [(other.shape[0], query.shape[1], *other.shape[2:]) for other in others]
+
+
+KERNELS = ("efficient_attention", "flash_attention", "cudnn_attention", "flash_attention_for_cpu")
+NAMES = [f"_scaled_dot_product_{kernel}" for kernel in KERNELS]
+FLOPS = (
+    flop_registry
+    | {getattr(aten, name): attention_flops for name in NAMES}
+    | {getattr(aten, f"{name}_backward"): attention_backward_flops for name in NAMES}
+)
 
 
 class Sent(NamedTuple):

@@ -19,13 +19,14 @@ from helpers.engine.adapters.lora import (
     save_merged,
 )
 from helpers.engine.adapters.nf4 import load_quantized
-from helpers.engine.adapters.qlora import SHARES_CODES, Adapting, load_adapted
+from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
 from helpers.engine.files import weights
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from helpers.planner.model.adapters import adapted_state
+from tests.engine.adapters.versions import skip_what_is_refused
 from tests.support import parity, scripts, tiny
 from tests.support.matrix import product
 from tests.support.ranks import mesh_of, pool
@@ -48,11 +49,6 @@ LAYOUTS = {
     "pp x ddp": ParallelPlan(pp=2, dp_replicate=2),
     "pp x zero-3": ParallelPlan(pp=2, dp_shard=2),
 }
-
-
-def skip_what_is_refused(plan: ParallelPlan) -> None:
-    if plan.zero == 3 and torch.__version__ < SHARES_CODES:
-        pytest.skip("this torch does not share codes of 4 bits")
 
 
 @pytest.fixture(scope="module")
