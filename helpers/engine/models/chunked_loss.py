@@ -27,6 +27,11 @@ from ..messages.carriers import all_reduce
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * 2**20, 256 * 2**20
 
 
+def chunk_bytes(device_type: str) -> int:
+    """Bytes of logits that are held at a time."""
+    return CHUNK_BYTES if device_type == "cpu" else GPU_CHUNK_BYTES
+
+
 @dataclass(frozen=True)
 class LogitTransform:
     """What a model does to its head's products: z = softcap tanh(scale x / softcap).
@@ -93,8 +98,7 @@ def token_loss(
         `hidden` is this rank's partial sum: it is made whole where `hidden` crossed the boundary.
     """
     # the same on every rank, whatever the size of its shard: each chunk is a collective
-    held = CHUNK_BYTES if hidden.device.type == "cpu" else GPU_CHUNK_BYTES
-    rows = max(1, held * _size(group) // (vocabulary * 4))
+    rows = max(1, chunk_bytes(hidden.device.type) * _size(group) // (vocabulary * 4))
     return _TokenLoss.apply(hidden, weight, bias, labels, start, rows, group, transform, late)
 
 
@@ -144,6 +148,7 @@ def _all_chunks(inputs, labels, start, rows, group, transform, wants):
         )
         total += loss
         _add_gradients(grads, grad, hidden[part], weight, part)
+        del grad  # as large as the next chunk's logits, which take its place
     return total, grads
 
 
@@ -162,12 +167,14 @@ def _chunk_loss(
     logits = transform(torch.nn.functional.linear(hidden, weight, bias).to(wide))
     tokens = torch.arange(len(labels), device=labels.device)
     largest = _largest(logits, group)
-    exp = (logits - largest.unsqueeze(1)).exp_()
     columns = labels - start
     owned = (columns >= 0) & (columns < weight.shape[0])
     columns = columns.masked_fill(~owned, 0)
     # one message for both sums: the exponentials, and the target's logit, which one rank has
     target = _at(logits, tokens, columns, owned) - largest * owned
+    # in place of the logits, unless the slope of a softcap asks for these
+    below = logits.sub_ if transform.softcap is None else logits.sub
+    exp = below(largest.unsqueeze(1)).exp_()
     sums = torch.stack([exp.sum(1), target])
     if _size(group) > 1:
         all_reduce(sums, group)

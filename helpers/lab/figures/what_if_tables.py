@@ -68,7 +68,8 @@ def memory_table(
         sequence_parallel=tp > 1,
         precision="bf16",
     )
-    memory = fullest(make_job(_long_enough(model, seq_len), plan, samples * dp_shard, seq_len))
+    shape, batch = _long_enough(model, seq_len), samples * dp_shard
+    memory = fullest(make_job(shape, plan, batch, seq_len, device="cuda"))
     gpu_bytes = find_gpu(find_instance(instance).gpu).memory_bytes
     rows = {
         **memory.by_category,
@@ -147,7 +148,7 @@ def _ways_to_share(dp: int, cp: int, in_node: int) -> dict[str, dict[str, int]]:
 def _row(
     model: str, plan: ParallelPlan, cluster: Cluster, batch: int, seq_len: int
 ) -> dict[str, Any]:
-    job = make_job(_long_enough(model, seq_len), plan, batch, seq_len)
+    job = make_job(_long_enough(model, seq_len), plan, batch, seq_len, device=cluster.device)
     # the closed form of the pipeline: a slider should not wait for the simulator
     choice = Choice(job, cluster, fullest(job), step_time(job, cluster, exact=False))
     peak = find_gpu(find_instance(cluster.name).gpu).peak_flops["bf16"]

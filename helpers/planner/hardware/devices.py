@@ -44,6 +44,7 @@ class Cluster:
     usd_per_hour: of one node; None where no price is known. kw: that a node draws at most, of its
         GPUs alone where the machine's is not known; None where neither is.
     deviation: of nodes' seconds for equal work, as a share of them.
+    device: `cuda`, or `cpu` where devices are cores.
     gpu, generation: of gpus.csv and generations.csv; empty where the device is none of them.
     """
 
@@ -70,6 +71,7 @@ class Cluster:
     host_operation_s: float | None = None
     kw: float | None = None
     deviation: float = DEVIATION
+    device: str = "cuda"
     gpu: str = ""
     generation: str = ""
 

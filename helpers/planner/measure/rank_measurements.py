@@ -39,7 +39,7 @@ from helpers.planner.time.messages import Message, message_s
 SPAN_S, SPANS = 0.25, 3  # a measurement repeats for so long, so many times
 SIZES = (2**10, 2**14, 2**18, 2**22, 2**24)  # bytes of a message
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "send")
-OF_CPU = {"host_operation_s": 0.0, "context_bytes": 0.0}  # it is its own host
+OF_CPU = {"device": "cpu", "host_operation_s": 0.0, "context_bytes": 0.0}  # it is its own host
 Pick = Callable[[list[float]], float]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

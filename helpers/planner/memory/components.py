@@ -5,7 +5,6 @@ of them stand beside each other.
 
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES, ReduceScattered
 from helpers.engine.memory.recomputing import group_size
-from helpers.engine.models.chunked_loss import CHUNK_BYTES
 from helpers.planner.memory.activations import block_bytes, bytes_of
 from helpers.planner.memory.microbatches_in_flight import in_halves
 from helpers.planner.model.training_job import Job
@@ -83,11 +82,11 @@ def loss_work_bytes(job: Job) -> float:
 
 
 def chunk_bytes(job: Job) -> float:
-    """The most of a chunk in float32: its logits and exponentials, beside the gradient of the chunk
-    before; or that gradient and the product for the head's, where it has one."""
-    one, whole = CHUNK_BYTES, 4 * job.tokens * job.vocab_rows
-    logits = 2 * whole if whole <= one else 3 * one
-    return logits if job.adapters else max(logits, job.element_bytes * _head(job) + min(one, whole))
+    """The most of a chunk: its logits in float32, which become their gradient, beside themselves
+    in the arithmetic's dtype; and the product for the head's gradient, where it has one."""
+    low = job.element_bytes / 4 if job.element_bytes < 4 else 0
+    made = 0 if job.adapters else job.element_bytes * _head(job)
+    return job.logits_bytes * (1 + low) + made
 
 
 def loss_gradients_bytes(job: Job) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from helpers.engine.context.balance import shares_of_work
 from helpers.engine.context.check import heads_for_all
 from helpers.engine.errors import UserError
+from helpers.engine.models.chunked_loss import chunk_bytes
 from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.placement import axis_order
 from helpers.engine.plan import ParallelPlan
@@ -40,6 +41,7 @@ class Job:
     program: how blocks are computed, see block_tensors.py.
     adapters: what trains beside a frozen model; None where all of it does.
     optimizer: of the engine's OPTIMIZERS.
+    device: what ranks have, `cpu` or `cuda`.
     """
 
     shape: Shape
@@ -49,6 +51,7 @@ class Job:
     program: Program
     adapters: Adapters | None = None
     optimizer: str = "adamw"
+    device: str = "cpu"
 
     @property
     def rows(self) -> int:
@@ -89,6 +92,12 @@ class Job:
         """Bytes of a gradient in the dtype of sums."""
         low = self.plan.precision != "fp32" and self.plan.reduce_dtype != "fp32"
         return 2 if low else 4
+
+    @property
+    def logits_bytes(self) -> int:
+        """Of logits that the loss has at a time, in float32 and on one tensor rank: of a chunk of a
+        micro-batch's tokens, of which one has as many as the device is given."""
+        return min(chunk_bytes(self.device), 4 * self.tokens * self.vocab_rows)
 
     @property
     def hidden_bytes(self) -> int:
@@ -202,6 +211,7 @@ def make_job(
     program: Program | None = None,
     adapters: Adapters | None = None,
     optimizer: str = "adamw",
+    device: str = "cpu",
 ) -> Job:
     """The job of a model, a transformers configuration or its Shape.
 
@@ -209,6 +219,7 @@ def make_job(
         program: another way of computing blocks than the engine's.
         adapters: what trains beside a frozen model.
         optimizer: `adamw`, or `adamw8bit` with its moments in 8 bits.
+        device: `cpu`, or `cuda`, whose loss has larger chunks.
 
     Raises:
         UserError: the plan does not fit the model, the model has too few positions, or a number
@@ -236,7 +247,7 @@ def make_job(
     if optimizer not in OPTIMIZERS:
         raise UserError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
     way = program or program_of(shape.family, plan.precision)
-    return Job(shape, plan, batch, seq_len, way, adapters, optimizer)
+    return Job(shape, plan, batch, seq_len, way, adapters, optimizer, device)
 
 
 def check_counts(batch: int, seq_len: int) -> None:

@@ -204,8 +204,9 @@ def job_of(run: Run) -> Job:
         UserError: its plan does not fit its model, or model or program are not known.
     """
     plan, shape = run.parallel_plan, run.shape
-    way = named_program(run.program, shape.family, plan, cluster_of(run))
-    return make_job(shape, plan, run.batch, run.seq_len, way)
+    cluster = cluster_of(run)
+    way = named_program(run.program, shape.family, plan, cluster)
+    return make_job(shape, plan, run.batch, run.seq_len, way, device=cluster.device)
 
 
 def cluster_of(run: Run, path: Path = MACHINES) -> Cluster:

@@ -72,7 +72,7 @@ def planned_job(
     way = None
     if isinstance(plan, ParallelPlan):
         way = named_program(program, shape.family, plan, cluster)
-    job = make_job(shape, plan, batch, seq_len, way, adapters, optimizer)
+    job = make_job(shape, plan, batch, seq_len, way, adapters, optimizer, cluster.device)
     if plan.world_size != cluster.devices:
         raise UserError(
             f"the plan has {plan.world_size} ranks ({plan.describe()}), but {cluster.nodes} x "

@@ -42,8 +42,8 @@ class Question:
 Search = Callable[[Question, Cluster], list[Choice]]
 
 
-def job_under(question: Question, plan: ParallelPlan) -> Job:
-    """The question's work under a plan."""
+def job_under(question: Question, plan: ParallelPlan, cluster: Cluster) -> Job:
+    """The question's work under a plan, on one of its clusters."""
     program = program_of(question.shape.family, question.precision)
     return Job(
         question.shape,
@@ -53,6 +53,7 @@ def job_under(question: Question, plan: ParallelPlan) -> Job:
         program,
         question.adapters,
         question.optimizer,
+        cluster.device,
     )
 
 
@@ -132,7 +133,7 @@ def _least_bytes(question: Question, cluster: Cluster, degree: tuple[int, int, i
         sequence_parallel=tp > 1,
         microbatches=-(-question.batch // dp),
     )
-    return fullest(job_under(question, plan), context_bytes=cluster.context_bytes).total
+    return fullest(job_under(question, plan, cluster), context_bytes=cluster.context_bytes).total
 
 
 def _enough_nodes(question: Question, cluster: Cluster, search: Search) -> int | None:

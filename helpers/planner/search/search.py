@@ -177,7 +177,7 @@ def _layouts(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> l
     work = question.batch, question.seq_len, question.precision
     plans = unsharded_plans(question.shape, cluster, *work, ruled_out, question.adapters)
     possible = savers(question.shape, question.adapters, ruled_out)
-    layouts = [Layout(job_under(question, plan), cluster, possible) for plan in plans]
+    layouts = [Layout(job_under(question, plan, cluster), cluster, possible) for plan in plans]
     return sorted(layouts, key=lambda layout: layout.least_s)
 
 

@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
-from helpers.engine.models.chunked_loss import CHUNK_BYTES
+from helpers.engine.models.chunked_loss import chunk_bytes
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.shape.parameters import held_by_all
@@ -129,7 +129,7 @@ def _of_loss(job: Job) -> list[Message]:
     """Of each chunk of tokens: a float32 maximum for each, then a sum and the target's logit. Under
     gpipe, where the head's gradient is made in the backward, once more there."""
     tp = job.plan.tp
-    chunk = max(1, CHUNK_BYTES * tp // (job.shape.vocab * 4))
+    chunk = max(1, chunk_bytes(job.device) * tp // (job.shape.vocab * 4))
     chunks = math.ceil(job.tokens / chunk)
     number_bytes, count = 4 * job.tokens / chunks, job.microbatches * chunks
     numbers = (("loss: maximum", number_bytes), ("loss: sum and target", 2 * number_bytes))
