@@ -2,6 +2,8 @@
 what of them is in host memory.
 """
 
+import math
+
 from helpers.engine.memory.recomputing import group_size
 from helpers.planner.memory.microbatches_in_flight import Flight, in_flight
 from helpers.planner.model.block_tensors import INPUT
@@ -10,15 +12,26 @@ from helpers.planner.model.widths import Widths
 
 
 def block_bytes(job: Job) -> float:
-    """What one block keeps of one micro-batch for its backward, under the plan's policy.
+    """What one block keeps of one micro-batch for its backward, under the plan's policy."""
+    return kept_bytes(job, 1)
+
+
+def kept_bytes(job: Job, blocks: int) -> float:
+    """The same of a stage of so many blocks, or of some of them that are computed again together.
 
     Source: arXiv 2205.05198, equations 1 to 4, with each family's own tensors in place of the
     paper's (see model/block_tensors.py).
     """
     policy = job.plan.activation
+    context = blocks * _context_bytes(job)
     if policy in job.program.kept:
-        return bytes_of(job, job.program.kept[policy]) + _sums_bytes(job) + _context_bytes(job)
-    return bytes_of(job, INPUT) / group_size(policy) + _context_bytes(job)
+        return blocks * (bytes_of(job, job.program.kept[policy]) + _sums_bytes(job)) + context
+    return math.ceil(blocks / group_size(policy)) * bytes_of(job, INPUT) + context
+
+
+def largest_unit(job: Job, rank: int) -> int:
+    """Blocks of a pipeline rank that are gathered and computed again together, at most."""
+    return min(group_size(job.plan.activation), max(job.layers[s] for s in job.stages_of(rank)))
 
 
 def _sums_bytes(job: Job) -> float:
@@ -53,31 +66,34 @@ def activation_bytes(job: Job, rank: int, flight: Flight | None = None) -> float
 
     Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
     """
-    layers, flight = job.layers_of(rank), flight or in_flight(job, rank)
-    each = layers / len(job.stages_of(rank))
-    sent_out = sent_out_bytes(job)
-    whole = flight.whole * each * (block_bytes(job) - sent_out) + min(3, layers) * sent_out
-    halved = flight.halved * each * waiting_bytes(job) if flight.halved else 0.0
+    flight, layers = flight or in_flight(job, rank), job.layers_of(rank)
+    stages = [job.layers[stage] for stage in job.stages_of(rank)]
+    kept = sum(kept_bytes(job, blocks) - sent_out_bytes(job, blocks) for blocks in stages)
+    whole = flight.whole * kept / len(stages) + sent_out_bytes(job, min(3, layers))
+    halved = flight.halved * layers / len(stages) * waiting_bytes(job) if flight.halved else 0.0
     stays = 0.0 if job.plan.activation == "none" else bytes_of(job, job.program.stays)
     return whole + halved + stays
 
 
-def sent_out_bytes(job: Job) -> float:
-    """Of what a block keeps, what offloading sends to host memory: with `selective` the block's
-    input alone, for torch's checkpoint itself holds the results that are not computed again.
+def sent_out_bytes(job: Job, blocks: int = 1) -> float:
+    """Of what blocks keep, what offloading sends to host memory: with `selective` the blocks'
+    inputs alone, for torch's checkpoint itself holds the results that are not computed again.
 
     Source: the engine's memory/recomputing.py and offloading.py.
     """
     if not job.plan.offload:
         return 0.0
-    return bytes_of(job, INPUT) if job.plan.activation == "selective" else block_bytes(job)
+    if job.plan.activation == "selective":
+        return blocks * bytes_of(job, INPUT)
+    return kept_bytes(job, blocks)
 
 
 def offloaded_bytes(job: Job, rank: int) -> float:
     """Activations of a rank that are in host memory when most are. What is on its way is there,
     too."""
-    each = job.layers_of(rank) / len(job.stages_of(rank))
-    return sum(in_flight(job, rank)) * each * sent_out_bytes(job)
+    stages = job.stages_of(rank)
+    sent_out = sum(sent_out_bytes(job, job.layers[stage]) for stage in stages)
+    return sum(in_flight(job, rank)) * sent_out / len(stages)
 
 
 def waiting_bytes(job: Job) -> float:

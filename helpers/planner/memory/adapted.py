@@ -9,9 +9,13 @@ tests/planner/memory/test_adapted.py.
 
 from dataclasses import replace
 
-from helpers.engine.memory.recomputing import group_size
 from helpers.planner.hardware.devices import CONTEXT_BYTES
-from helpers.planner.memory.activations import activation_bytes, bytes_of, offloaded_bytes
+from helpers.planner.memory.activations import (
+    activation_bytes,
+    bytes_of,
+    largest_unit,
+    offloaded_bytes,
+)
 from helpers.planner.memory.categories import Memory
 from helpers.planner.memory.components import (
     chunk_bytes,
@@ -45,9 +49,9 @@ def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) ->
     if job.plan.zero == 3:
         unit = block_base_bytes(job) + element * job.adapters.parameters(job.shape)
         ends = job.end_parameters(rank) * element
-        gathered = 2 * group_size(job.plan.activation) * unit + ends
+        gathered = 2 * largest_unit(job, rank) * unit + ends
     # of a block, when the loss is over; what comes back through an adapter is added to the base's
-    work = working_bytes(job, rank) + bytes_of(job, Widths(ffn=1)) + matrix
+    work = working_bytes(job, rank, largest_unit(job, rank)) + bytes_of(job, Widths(ffn=1)) + matrix
     return Memory(
         parameters=states.parameters,
         gradients=states.gradients,

@@ -8,55 +8,59 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from helpers.engine.memory.recomputing import group_size
-from helpers.planner.memory.activations import activation_bytes, block_bytes, waiting_bytes
+from helpers.planner.memory.activations import (
+    activation_bytes,
+    kept_bytes,
+    largest_unit,
+    waiting_bytes,
+)
 from helpers.planner.memory.components import (
-    block_gradient_bytes,
     end_bytes,
     gathered_bytes,
-    head_gradient_bytes,
-    last_message_bytes,
+    last_bytes,
     left_over_bytes,
-    loss_gradients_bytes,
     loss_work_bytes,
     reduced_bytes,
     root_bytes,
     sent_bytes,
-    sent_last_bytes,
-    stage_messages_bytes,
     swapped_bytes,
     table_work_bytes,
+    unit_gradient_bytes,
     waiting_head_bytes,
     working_bytes,
 )
-from helpers.planner.memory.microbatches_in_flight import in_flight, in_halves, put_off
+from helpers.planner.memory.gradient_messages import (
+    Made,
+    first_sent_bytes,
+    last_message_bytes,
+    made_bytes,
+    message_work_bytes,
+    messages,
+    sends_now,
+    sent_last_bytes,
+)
+from helpers.planner.memory.microbatches_in_flight import in_halves, put_off
 from helpers.planner.memory.timeline import Event, Held, free, hold
+from helpers.planner.memory.turns import Turn, put_off_bytes, turns
 from helpers.planner.model.training_job import Job
 
 Stretch = tuple[Held, list[Event]]
 
 
 class Common(NamedTuple):
-    """What several stretches have alike, in bytes.
+    """What several stretches have alike.
 
-    gradients: of the rank, when all are there; summed: those that are when most activations are.
-    activations: when most micro-batches are in flight; of_others: of all of them but one; of_unit:
-        of the blocks whose backward is one, of one micro-batch.
-    always: parameters that stay gathered, and messages between stages.
-    left_over: what a backward leaves behind; at_first: of that, when most activations are.
-    other_ends: the end of the model of other micro-batches; ends_after: of one fewer.
+    gradients: bytes of the rank's, when all are there.
+    units: blocks of each unit of a stage, in the order of its backward: what is gathered together,
+        and recomputed together.
+    turns: backwards at which most can be held.
+    sends: are messages of gradients sent in them?
     """
 
     gradients: float
-    summed: float
-    activations: float
-    of_others: float
-    of_unit: float
-    always: float
-    left_over: float
-    at_first: float
-    other_ends: float
-    ends_after: float
+    units: list[int]
+    turns: list[Turn]
+    sends: bool
 
 
 def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
@@ -65,154 +69,147 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
     Args:
         gradients: bytes of the rank's, when all are there.
     """
-    common = _common(job, rank, gradients)
-    if job.rank_of[-1] == rank:
-        yield from _loss(job, common)
-    yield from _backward(job, rank, common)
-    yield from _second_backward(job, rank, common)
+    common = Common(
+        gradients=gradients,
+        units=_units(job, rank),
+        turns=turns(job, rank, gradients),
+        sends=sends_now(job),
+    )
+    for turn in common.turns:
+        if job.rank_of[-1] == rank:
+            yield _loss(job, rank, turn, common)
+        if common.units:
+            yield from _backward(job, rank, turn, common)
     if in_halves(job, rank):
         yield _weights_wait(job, rank, common)
-    if gathered_bytes(job) and job.microbatches > 1:
+    if job.plan.zero == 3 and job.microbatches > 1:
         yield _next_forward(job, rank, common)
     yield from _end(job, rank, common)
 
 
-def _common(job: Job, rank: int, gradients: float) -> Common:
-    plan, activations, flying = job.plan, activation_bytes(job, rank), sum(in_flight(job, rank))
-    left_over = left_over_bytes(job, rank)
-    # is the backward of some micro-batch over when most are in flight?
-    earlier = flying < job.microbatches * len(job.stages_of(rank))
-    keeps_ends = plan.schedule == "gpipe" and job.rank_of[-1] == rank
-    other_ends = end_bytes(job) * (flying - 1) if keeps_ends else 0.0
-    offloaded = plan.offload and flying > 1
-    return Common(
-        gradients=gradients,
-        summed=gradients if earlier else 0.0,
-        activations=activations,
-        of_others=activations if offloaded else activations * (flying - 1) / flying,
-        of_unit=group_size(plan.activation) * block_bytes(job),
-        always=stage_messages_bytes(job, rank) + root_bytes(job, rank),
-        left_over=left_over,
-        at_first=left_over if earlier else 0.0,
-        other_ends=other_ends,
-        ends_after=max(0.0, other_ends - end_bytes(job)),
-    )
+def _units(job: Job, rank: int) -> list[int]:
+    blocks = max(job.layers[stage] for stage in job.stages_of(rank))
+    if not blocks:
+        return []
+    whole, rest = divmod(blocks, largest_unit(job, rank))
+    return ([rest] if rest else []) + whole * [largest_unit(job, rank)]
 
 
-def _loss(job: Job, common: Common) -> Iterator[Stretch]:
-    """When all activations are there. And of the second micro-batch, when the first's gradients
-    are."""
+def _loss(job: Job, rank: int, turn: Turn, common: Common) -> Stretch:
+    gathered = gathered_bytes(job, common.units[0]) if common.units else 0.0
+    # no block frees the buffer from which a forward copied what is in no block
+    kept = job.layers[-1] == 0 and job.plan.schedule != "gpipe"
+    buffer = root_bytes(job, rank) if kept else 0.0
     start = Held(
-        gradients=common.summed,
-        activations=common.activations,
-        logits=common.other_ends,
-        transients=common.always + common.at_first,
+        gradients=turn.before,
+        activations=turn.activations,
+        logits=turn.ends,
+        transients=turn.always + turn.left_over + buffer,
     )
-    yield start, [hold("logits", end_bytes(job)), hold("logits", loss_work_bytes(job))]
-    if common.of_others:
+    return start, [hold("logits", end_bytes(job)), hold("logits", loss_work_bytes(job, gathered))]
+
+
+def _backward(job: Job, rank: int, turn: Turn, common: Common) -> Iterator[Stretch]:
+    """Of one unit of blocks, where it can be the fullest of all of them."""
+    head = waiting_head_bytes(job) if job.rank_of[-1] == rank else 0.0
+    units = common.units
+    for done in _turning_points(job, rank, turn, common):
+        made = Made(0.0, 0.0)
+        if common.sends or not turn.before:
+            made = made_bytes(job, rank, _made(job, rank, sum(units[:done])), common.gradients)
+        sent = sent_bytes(job, rank, units[done - 1]) if done else turn.left_over
+        # the gradient that came is that of the first unit's result, which it works with
+        taken = 0.0 if done or job.rank_of[-1] == rank else job.hidden_bytes / job.sequence_ranks
         start = Held(
-            gradients=common.gradients,
-            activations=common.of_others,
-            logits=common.other_ends,
-            transients=common.always + common.left_over,
+            gradients=turn.before or made.summed,
+            activations=min(turn.activations, turn.others + kept_bytes(job, sum(units[done:]))),
+            logits=turn.ends + head,
+            transients=turn.always + sent - taken + made.on_the_way,
         )
-        yield start, [hold("logits", loss_gradients_bytes(job))]
+        yield start, _unit_events(job, rank, turn, common, done, sent)
 
 
-def _backward(job: Job, rank: int, common: Common) -> Iterator[Stretch]:
-    """Backward of one unit of blocks, where it can be the fullest of all of them."""
-    sent, (first_head, later_head) = sent_bytes(job, rank), _heads(job, rank)
-    units, grows = _units(job, rank), not (common.summed or in_halves(job, rank))
-    last_of_many = job.plan.schedule == "interleaved" and rank == job.plan.pp - 1
-    # fully_shard gathers the unit before, at a stage's first one another stage's
-    of_another_stage = len(job.stages_of(rank)) > 1 and not last_of_many
-    for done in _turning_points(units, sent > 0, grows):
-        on_the_way = sent if done else common.at_first
-        start = Held(
-            gradients=common.summed or common.gradients * _share(job, rank, done, later_head),
-            activations=min(common.activations, common.of_others + (units - done) * common.of_unit),
-            logits=common.other_ends + (later_head if done else first_head),
-            transients=common.always + on_the_way,
-        )
-        another = units - done > 1 or of_another_stage
-        yield start, _unit_events(job, rank, start, common, on_the_way, another)
+def _turning_points(job: Job, rank: int, turn: Turn, common: Common) -> list[int]:
+    """How many units' backward is over where the next one's can be the fullest: none; one, if the
+    second is larger, or ZeRO-3 has gradients of the first on their way; those that fill one, two
+    and three messages; or all but two or one, for between them activations go as evenly as
+    gradients come."""
+    units = common.units
+    points = {0, 1} if job.plan.zero == 3 or units[0] < units[-1] else {0}
+    if common.sends:
+        each, head = job.block_parameters * units[-1], _made(job, rank, 0)
+        first = messages(job, rank)[:3]
+        points |= {math.ceil((message.end - head) / each) - 1 for message in first}
+    if not (turn.before or in_halves(job, rank)):
+        points |= {len(units) - 2, len(units) - 1}
+    return sorted(point for point in points if 0 <= point < len(units))
 
 
-def _second_backward(job: Job, rank: int, common: Common) -> Iterator[Stretch]:
-    """Backward of the second micro-batch's last unit, when the first's gradients are there."""
-    if not common.of_others or common.summed:
-        return
-    start = Held(
-        gradients=common.gradients,
-        activations=common.of_others,
-        logits=common.ends_after + _heads(job, rank)[1],
-        transients=common.always + common.left_over,
-    )
-    another = _units(job, rank) > 1
-    yield start, _unit_events(job, rank, start, common, common.left_over, another)
-
-
-def _units(job: Job, rank: int) -> int:
-    """Of a stage: blocks, or groups of them that are recomputed together."""
-    layers = math.ceil(job.layers_of(rank) / len(job.stages_of(rank)))
-    return math.ceil(layers / group_size(job.plan.activation))
-
-
-def _heads(job: Job, rank: int) -> tuple[float, float]:
-    """The head's gradient at the first unit's backward, and at later ones."""
-    if job.rank_of[-1] != rank:
-        return 0.0, 0.0
-    return head_gradient_bytes(job), waiting_head_bytes(job)
-
-
-def _turning_points(units: int, sends: bool, gradients_grow: bool) -> list[int]:
-    """Units whose backward is over where the next one's can be the fullest: the first or the last,
-    for between them activations go as evenly as gradients come. Where gradients are on their way
-    during all but the first, and a unit is gathered ahead during all but the last, the second and
-    the last but one too."""
-    first, last = {0}, {units - 1}
-    if sends:
-        first.add(min(1, units - 1))
-        last.add(max(0, units - 2))
-    return sorted(first | last if gradients_grow else first)
-
-
-def _share(job: Job, rank: int, done: int, waiting_head: float) -> float:
-    """The share of a rank's gradients that are there when the last `done` units' backward is over:
-    theirs, and those of the norm and head above if these do not wait."""
-    if not done:
-        return 0.0
-    blocks = done * group_size(job.plan.activation)
-    head = 0 if waiting_head else job.end_parameters(rank) - job.begin_parameters(rank)
-    return (blocks * job.block_parameters + head) / job.parameters_of(rank)
+def _made(job: Job, rank: int, blocks: int) -> float:
+    """Gradients that are there when the last blocks' backward is over: theirs, if they do not come
+    later, and those of the norm and head above if these do not wait."""
+    made = 0 if in_halves(job, rank) else blocks * job.block_parameters
+    if job.plan.zero == 3:
+        return made
+    end = job.end_parameters(rank) - job.begin_parameters(rank)
+    matrix = job.vocab_rows * job.shape.hidden
+    waits = waiting_head_bytes(job) and end > matrix
+    return made + end - (matrix if waits else 0)
 
 
 def _unit_events(
-    job: Job, rank: int, start: Held, common: Common, on_the_way: float, another: bool
+    job: Job, rank: int, turn: Turn, common: Common, done: int, sent: float
 ) -> list[Event]:
     """A unit's backward.
 
     Args:
-        on_the_way: bytes that were sent before and are freed when its own gradients are sent.
-        another: is another unit gathered meanwhile?
+        done: units whose backward is over.
+        sent: bytes that were sent before and are freed when its own gradients are sent.
     """
-    gathered, working = gathered_bytes(job), working_bytes(job, rank)
+    blocks, *later = common.units[done:]
+    gathered, working = gathered_bytes(job, blocks), working_bytes(job, rank, blocks)
+    if common.sends and not done:  # later two messages are on their way already
+        working += first_sent_bytes(job, rank, _made(job, rank, 0))
+    last_of_many = job.plan.schedule == "interleaved" and rank == job.plan.pp - 1
+    # fully_shard gathers the unit before, at a stage's first one another stage's
+    if not later and len(job.stages_of(rank)) > 1 and not last_of_many:
+        later = [blocks]
     events = [
         hold("transients", 2 * gathered),  # a buffer, and the parameters that are copied out of it
         free("transients", gathered),
-        hold("transients", gathered if another else 0.0),
+        hold("transients", gathered_bytes(job, later[0]) if later else 0.0),
         hold("transients", working),
         free("transients", working),
+        free("activations", min(kept_bytes(job, blocks), turn.activations)),
     ]
-    if not gathered or in_halves(job, rank):
+    if in_halves(job, rank):
         return events
-    gradients = block_gradient_bytes(job)
+    if not gathered:
+        return [*events, *_gradient_events(job, rank, turn, common, done)]
+    gradients = unit_gradient_bytes(job, blocks)
     return [
         *events,
-        free("activations", min(common.of_unit, start.activations)),
         hold("transients", gradients),
-        free("transients", on_the_way + gathered + gradients),
-        hold("transients", reduced_bytes(job)),
+        free("transients", sent + gathered + gradients),
+        hold("transients", reduced_bytes(job, blocks)),
+    ]
+
+
+def _gradient_events(job: Job, rank: int, turn: Turn, common: Common, done: int) -> list[Event]:
+    """A unit's gradients, where ZeRO-3 does not gather it. What is added to earlier ones takes no
+    memory, unless it is sent."""
+    if turn.before and not common.sends:
+        return []
+    before, after = (_made(job, rank, sum(common.units[:units])) for units in (done, done + 1))
+    begun = made_bytes(job, rank, before, common.gradients)
+    grown = made_bytes(job, rank, after, common.gradients)
+    last = last_bytes(job)
+    return [
+        hold("transients", grown.on_the_way - begun.on_the_way),
+        hold("gradients", 0.0 if turn.before else grown.summed - begun.summed),
+        hold("transients", last),
+        free("transients", last),
+        hold("transients", message_work_bytes(job, rank, before, after)),
     ]
 
 
@@ -220,15 +217,20 @@ def _weights_wait(job: Job, rank: int, common: Common) -> Stretch:
     """Most gradients of weights wait. What a block's backward works with and what it kept becomes,
     in part, what waits."""
     start = Held(
-        gradients=common.summed,
+        gradients=common.turns[0].before,
         activations=activation_bytes(job, rank, put_off(job, rank)),
-        transients=common.always,
+        transients=common.turns[-1].always,
     )
-    gathered, waiting = gathered_bytes(job), group_size(job.plan.activation) * waiting_bytes(job)
+    blocks = max(common.units, default=0)
+    gathered, waiting = gathered_bytes(job, blocks), blocks * waiting_bytes(job)
+    work = max(0.0, working_bytes(job, rank, blocks) - waiting) if blocks else 0.0
     return start, [
         hold("transients", 2 * gathered),
         free("transients", gathered),
-        hold("transients", working_bytes(job, rank) - waiting),
+        hold("transients", work),
+        free("transients", work + gathered),
+        free("activations", put_off_bytes(job, rank)),
+        hold("gradients", common.gradients - start.gradients),
     ]
 
 
@@ -237,27 +239,36 @@ def _next_forward(job: Job, rank: int, common: Common) -> Stretch:
     in no block was copied is still there."""
     start = Held(
         gradients=common.gradients,
-        activations=common.of_others,
-        logits=common.ends_after,
-        transients=common.always + common.left_over,
+        activations=common.turns[0].others,
+        logits=common.turns[-1].ends,
+        transients=common.turns[-1].always + left_over_bytes(job, rank),
     )
-    return start, [hold("transients", root_bytes(job, rank) + 2 * gathered_bytes(job))]
+    gathered = gathered_bytes(job, common.units[-1]) if common.units else 0.0
+    times = 1 if job.plan.schedule == "gpipe" else 2  # gathered, and copied out
+    return start, [hold("transients", root_bytes(job, rank) + times * gathered)]
 
 
 def _end(job: Job, rank: int, common: Common) -> Iterator[Stretch]:
     """All gradients are there, and the embedding's is made; a matrix that is embedding and head has
     one on two ranks, which they swap."""
     if job.rank_of[0] == rank:
-        start = Held(
-            gradients=common.gradients,
-            activations=common.of_others,
-            transients=stage_messages_bytes(job, rank),
-        )
-        yield start, [hold("transients", table_work_bytes(job, rank))]
+        others = _made(job, rank, sum(common.units))
+        if common.sends:  # the positions' too
+            last = messages(job, rank)[-1]
+            others = max(others, last.end - last.elements)
+        made = made_bytes(job, rank, others, common.gradients)
+        for turn in common.turns:
+            start = Held(
+                gradients=turn.before or made.summed,
+                activations=turn.others,
+                transients=turn.always - root_bytes(job, rank) + made.on_the_way,
+            )
+            yield start, [hold("transients", table_work_bytes(job, rank, not turn.before))]
     if rank in (job.rank_of[0], job.rank_of[-1]):
         yield Held(gradients=common.gradients), [hold("transients", swapped_bytes(job))]
     if in_halves(job, rank):
         yield Held(gradients=common.gradients), [hold("transients", sent_last_bytes(job, rank))]
-    others = common.of_others if job.plan.zero == 2 else 0.0
+    sends = job.plan.zero == 2 and not job.plan.splits_backward
+    others = common.turns[0].others if sends else 0.0
     gradients = last_message_bytes(job, rank, common.gradients)
-    yield Held(gradients=gradients, activations=others, transients=common.always), []
+    yield Held(gradients=gradients, activations=others, transients=common.turns[-1].always), []

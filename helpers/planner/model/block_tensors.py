@@ -24,6 +24,9 @@ KEEPS = ("none", "selective")  # policies whose kept tensors a program lists
 LIKE = "llama"  # most families that the engine lays out have its blocks
 
 
+GRADIENTS = Widths(inside=1, up=1)
+
+
 @dataclass(frozen=True)
 class Hidden:
     """What a program computes beside its messages, as shares of these that may run so: of the
@@ -74,6 +77,8 @@ class Program:
     context_copies: of attention's result, which attention over cp keeps beside `none`'s.
     keeps_attention: over cp, is its result kept where blocks are recomputed, and not sent for?
     last_norm: hidden states that the norm before the head keeps.
+    gradients: of activations that are alive beside each other in the backward of an MLP.
+    norm_gradients: hidden states that the backward of a block's norm works with.
     message_copies: elements read and written around each message of the tensor axis.
     waits_for_sends, split_sends: of a pipeline, see pipeline_messages.link_s.
     host_us: that the host needs to start one operation or product; the device waits where its own
@@ -114,6 +119,8 @@ class Program:
     context_copies: int = 1
     keeps_attention: bool = True
     last_norm: int = 1
+    gradients: Widths = GRADIENTS
+    norm_gradients: int = 0
     message_copies: int = 2
     waits_for_sends: bool = False
     split_sends: bool = False

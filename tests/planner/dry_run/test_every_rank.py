@@ -2,13 +2,12 @@
 moment."""
 
 import itertools
+from random import Random
 
 import pytest
 
 pytest.importorskip("transformers")
 import transformers
-from hypothesis import Phase, assume, given, settings
-from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
@@ -17,7 +16,9 @@ from helpers.planner.memory.peak import rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import make_job
 
-EXAMPLES, WITHIN = 10, 0.15
+QUESTIONS = 20
+# of nine ranks in ten, and of every rank, with backward in halves too
+WITHIN, SHARE, AT_MOST = 0.05, 0.9, 0.15
 FAMILIES = ("llama", "neox", "falcon", "gptj", "gpt2")
 
 
@@ -44,49 +45,57 @@ def config(family, hidden, heads, kv_heads, layers, ffn, vocab, seq_len):
     return transformers.GPT2Config(**names)
 
 
-@st.composite
-def questions(draw):
-    family, heads = draw(st.sampled_from(FAMILIES)), draw(st.sampled_from((4, 8)))
-    kv_heads = draw(st.sampled_from([n for n in (1, 2, 4, 8) if heads % n == 0]))
-    hidden = draw(st.sampled_from((64, 128, 256, 512)))
-    layers, ffn = draw(st.integers(1, 8)), hidden * draw(st.sampled_from((2, 3, 4)))
-    vocab, seq_len = draw(st.sampled_from((256, 8192, 32000))), draw(st.sampled_from((32, 512)))
-    pp = draw(st.sampled_from([n for n in (1, 2, 4) if n <= layers]))
-    tp = draw(st.sampled_from((1, 2)))
+def question(random):
+    """A model, a plan, the length of its rows and how many a micro-batch of a data rank has."""
+    draw = random.choice
+    family, heads = draw(FAMILIES), draw((4, 8))
+    kv_heads = draw([n for n in (1, 2, 4, 8) if heads % n == 0])
+    hidden = draw((64, 128, 256, 512))
+    layers, ffn = draw(range(1, 9)), hidden * draw((2, 3, 4))
+    vocab, seq_len = draw((256, 8192, 32000)), draw((32, 512))
+    pp, tp = draw([n for n in (1, 2, 4) if n <= layers]), draw((1, 2))
     plan = {
         "tp": tp,
-        "sequence_parallel": tp > 1 and draw(st.booleans()),
+        "sequence_parallel": tp > 1 and draw((False, True)),
         "pp": pp,
-        "schedule": draw(st.sampled_from(("1f1b", "gpipe"))),
-        "dp_shard": draw(st.sampled_from((1, 2, 4))),
-        "zero_stage": draw(st.sampled_from((1, 2, 3))),
-        "activation": draw(st.sampled_from(("none", "selective", "full"))),
-        "precision": draw(st.sampled_from(("fp32", "bf16"))),
-        "microbatches": draw(st.sampled_from((1, 2, 4))),
+        "schedule": draw(("1f1b", "gpipe", "zero-bubble")),
+        "dp_shard": draw((1, 2, 4)),
+        "zero_stage": draw((1, 2, 3)),
+        "activation": draw(("none", "selective", "full", "group_2", "group_3")),
+        "precision": draw(("fp32", "bf16")),
+        "microbatches": draw((1, 2, 4)),
     }
-    if 1 < pp < layers and draw(st.booleans()):
-        first = draw(st.integers(1, layers - pp + 1))
-        even = [first, *[1] * (pp - 2), layers - first - (pp - 2)]
-        plan["partition"] = ",".join(map(str, even))
+    if 1 < pp < layers and draw((False, True)):
+        first = draw(range(1, layers - pp + 2))
+        stages = [first, *[1] * (pp - 2), layers - first - (pp - 2)]
+        plan["partition"] = ",".join(map(str, stages))
     model = config(family, hidden, heads, kv_heads, layers, ffn, vocab, seq_len)
-    return model, ParallelPlan(**plan), seq_len, draw(st.sampled_from((1, 2, 4)))
+    return model, ParallelPlan(**plan), seq_len, draw((1, 2, 4))
 
 
-@settings(deadline=None, max_examples=EXAMPLES, derandomize=True, phases=[Phase.generate])
-@given(questions())
-def test_every_rank_holds_what_the_formulas_say(question):
+def test_every_rank_holds_what_the_formulas_say():
     """Of each pipeline rank the first of its tensor and data ranks, which hold the most, and the
     last."""
-    model, plan, seq_len, rows = question
+    random = Random(0)
+    whole, halves = [], []
+    for asked in [question(random) for _ in range(QUESTIONS)]:
+        (halves if asked[1].splits_backward else whole).extend(peak_errors(*asked))
+    assert max(whole + halves) < AT_MOST
+    assert sum(error < WITHIN for error in whole) >= SHARE * len(whole)
+
+
+def peak_errors(model, plan, seq_len, rows):
+    """Of each pipeline rank, whose states must be the dry run's to the byte."""
     batch = rows * plan.dp * plan.microbatches
     try:
         job = make_job(model, plan, batch, seq_len)
-    except UserError:
-        assume(False)
+    except UserError:  # the plan does not fit the model
+        return
     first, last = (0, 0), (plan.tp - 1, plan.dp_shard - 1)
     for stage, (tensor, shard) in itertools.product(range(plan.pp), {first, last}):
         rank = (shard * plan.pp + stage) * plan.tp + tensor
         dry = dry_run(model, plan, rank, batch=batch, seq_len=seq_len)
-        assert vars(rank_states(job, stage, tensor, shard)) == dry.states
+        if not plan.splits_backward:  # whose gradients come after what is counted
+            assert vars(rank_states(job, stage, tensor, shard)) == dry.states
         if (tensor, shard) == first:
-            assert rank_memory(job, stage).allocated == pytest.approx(dry.peak_bytes, rel=WITHIN)
+            yield abs(rank_memory(job, stage).allocated / dry.peak_bytes - 1)

@@ -63,7 +63,7 @@ def test_nothing_that_was_not_kept_is_better():
                         tp=tp, pp=pp, dp_replicate=dp // shard, dp_shard=shard, zero_stage=stage,
                         activation=activation, offload=offload, precision="bf16", **how,
                     )  # fmt: skip
-                    job = make_job(GPTJ_6B, plan, 16, 1024)
+                    job = make_job(GPTJ_6B, plan, 16, 1024, device=P4D.device)
                     if fullest(job).total <= P4D.memory_bytes:
                         assert step_time(job, P4D, exact=False).total_s >= best_s * 0.97, plan
 
@@ -72,7 +72,8 @@ def test_every_choice_is_a_plan_that_the_engine_takes(gpt3_found):
     found = gpt3_found
     for choice in found.choices:
         choice.plan.validate(world_size=choice.cluster.devices)
-        rebuilt = make_job(GPT3, ParallelPlan(**choice.plan.to_dict()), 1536, 2048)
+        plan = ParallelPlan(**choice.plan.to_dict())
+        rebuilt = make_job(GPT3, plan, 1536, 2048, device=choice.cluster.device)
         assert fullest(rebuilt).total == choice.memory.total
 
 

@@ -1,0 +1,192 @@
+"""Gradients on their way into their sums by DDP, ZeRO-1 and 2: in messages, each of several
+parameters, which are copied together, or of one that is large.
+
+Source: the engine's data_parallel/buckets.py.
+"""
+
+import bisect
+import itertools
+import math
+from functools import lru_cache
+from operator import attrgetter
+from typing import NamedTuple
+
+from helpers.engine.data_parallel.buckets import BUCKET_BYTES, ReduceScattered
+from helpers.planner.memory.microbatches_in_flight import in_halves
+from helpers.planner.model.training_job import Job
+from helpers.planner.shape.parameters import Held, begin_parameters, end_parameters
+
+END = attrgetter("end")
+NORMS_FIRST = ("gpt2", "gptj", "gpt_neox")  # in the order of a block's parameters
+
+
+class Message(NamedTuple):
+    """Gradients of several parameters, copied into one tensor, or the gradient of one.
+
+    end: elements of this and of all that are full before it.
+    """
+
+    elements: int
+    parameters: int
+    end: int
+
+    @property
+    def copied(self) -> int:
+        """Elements of the copy."""
+        return self.elements if self.parameters > 1 else 0
+
+
+def messages(job: Job, rank: int) -> tuple[Message, ...]:
+    """All of a pipeline rank, in the order in which they are full."""
+    first, last = job.rank_of[0] == rank, job.rank_of[-1] == rank
+    begin = begin_parameters(job.shape) if first else ()
+    end = end_parameters(job.shape) if last else ()
+    if job.shape.tied and last:  # one matrix for both ends, which comes first in the model
+        table = begin_parameters(job.shape)[0]
+        begin = begin or (table,)
+        end = tuple(held for held in end if held.sizes != table.sizes)
+    block, norms = job.block, job.shape.block_norm // job.shape.hidden
+    if job.shape.family in NORMS_FIRST:
+        block = (*block[-norms:], *block[:-norms])
+    most = BUCKET_BYTES // job.sum_bytes
+    return _filled(begin, block, job.layers_of(rank), end, job.plan.tp, most)
+
+
+@lru_cache(maxsize=4096)
+def _filled(
+    begin: tuple[Held, ...],
+    block: tuple[Held, ...],
+    layers: int,
+    end: tuple[Held, ...],
+    tp: int,
+    most: int,
+) -> tuple[Message, ...]:
+    """From the last parameter to the first, of so many elements at most."""
+    found = [Message(0, 0, 0)]
+    for held in reversed([*begin, *layers * block, *end]):
+        size, filled = math.prod(held.on(tp)), found[-1]
+        end = filled.end + size
+        if filled.elements and filled.elements + size > most:
+            found.append(Message(size, 1, end))
+        else:
+            found[-1] = Message(filled.elements + size, filled.parameters + 1, end)
+    return tuple(found)
+
+
+def full_messages(job: Job, rank: int, elements: float) -> tuple[Message, ...]:
+    """Those that are full when so many gradients are there."""
+    found = messages(job, rank)
+    return found[: bisect.bisect_right(found, elements, key=END)]
+
+
+def one_message(job: Job, rank: int) -> bool:
+    """Do all gradients of a rank go in one message, when its backward is over?"""
+    return in_messages(job) and job.sum_bytes * job.parameters_of(rank) <= BUCKET_BYTES
+
+
+def in_messages(job: Job) -> bool:
+    """Are gradients copied into messages, be it only to have them in the dtype of sums?"""
+    low = job.plan.precision != "fp32"
+    return job.plan.zero != 3 and (low or job.plan.dp * job.plan.cp > 1)
+
+
+def sends_now(job: Job) -> bool:
+    """Are messages sent in the backwards at which most is held?"""
+    if not in_messages(job) or job.plan.splits_backward:
+        return False
+    return job.plan.zero == 2 or job.microbatches == 1
+
+
+class Made(NamedTuple):
+    """Bytes of what a backward has made of a rank's gradients: summed; and on their way there."""
+
+    summed: float
+    on_the_way: float
+
+
+def made_bytes(job: Job, rank: int, elements: float, gradients: float) -> Made:
+    """When so many gradients were made.
+
+    Those of a message wait in the arithmetic's dtype until it is full. ZeRO-1 and 2 have two
+    messages and what comes back of them before the sums are there.
+
+    Args:
+        gradients: bytes of all of them, when they are there.
+    """
+    if not sends_now(job):
+        return Made(gradients * elements / job.parameters_of(rank), 0.0)
+    full = full_messages(job, rank, elements)
+    under_way = full[-ReduceScattered.most_under_way :] if job.plan.zero else ()
+    shards = job.plan.shards if job.plan.zero else 1
+    ended = full[-1].end if full else 0
+    sent, coming = ended * job.sum_bytes, sum(one.elements for one in under_way) * job.sum_bytes
+    waiting = job.element_bytes * (elements - ended)
+    return Made((sent - coming) / shards, waiting + coming * (1 + 1 / shards))
+
+
+def first_sent_bytes(job: Job, rank: int, before: float) -> float:
+    """More on its way when a block's largest matrix was sent, while the gradient of another is
+    made.
+
+    Args:
+        before: gradients that are there when the block's backward begins.
+    """
+    matrices = [linear.parameters / job.plan.tp for linear in job.shape.block]
+    then = before + max(matrices) + job.block_parameters - sum(matrices)
+    if full_messages(job, rank, before) == full_messages(job, rank, then):
+        return 0.0
+    ways = [made_bytes(job, rank, elements, 0).on_the_way for elements in (before, then)]
+    return max(0.0, ways[1] - ways[0])
+
+
+def message_work_bytes(job: Job, rank: int, before: float, after: float) -> float:
+    """While messages are made that are full when `after` gradients are there and were not with
+    `before`: what is copied into the largest, and the message that ZeRO-1 and 2 wait for."""
+    if not sends_now(job):
+        return 0.0
+    begun, full = (full_messages(job, rank, elements) for elements in (before, after))
+    copied = max((message.copied for message in full[len(begun) :]), default=0)
+    too_many = job.plan.zero and len(begun) < len(full) > ReduceScattered.most_under_way
+    waits = full[-1 - ReduceScattered.most_under_way].elements if too_many else 0
+    return job.sum_bytes * (copied + waits * (1 + 1 / job.plan.shards))
+
+
+def unsent_bytes(job: Job, rank: int) -> float:
+    """Gradients that ZeRO-1 and 2 have whole until they send them: those that come after their
+    block's backward, added up; and those of a rank that has too few for two messages.
+    """
+    if job.plan.zero not in (1, 2):
+        return 0.0
+    if in_halves(job, rank):
+        return 4 * job.parameters_of(rank)
+    at_once = one_message(job, rank) and job.microbatches == 1
+    return job.element_bytes * job.parameters_of(rank) if at_once else 0.0
+
+
+def last_message_bytes(job: Job, rank: int, gradients: float) -> float:
+    """All gradients of a rank when its last message is made, which is a copy of what it sends, and
+    for ZeRO-1 and 2 this rank's part of what comes back.
+
+    Args:
+        gradients: when all are there.
+    """
+    if not in_messages(job):
+        return 0.0
+    shards = job.plan.shards if job.plan.zero else math.inf
+    first = messages(job, rank)[: 1 + ReduceScattered.most_under_way]
+    if one_message(job, rank):
+        earlier = job.plan.zero == 2 and job.microbatches > 1 and not job.plan.splits_backward
+        every = job.sum_bytes * first[0].elements
+        gradients = every + (every / shards if earlier else 0.0)
+    elif job.plan.zero and sends_now(job):
+        return 0.0
+    back = itertools.accumulate(message.elements / shards for message in first)
+    most = max(message.copied + sums for message, sums in zip(first, back, strict=True))
+    return gradients + job.sum_bytes * most
+
+
+def sent_last_bytes(job: Job, rank: int) -> float:
+    """This rank's share of the first message of what waited so."""
+    if not unsent_bytes(job, rank):
+        return 0.0
+    return job.sum_bytes * messages(job, rank)[0].elements / job.plan.shards

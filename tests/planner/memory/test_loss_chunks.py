@@ -1,0 +1,58 @@
+"""Chunks of the loss: one is alive at a time, and the formulas take those of the device."""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("transformers")
+import torch
+
+from helpers.engine.models import chunked_loss
+from helpers.engine.models.chunked_loss import CHUNK_BYTES, GPU_CHUNK_BYTES
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.dry_run.dry_run import dry_run
+from helpers.planner.dry_run.tensor_watch import Watch
+from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.memory.peak import rank_memory
+from helpers.planner.model.training_job import make_job
+from helpers.planner.search.estimate import planned_job
+from helpers.planner.search.request import Question, job_under
+from tests.support import tiny
+
+GPUS = make_cluster("p4d.24xlarge")
+CORES = replace(GPUS, device="cpu")
+
+
+def config():
+    made = tiny.config("llama", layers=1)
+    made.max_position_embeddings, made.vocab_size = 128, 2**15
+    return made
+
+
+def test_one_chunk_is_alive_at_a_time():
+    """Its logits become their gradient, and the next chunk's take its place."""
+    tokens, vocabulary, width = 64, 512, 4
+    hidden = torch.randn(4 * tokens, width, requires_grad=True)
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    labels = torch.zeros(4 * tokens, dtype=torch.long)
+    one = 4 * tokens * vocabulary
+    with patch.object(chunked_loss, "CHUNK_BYTES", one), Watch() as watch:
+        chunked_loss.token_loss(hidden, weight, None, labels, 0, vocabulary, None)
+    assert one < sum(watch.peak()[0].values()) < 1.5 * one
+
+
+@pytest.mark.parametrize(("device", "dry_device"), [("cpu", "cpu"), ("cuda", "meta")])
+def test_the_formulas_take_the_devices(device, dry_device):
+    """Of 512 MiB of logits."""
+    job = make_job(config(), ParallelPlan(), 64, 64 + 1, device=device)
+    dry = dry_run(config(), ParallelPlan(), batch=64, seq_len=64 + 1, device=dry_device)
+    assert rank_memory(job, 0).allocated == pytest.approx(dry.peak_bytes, rel=0.05)
+
+
+def test_a_question_is_about_its_clusters_device():
+    plan = ParallelPlan(dp_shard=8, precision="bf16")
+    for cluster, chunk in ((GPUS, GPU_CHUNK_BYTES), (CORES, CHUNK_BYTES)):
+        asked = planned_job(config(), plan, cluster, 8 * 64, 64 + 1)
+        question = Question(asked.shape, (cluster,), 8 * 64, 64 + 1, "bf16", "time", None, None)
+        assert asked.logits_bytes == job_under(question, plan, cluster).logits_bytes == chunk
