@@ -66,7 +66,7 @@ WIDE, EVEN, SHARDED = {"hidden_size": 256}, {"vocab_size": IDS}, {"dp_shard": 2}
 CASES = {
     "a": (Case(slow_machine=True), Case()),
     "b": (Case(slow_reader=True), Case(slow_reader=True, ahead=True)),
-    "c": (Case(SHARDED, WIDE, 2, 16), Case(SHARDED, WIDE, 32, 64)),
+    "c": (Case(SHARDED | {"microbatches": 4}, WIDE, 8, 4), Case(SHARDED, WIDE, 32, 64)),
     "d": (
         Case({"pp": 2, "schedule": "naive", "microbatches": 2}, EVEN, 24),
         Case({"pp": 2, "schedule": "1f1b", "microbatches": 6}, EVEN, 24),
