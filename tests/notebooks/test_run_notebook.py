@@ -17,7 +17,7 @@ SCRIPT = "scripts/notebooks/execute.py"
 PARAMETERS = 'out: str = "runs/demo"  # results\nsteps: int = 5  # steps to run'
 RESULTS = """
 from pathlib import Path
-folder = Path(out)
+folder = Path("..", out)  # a kernel starts in notebooks/
 (folder / "throughput.txt").write_text(f"ranks  steps\\n1      {steps!r}\\n")
 (folder / "memory.csv").write_text("rank,bytes\\n0,10\\n")
 (folder / "loss.png").write_bytes(b"a picture")

@@ -27,7 +27,8 @@ RUNS = {
     "input": (REPLICAS, {}, 16, 128),  # rank 1's batches come late
     # tiny operations; on one rank, since with two the wait for each other's messages is longer
     "launch": ({}, {"hidden_size": 32, "num_attention_heads": 2}, 2, 8),
-    "communication": (REPLICAS, {"hidden_size": 256}, 2, 16),  # and all gradients in one message
+    # whole weights are gathered for a few tokens, in every micro-batch
+    "communication": ({"dp_shard": 2, "microbatches": 4}, {"hidden_size": 256}, 8, 4),
     "straggler": (REPLICAS, {}, 16, 128),  # rank 1's forward is slow
     "memory": (REPLICAS, {}, 16, 128),  # rank 0 gets 5 % more address space than it takes
     "sharded": ({"dp_shard": 2}, {}, 16, 128),  # no fault
@@ -48,8 +49,7 @@ def train(folder: Path, fault: str) -> None:
     plan = ParallelPlan(**layout)
     config = load_config("gptj-tiny", **sizes)
     model = load_model("gptj-tiny", plan, mesh_of(plan), config=config)
-    bucket_bytes = 2**40 if fault == "communication" else 2**20
-    with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", bucket_bytes):
+    with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", 2**20):
         trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
     if fault == "straggler" and dist.get_rank() == 1:
         model.register_forward_pre_hook(lambda *_: time.sleep(LATE_S))

@@ -262,8 +262,8 @@ def test_the_pictures_say_their_numbers(fault, traced):
     assert png(fig, alt).startswith(b"\x89PNG")
     for trace, (_, row) in zip(traces, table.iterrows()):
         step = trace.steps[-1]
-        assert row["step"] == pytest.approx(1e3 * (step.end_s - step.start_s))
-        assert row[[*RANGES, "my own"]].sum() <= row["step"]
+        assert row["step"] == pytest.approx(1e3 * (step.end_s - step.start_s), abs=0.051)
+        assert row[[*RANGES, "my own"]].sum() <= row["step"] + 0.05 * (len(RANGES) + 2)  # rounded
         assert f"rank {trace.rank} takes {row['step']:.0f} ms" in alt
     fig, table, alt = draw_memory(traces[0])
     assert png(fig, alt).startswith(b"\x89PNG")
