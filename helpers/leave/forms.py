@@ -19,7 +19,7 @@ from helpers.smp.reading.values import is_known, unknown_in
 
 IMAGE, ROLE = "YOUR-IMAGE", "YOUR-ROLE"
 A_DAY = 24 * 60  # minutes
-HEAD_IS_ASKED = 'set -e\n: "${HEAD:?is the address of the first node}"\n'
+HEAD_IS_ASKED = ': "${HEAD:?is the address of the first node}"\n'  # without it the shell ends here
 SKY = {"A100-40": "A100", "A100-80": "A100-80GB", "V100-16": "V100", "V100-32": "V100-32GB"}
 ASKED = {
     "model": "MODEL",
@@ -67,9 +67,7 @@ def script_line(job: Job, script: str) -> str:
 
 def run_files(job: Job) -> dict[str, str]:
     """The job's files by their names. A form that cannot be is its reason."""
-    asked = (
-        ': "${HEAD:?is the address of the first node}"\n' if (job.machines.nodes or 1) > 1 else ""
-    )
+    asked = HEAD_IS_ASKED if (job.machines.nodes or 1) > 1 else ""
     files = {"run.sh": f"#!/usr/bin/env bash\n{asked}{torchrun_line(job)}\n"}
     if job.config is not None:
         files["model/config.json"] = job.config.to_json_string()
