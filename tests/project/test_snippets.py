@@ -200,8 +200,9 @@ def test_from_the_wheel(python_with_wheel, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda path: path.name)
-def test_snippets_of_the_pages_run(page, tmp_path):
+def test_snippets_of_the_pages_run(page, tmp_path, monkeypatch):
     """Those that start nothing; what a launch says is tested in tests/lab/launch."""
+    monkeypatch.chdir(tmp_path)  # some write files
     for source in written_in(page):
         if "launch(" not in source:
             exec(source, {"__name__": "snippet"})
