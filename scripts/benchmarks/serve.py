@@ -3,14 +3,16 @@
     group = Group(peer, work, cores=2)      # starts, loads the model, answers when it is ready
     result = group.steps([0, 1])            # takes these two steps; every other group sleeps
 
-A group that waits is blocked on a pipe, so the peers can alternate on the same cores without the
-cost of starting them again, and a drift of the machine meets all of them alike.
+A group that waits is stopped (SIGSTOP), since the threads of its process groups would wake a
+hundred times a second otherwise. So the peers can alternate on the same cores without the cost of
+starting them again, and a drift of the machine meets all of them alike.
 """
 
 import contextlib
 import importlib
 import multiprocessing as mp
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -23,6 +25,7 @@ from typing import Any
 
 from benchmarks.registry import Peer
 from benchmarks.work import Work, batches
+from helpers.engine.ranks.leaving import die_with_parent
 from helpers.lab.launch.nodes.network_namespaces import DEVICE, Network
 
 START_S, STEP_S = 600, 300  # how long a group may take to start, and to take one step
@@ -78,6 +81,7 @@ class Group:
             self.processes.append(process)
             self.pipes.append(ours)
         self.facts = self._answers(START_S)
+        self._signal(signal.SIGSTOP)
 
     def steps(self, indices: list[int]) -> Result:
         """Take the steps with these numbers.
@@ -99,6 +103,7 @@ class Group:
         return self._ask("memory", None, STEP_S)
 
     def close(self) -> None:
+        self._signal(signal.SIGCONT)
         for pipe in self.pipes:
             pipe.close()  # a rank that waits for work ends by itself
         for process in self.processes:
@@ -109,12 +114,20 @@ class Group:
         self.folder.cleanup()
 
     def _ask(self, what: str, argument: Any, seconds: float) -> list[Any]:
+        self._signal(signal.SIGCONT)
         try:
             for pipe in self.pipes:
                 pipe.send((what, argument))
         except OSError:
             pass  # a rank died: the answers say how
-        return self._answers(seconds)
+        answers = self._answers(seconds)
+        self._signal(signal.SIGSTOP)
+        return answers
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
     def _answers(self, seconds: float) -> list[Any]:
         found: dict[int, Any] = {}
@@ -156,6 +169,7 @@ def _serve(
     network: Network | None,
 ) -> None:
     """A rank: make the peer's step function, then take steps as they are asked for."""
+    die_with_parent()  # stopped, it would not see that the pipe is closed
     os.environ |= facts
     if network:
         network.enter()

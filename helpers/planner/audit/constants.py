@@ -124,10 +124,9 @@ def with_values(run: Run, values: Values) -> tuple[Job, Cluster]:
 
 def _of_generation(cluster: Cluster, constant: Constant, value: float) -> Cluster:
     factor = value / _current(constant)
-    if constant.field == "attention":
-        return replace(cluster, attention_flops=cluster.attention_flops * factor)
-    rates = {dtype: rate * factor for dtype, rate in cluster.matmul_flops.items()}
-    return replace(cluster, matmul_flops=rates)
+    field = "attention_flops" if constant.field == "attention" else "matmul_flops"
+    rates = {dtype: rate * factor for dtype, rate in getattr(cluster, field).items()}
+    return replace(cluster, **{field: rates})
 
 
 def _of_program(row: Program, field: str, value: float) -> Program:

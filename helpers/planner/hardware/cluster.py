@@ -179,7 +179,9 @@ def _cluster(
         ),
         inter=Link(inter * out.share, out.extra_us * MICRO),
         multiprocessors=gpu.multiprocessors,
-        attention_flops=(gpu.attention_flops or low / 2) * reached.attention,
+        attention_flops=dict.fromkeys(
+            ("bf16", "fp16"), (gpu.attention_flops or low / 2) * reached.attention
+        ),
         usd_per_hour=_usd(machine.name, service, usd_per_hour),
         rails=math.ceil((machine.rails or 0) * used / machine.gpus),
         oversubscription=oversubscription,

@@ -39,8 +39,9 @@ class Cluster:
     together: devices that can compute at the same time, where they share cores.
     overlaps: can messages travel while the device computes?
     measured: links inside a node by kind of message, where they were measured apart; `intra` else.
-    attention_flops: reached by attention in one kernel, in 16 bits; a half of `matmul_flops` where
+    attention_flops: reached by attention in one kernel, by dtype; a half of `matmul_flops` where
         not known.
+    unit_s: beside its way, of each gather and sum of ZeRO-3's units, which are packed for it.
     usd_per_hour: of one node; None where no price is known. kw: that a node draws at most, of its
         GPUs alone where the machine's is not known; None where neither is.
     deviation: of nodes' seconds for equal work, as a share of them.
@@ -62,7 +63,8 @@ class Cluster:
     together: float | None = None
     overlaps: bool = True
     measured: dict[str, Link] = field(default_factory=dict, hash=False)
-    attention_flops: float | None = None
+    attention_flops: dict[str, float] = field(default_factory=dict, hash=False)
+    unit_s: float = 0.0
     usd_per_hour: float | None = None
     rails: int = 0
     oversubscription: float = 1.0
@@ -88,9 +90,10 @@ class Cluster:
         for name in ("memory_bytes", "memory_bytes_per_s", "host_bytes_per_s", "oversubscription"):
             if not is_amount(getattr(self, name)):
                 raise UserError(f"{name} must be a number above 0, not {getattr(self, name)!r}")
-        for dtype, rate in self.matmul_flops.items():
-            if not is_amount(rate):
-                raise UserError(f"matmul_flops in {dtype} must be a number above 0, not {rate!r}")
+        for name in ("matmul_flops", "attention_flops"):
+            for dtype, rate in getattr(self, name).items():
+                if not is_amount(rate):
+                    raise UserError(f"{name} in {dtype} must be a number above 0, not {rate!r}")
         if self.oversubscription < 1:
             raise UserError(f"oversubscription is 1 or more, not {self.oversubscription!r}")
         if type(self.rails) is not int or self.rails < 0:
@@ -113,9 +116,7 @@ class Cluster:
 
     def attention_rate(self, dtype: str) -> float:
         """FLOP/s of attention in one kernel."""
-        if dtype != "fp32" and self.attention_flops:
-            return self.attention_flops
-        return self.rate(dtype) / 2
+        return self.attention_flops.get(dtype) or self.rate(dtype) / 2
 
     def group_link(self, ranks: int, stride: int, kind: str = "all_reduce") -> Link:
         """The link of the worst group of `ranks` that are `stride` apart, while all such send."""

@@ -99,7 +99,8 @@ def cluster_of(fields: dict[str, Any]) -> Cluster:
     """Of a Cluster's fields as plain data."""
     measured = {kind: Link(**link) for kind, link in fields["measured"].items()}
     links = {"intra": Link(**fields["intra"]), "inter": Link(**fields["inter"])}
-    return Cluster(**fields | links | {"measured": measured})
+    attention = fields.get("attention_flops") or {}  # older files have none
+    return Cluster(**fields | links | {"measured": measured, "attention_flops": attention})
 
 
 def _reason(said: str) -> str:

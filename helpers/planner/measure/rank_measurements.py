@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import scaled_dot_product_attention
 
 from helpers.engine.messages.carriers import (
     all_reduce,
@@ -48,14 +49,18 @@ def measure() -> dict[str, Any]:
     """On every rank of a process group: the fields of a Cluster, the same on all of them."""
     device = pick_device()
     world = dist.get_world_size()
-    rates = {name: matmul_flops(device, dtype) for name, dtype in _dtypes(device).items()}
+    dtypes = _dtypes(device)
+    rates = {name: matmul_flops(device, dtype) for name, dtype in dtypes.items()}
+    attention = {name: attention_flops(device, dtype) for name, dtype in dtypes.items()}
     alone = _alone(lambda: matmul_flops(device, torch.float32, together=False))
     paces = [0.0] * world  # of all ranks, so that all come to the same conclusion
     dist.all_gather_object(paces, rates["fp32"])
-    together = min(float(world), sum(paces) / alone)
+    most = world if device.type == "cuda" else min(world, os.cpu_count() or world)
+    together = min(float(most), sum(paces) / alone)
     shared = device.type == "cpu" and together < 0.9 * world
     if shared:  # while one waits, another has its core: rates of a rank that has one
         rates = {name: rate * world / together for name, rate in rates.items()}
+        attention = {name: rate * world / together for name, rate in attention.items()}
     memory = memory_bytes_per_s(device) * (world / together if shared else 1)
     links = {kind: _link(kind, device) for kind in KINDS} if world > 1 else {}
     link = links.get("all_reduce") or Link(memory, OPERATION_S)  # one rank's is to itself: a copy
@@ -65,6 +70,7 @@ def measure() -> dict[str, Any]:
         "devices_per_node": world,
         "memory_bytes": _device_bytes(device, world),
         "matmul_flops": rates,
+        "attention_flops": attention,
         "memory_bytes_per_s": memory,
         "intra": asdict(link),
         "inter": asdict(link),
@@ -74,10 +80,7 @@ def measure() -> dict[str, Any]:
         "overlaps": device.type == "cuda",
         **(_of_gpu() if device.type == "cuda" else OF_CPU),
     }
-    agreed = _agreed(fields)
-    # a GPU's host starts its operations, a processor is its own
-    starts = "host_operation_s" if device.type == "cuda" else "operation_s"
-    return asdict(with_small_steps(cluster_of(agreed), starts, device))
+    return asdict(with_small_steps(cluster_of(_agreed(fields)), device))
 
 
 def _of_gpu() -> dict[str, Any]:
@@ -102,6 +105,22 @@ def matmul_flops(
     a = torch.randn(n, n, device=device).to(dtype)
     b, out = a.clone(), a.clone()
     return 2 * n**3 / pace_s(lambda: torch.mm(a, b, out=out), device, together, **how)
+
+
+def attention_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of causal attention forward and backward, over the half that the mask leaves."""
+    rows, heads, seq_len, width = (4, 16, 2048, 128) if device.type == "cuda" else (1, 4, 256, 64)
+    shape = (rows, heads, seq_len, width)
+    query, key, value = (
+        torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)
+    )
+
+    def both() -> None:
+        out = scaled_dot_product_attention(query, key, value, is_causal=True)
+        torch.autograd.grad(out, (query, key, value), out)
+
+    # as in roofline.attention_s: twice the triangle's products forward, and 2.5 times that backward
+    return 3.5 * 2 * rows * heads * seq_len**2 * width / pace_s(both, device)
 
 
 def memory_bytes_per_s(device: torch.device, **how: Any) -> float:

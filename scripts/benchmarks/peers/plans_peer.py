@@ -1,4 +1,4 @@
-"""Many plans of this engine in one set of ranks, one step each in turn."""
+"""Many plans of this engine in one set of ranks, some steps of each in turn."""
 
 import itertools
 from typing import Any
@@ -14,22 +14,21 @@ from helpers.engine.plan import ParallelPlan
 
 
 class Peer:
-    """`plans` are the fields of each plan; with every call the next one takes its step.
+    """`plans` are the fields of each plan; each takes `turn` steps, a step with every call, and
+    then it is the next one's turn.
 
-    Plans of the same degrees share a mesh, so there are only as many process groups as needed.
+    They have the same degrees, and so one mesh: each process group has threads of its own, which
+    wake a hundred times a second and would slow all plans.
     """
 
-    def __init__(self, work: Work, rank: int, ranks: int, plans: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, work: Work, rank: int, ranks: int, plans: list[dict[str, Any]], turn: int
+    ) -> None:
         keep_freed_memory()  # as `distributed` does
-        meshes: dict[tuple[int, ...], Any] = {}
-        trainers = []
-        for plan in (ParallelPlan(**fields) for fields in plans):
-            degrees = tuple(plan.degrees.values())
-            if degrees not in meshes:
-                meshes[degrees] = plan.mesh("cpu")
-            model = load_model(work.folder, plan, meshes[degrees])
-            trainers.append(trainer_of(model, plan, meshes[degrees]))
-        self.turns = itertools.cycle(trainers)
+        every = [ParallelPlan(**fields) for fields in plans]
+        mesh = every[0].mesh("cpu")
+        trainers = [trainer_of(load_model(work.folder, plan, mesh), plan, mesh) for plan in every]
+        self.turns = itertools.cycle(trainer for trainer in trainers for _ in range(turn))
 
     def __call__(self, ids: Tensor) -> tuple[float, float | None]:
         result = next(self.turns).step(ids, ids)
