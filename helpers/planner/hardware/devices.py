@@ -27,6 +27,8 @@ class Cluster:
         take before anything is computed.
     matmul_flops: reached by large matrix products, by dtype.
     memory_bytes_per_s: reached by operations that stream through the device's memory.
+    others_bytes_per_s: reached by a step's operations between its products, of which a processor
+        computes some slower than it moves their bytes; `memory_bytes_per_s` where None.
     operation_s: the least time of an operation, however small.
     intra, inter: links inside a node, and out of it for one device while all of them send.
     rails: network cards of a node; as many as devices where 0. oversubscription: how many times
@@ -65,6 +67,7 @@ class Cluster:
     measured: dict[str, Link] = field(default_factory=dict, hash=False)
     attention_flops: dict[str, float] = field(default_factory=dict, hash=False)
     unit_s: float = 0.0
+    others_bytes_per_s: float | None = None
     usd_per_hour: float | None = None
     rails: int = 0
     oversubscription: float = 1.0
@@ -117,6 +120,10 @@ class Cluster:
     def attention_rate(self, dtype: str) -> float:
         """FLOP/s of attention in one kernel."""
         return self.attention_flops.get(dtype) or self.rate(dtype) / 2
+
+    def others_s(self, moved_bytes: float) -> float:
+        """Seconds of operations between products that move so many bytes."""
+        return moved_bytes / (self.others_bytes_per_s or self.memory_bytes_per_s)
 
     def group_link(self, ranks: int, stride: int, kind: str = "all_reduce") -> Link:
         """The link of the worst group of `ranks` that are `stride` apart, while all such send."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from helpers.engine.messages.carriers import (
     all_reduce,
@@ -61,7 +61,10 @@ def measure() -> dict[str, Any]:
     if shared:  # while one waits, another has its core: rates of a rank that has one
         rates = {name: rate * world / together for name, rate in rates.items()}
         attention = {name: rate * world / together for name, rate in attention.items()}
-    memory = memory_bytes_per_s(device) * (world / together if shared else 1)
+    memory, others = (
+        pace(device) * (world / together if shared else 1)
+        for pace in (memory_bytes_per_s, others_bytes_per_s)
+    )
     links = {kind: _link(kind, device) for kind in KINDS} if world > 1 else {}
     link = links.get("all_reduce") or Link(memory, OPERATION_S)  # one rank's is to itself: a copy
     fields = {
@@ -72,6 +75,7 @@ def measure() -> dict[str, Any]:
         "matmul_flops": rates,
         "attention_flops": attention,
         "memory_bytes_per_s": memory,
+        "others_bytes_per_s": others if device.type == "cpu" else None,
         "intra": asdict(link),
         "inter": asdict(link),
         "measured": {kind: asdict(link) for kind, link in links.items()},
@@ -130,6 +134,19 @@ def memory_bytes_per_s(device: torch.device, **how: Any) -> float:
     a = torch.ones(elements, device=device)
     out = torch.empty_like(a)
     return 2 * a.nbytes / pace_s(lambda: torch.add(a, 1.0, out=out), device, **how)
+
+
+def others_bytes_per_s(device: torch.device) -> float:
+    """Bytes/s of a block's operations between products: a norm, a sum, and the activation of four
+    times the width, which a processor computes slower than it moves its bytes."""
+    x, wide = torch.randn(256, 256, device=device), torch.randn(256, 1024, device=device)
+
+    def run() -> None:
+        layer_norm(x, x.shape[1:])
+        torch.add(x, x)
+        gelu(wide, approximate="tanh")
+
+    return (2 * x.nbytes + 3 * x.nbytes + 2 * wide.nbytes) / pace_s(run, device)
 
 
 def _link(kind: str, device: torch.device) -> Link:

@@ -245,7 +245,7 @@ def _others_s(block: Block, widths: Widths, operations: int, parameter_bytes: fl
     sizes = [_local_sizes(linear, block) for linear in block.shape.block]
     matrices = sum(inputs * outputs for inputs, outputs in sizes)
     moved = block.tokens * block.element_bytes * elements + parameter_bytes * matrices
-    return moved / block.cluster.memory_bytes_per_s + operations * block.cluster.operation_s
+    return block.cluster.others_s(moved) + operations * block.cluster.operation_s
 
 
 def _local_sizes(linear: Linear, block: Block) -> tuple[float, float]:

@@ -175,7 +175,7 @@ def head_time(job: Job, cluster: Cluster) -> EndTime:
         )
         for sizes in ((tokens, hidden, rows), (tokens, rows, hidden), (rows, tokens, hidden))
     )
-    logits_s = tokens * rows * job.program.logit_bytes / cluster.memory_bytes_per_s
+    logits_s = cluster.others_s(tokens * rows * job.program.logit_bytes)
     messages = _end_messages_s(job, cluster, job.rank_of[-1], "head", "loss")
     if job.adapters is not None:  # a frozen head has no gradient
         other_s = other_s[:1]

@@ -41,6 +41,18 @@ def test_it_takes_less_than_a_minute_and_is_read_again_as_it_was_saved(measured)
 
 
 @pytest.mark.slow
+def test_a_file_of_before_attention_was_measured_is_read(measured, tmp_path):
+    cluster, path, _ = measured
+    saved = json.loads(path.read_text("utf-8"))
+    saved["cluster"]["attention_flops"] = None
+    del saved["cluster"]["unit_s"]
+    (tmp_path / "old.json").write_text(json.dumps(saved), "utf-8")
+    old = load_cluster(tmp_path / "old.json")
+    assert old.attention_rate("fp32") == old.rate("fp32") / 2
+    assert old.unit_s == 0 < cluster.unit_s
+
+
+@pytest.mark.slow
 def test_one_gpu_is_measured_by_one_rank(tmp_path, monkeypatch):
     """Its rank measures the processor here: a machine of one GPU is pretended to the caller."""
     monkeypatch.setattr(calibrate_module.torch.cuda, "device_count", lambda: 1)

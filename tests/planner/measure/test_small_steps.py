@@ -29,6 +29,7 @@ def cores(ranks: int) -> Cluster:
         measured=LINKS,
         matmul_flops={"fp32": 1e11},
         attention_flops={"fp32": 5e10},
+        others_bytes_per_s=1e10,
     )
 
 
@@ -61,6 +62,7 @@ def test_what_was_put_in_is_found(operation_s, times, reduced_s, gathered_s, uni
         unit_s=unit_s,
         matmul_flops={"fp32": 1e11 / times},
         attention_flops={"fp32": 5e10 / times},
+        others_bytes_per_s=1e10 / times,
         measured=LINKS | longer,
     )
     found = fitted(cores(ranks), steps(true))
@@ -68,6 +70,7 @@ def test_what_was_put_in_is_found(operation_s, times, reduced_s, gathered_s, uni
     assert found.unit_s == pytest.approx(unit_s, rel=0.02)
     for name in ("matmul_flops", "attention_flops"):
         assert getattr(found, name)["fp32"] == pytest.approx(getattr(true, name)["fp32"], rel=0.02)
+    assert found.others_bytes_per_s == pytest.approx(true.others_bytes_per_s, rel=0.02)
     for kind, link in true.measured.items():
         assert found.measured[kind].latency_s == pytest.approx(link.latency_s, rel=0.02)
         assert found.measured[kind].bytes_per_s == link.bytes_per_s
@@ -85,4 +88,4 @@ def test_steps_that_are_quicker_than_all_else_leave_nothing_for_operations():
     quick = {what: [(job, 1e-9) for job in jobs] for what, jobs in small_jobs(cores(4)).items()}
     found = fitted(cores(4), quick)
     assert found.operation_s < 2 * SECONDS[0]
-    assert found.matmul_flops["fp32"] == pytest.approx(1e11)
+    assert found.others_bytes_per_s == pytest.approx(1e10)
