@@ -36,7 +36,7 @@ from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.fake_device import SizesOnly, device_of_its_own
 from helpers.planner.dry_run.tensor_watch import Watch
-from helpers.planner.model.training_job import check_counts
+from helpers.planner.model.job_checks import check_counts
 
 aten = torch.ops.aten
 

@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from helpers.engine.context.balance import shares_of_work
-from helpers.engine.context.check import heads_for_all
 from helpers.engine.errors import UserError
 from helpers.engine.models.chunked_loss import chunk_bytes
 from helpers.engine.pipeline.partition import check_partition, check_stages
@@ -18,6 +17,13 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import OPTIMIZERS
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
+from helpers.planner.model.job_checks import (
+    check_counts,
+    check_heads,
+    check_length,
+    check_ulysses,
+    splittable,
+)
 from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.parameters import (
@@ -30,7 +36,6 @@ from helpers.planner.shape.parameters import (
 from helpers.planner.shape.shape import Shape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
-MOST = 100_000_000  # samples of a step, or tokens of a sequence: beyond all that was ever trained
 
 
 @dataclass(frozen=True)
@@ -248,62 +253,6 @@ def make_job(
         raise UserError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
     way = program or program_of(shape.family, plan.precision)
     return Job(shape, plan, batch, seq_len, way, adapters, optimizer, device)
-
-
-def check_counts(batch: int, seq_len: int) -> None:
-    """Raise a UserError if one of them is no whole number above 0, or beyond all reason."""
-    for name, number in (("batch", batch), ("seq_len", seq_len)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
-        if number > MOST:
-            raise UserError(f"{name} must be at most {MOST:,}, not {number:,}")
-
-
-def check_length(shape: Shape, seq_len: int) -> None:
-    """Raise a UserError if the model has no positions for sequences of this length."""
-    if shape.longest and seq_len > shape.longest:
-        raise UserError(f"seq_len {seq_len} is longer than the model's {shape.longest} positions")
-
-
-def check_heads(shape: Shape, tp: int) -> None:
-    """Raise a UserError if heads, key-value heads or MLP width cannot be split over tp."""
-    if tp > 1 and not splittable(shape):
-        raise UserError(f"{shape.family} cannot be split by tp: no rules are known for its layers")
-    if not splits(shape, tp):
-        raise UserError(
-            f"tp={tp} does not divide {shape.heads} heads and an MLP of {shape.ffn}, or does not "
-            f"go with {shape.kv_heads} key-value heads"
-        )
-
-
-def check_ulysses(shape: Shape, plan: ParallelPlan) -> None:
-    """Raise a UserError if ulysses has no head for every rank of cp."""
-    if plan.cp > 1 and plan.cp_attention not in ways(shape, plan.tp, plan.cp):
-        raise UserError(
-            f"cp_attention=ulysses gives every rank a head, and cp={plan.cp} does not divide "
-            f"{shape.heads} heads and {shape.kv_heads} of keys over tp={plan.tp}: ring and gather "
-            "work with any number of heads"
-        )
-
-
-def ways(shape: Shape, tp: int, cp: int) -> tuple[str, ...]:
-    """How ranks of cp can attend to each other's tokens."""
-    groups = max(1, shape.kv_heads // tp)
-    fits = heads_for_all(shape.heads // tp, groups, cp)
-    return ("ring", "gather", "ulysses") if fits else ("ring", "gather")
-
-
-def splits(shape: Shape, tp: int) -> bool:
-    """Can the model's blocks be split over tp ranks?"""
-    if tp > 1 and not splittable(shape):
-        return False
-    fits = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
-    return shape.heads % tp == 0 and shape.ffn % tp == 0 and fits
-
-
-def splittable(shape: Shape) -> bool:
-    """Are there rules by which tp splits the model's blocks?"""
-    return not shape.held or any(one.cut is not None for one in shape.held)
 
 
 # a search makes thousands of jobs that differ in other things than their stages

@@ -10,7 +10,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.peak import fullest
-from helpers.planner.model.training_job import ways
+from helpers.planner.model.job_checks import ways
 from helpers.planner.search.planned import Choice, in_words
 from helpers.planner.search.ranges import rounded
 from helpers.planner.search.request import DAY_S, Question

@@ -9,7 +9,7 @@ from typing import Any
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.adapters import Adapters
-from helpers.planner.model.training_job import splits, ways
+from helpers.planner.model.job_checks import splits, ways
 from helpers.planner.shape.shape import Shape
 
 # Nothing; what is cheap to compute again; whole blocks; host memory; and host memory for little.
