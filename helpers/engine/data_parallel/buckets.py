@@ -59,14 +59,16 @@ class Buckets:
 
     Args:
         parameters: by name, in the order of the forward pass.
+        stages: names of those with which another stage of the pipeline begins. No bucket has
+            parameters of two, whose gradients come in different backwards.
         dtype: in which ranks send their gradients. Micro-batches are added up in at least float32.
     """
 
     most_under_way: int | None = None
 
-    def __init__(self, parameters: dict[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, parameters: dict[str, Tensor], stages: set[str], dtype: torch.dtype) -> None:
         self.dtype, self.wide = dtype, torch.promote_types(dtype, torch.float32)
-        self.buckets = _fill(parameters, dtype)
+        self.buckets = _fill(parameters, stages, dtype)
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
         self.sums: dict[str, Tensor] = {}
         self.unsent: dict[str, Tensor] = {}  # of earlier micro-batches, in `wide`
@@ -147,9 +149,17 @@ class Buckets:
             if bucket.waiting:
                 return
             self.next_index += 1
-            # in another stage's backward this bucket may have nothing to send
-            if self.last or any(parameter.grad is not None for parameter in bucket.parameters):
+            if self._has_more(bucket):
                 self._send(bucket)
+
+    def _has_more(self, bucket: Bucket) -> bool:
+        """Has a bucket something to send, which it has not in another stage's backward? In the last
+        of a step whatever was never sent is, if only zeros: all ranks send alike."""
+        if any(parameter.grad is not None for parameter in bucket.parameters):
+            return True
+        return self.last and not all(
+            name in self.sums and name not in self.unsent for name in bucket.names
+        )
 
     def _send(self, bucket: Bucket) -> None:
         named = zip(bucket.names, bucket.parameters, strict=True)
@@ -178,11 +188,12 @@ class AllReduced(Buckets):
     def __init__(
         self,
         parameters: dict[str, Tensor],
+        stages: set[str],
         dtype: torch.dtype,
         group: ProcessGroup,
         hook: Hook | None = None,
     ) -> None:
-        super().__init__(parameters, dtype)
+        super().__init__(parameters, stages, dtype)
         self.group, self.hook = group, hook
 
     def start(self, bucket: Bucket, gradients: list[Tensor]) -> None:
@@ -213,11 +224,12 @@ class ReduceScattered(Buckets):
     def __init__(
         self,
         parameters: dict[str, Tensor],
+        stages: set[str],
         dtype: torch.dtype,
         shard: ProcessGroup,
         replicate: ProcessGroup,
     ) -> None:
-        super().__init__(parameters, dtype)
+        super().__init__(parameters, stages, dtype)
         self.shard, self.replicate = shard, replicate
 
     def start(self, bucket: Bucket, gradients: list[Tensor]) -> None:
@@ -236,15 +248,16 @@ class ReduceScattered(Buckets):
         return [p[: s.numel()].view(s) for p, s in zip(pieces, shapes, strict=True)]
 
 
-def _fill(parameters: dict[str, Tensor], dtype: torch.dtype) -> list[Bucket]:
+def _fill(parameters: dict[str, Tensor], stages: set[str], dtype: torch.dtype) -> list[Bucket]:
     """Buckets of about BUCKET_BYTES, from the last parameter to the first."""
     buckets = [Bucket(0, [], [])]
-    filled_bytes = 0
+    filled_bytes, another_stage = 0, False
     for name, parameter in reversed(parameters.items()):
         size_bytes = local(parameter).numel() * dtype.itemsize
-        if filled_bytes and filled_bytes + size_bytes > BUCKET_BYTES:
+        if another_stage or (filled_bytes and filled_bytes + size_bytes > BUCKET_BYTES):
             buckets.append(Bucket(len(buckets), [], []))
             filled_bytes = 0
+        another_stage = name in stages
         buckets[-1].names.append(name)
         buckets[-1].parameters.append(parameter)
         filled_bytes += size_bytes

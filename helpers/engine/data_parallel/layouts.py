@@ -168,18 +168,22 @@ class Bucketed:
         if plan.dp * plan.cp > 1 or low is not None:
             own_dtype = next(iter(before.values())).dtype
             dtype = plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own_dtype
-            self.buckets = self._make_buckets(plan, dtype, hook)
+            self.buckets = self._make_buckets(plan, _stage_begins(model), dtype, hook)
         self.gathers: Gathers | None = None
         if self.stage:
             self.gathers = Gathers(model, self.buckets.buckets, self.shard)
 
     def _make_buckets(
-        self, plan: ParallelPlan, dtype: torch.dtype, hook: Callable[..., Any] | None
+        self,
+        plan: ParallelPlan,
+        stages: set[str],
+        dtype: torch.dtype,
+        hook: Callable[..., Any] | None,
     ) -> Buckets:
         if self.stage == 0:
-            return AllReduced(self.trainable, dtype, token_group(self.mesh, plan), hook)
+            return AllReduced(self.trainable, stages, dtype, token_group(self.mesh, plan), hook)
         replicate = self.mesh.get_group("dp_replicate")
-        return ReduceScattered(self.trainable, dtype, self.shard, replicate)
+        return ReduceScattered(self.trainable, stages, dtype, self.shard, replicate)
 
     def _owned(
         self, name: str, parameter: Tensor, copy: bool, decays: bool, stages: int
@@ -252,6 +256,15 @@ def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int]:
     many pipeline ranks hold the parameter?"""
     decays = len(model.stored_shapes.get(name, parameter.shape)) >= 2
     return decays, 2 if name == model.tied_over_ranks else 1
+
+
+def _stage_begins(model: nn.Module) -> set[str]:
+    """Names of the parameters with which the blocks of a rank's second and later stages begin."""
+    begins = set()
+    for stage in model.stages[1:]:
+        of_blocks = (p for block in stage.blocks.values() for p in block.parameters())
+        begins.add(id(next((p for p in of_blocks if p.requires_grad), None)))
+    return {name for name, p in model.named_parameters() if id(p) in begins}
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:

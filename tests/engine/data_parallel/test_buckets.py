@@ -16,8 +16,8 @@ from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
 
-def make(plan: ParallelPlan, family: str = "gptj") -> Trainer:
-    model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
+def make(plan: ParallelPlan, family: str = "gptj", **sizes: int) -> Trainer:
+    model = parallelize(tiny.fresh(family, torch.float32, **sizes), plan, mesh_of(plan))
     return Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
 
 
@@ -102,6 +102,38 @@ def test_a_bucket_of_one_even_matrix_is_sent_as_it_lies():
     both = rank_major([even, uneven], 2)
     assert torch.equal(both[:12], even[:3].flatten())
     assert torch.equal(both[12:24], uneven[:3].flatten())
+
+
+def sent_by_stage(plan: ParallelPlan) -> tuple[list[set[int]], list[int]]:
+    """Of each bucket the stages whose parameters it has, and how often it was sent in a step."""
+    trainer = make(plan, layers=4)
+    stage_of = {
+        id(p): stage.index
+        for stage in trainer.model.stages
+        for block in stage.blocks.values()
+        for p in block.parameters()
+    }
+    buckets, sent = trainer.data.buckets, []
+    with patch.object(buckets, "start", side_effect=buckets.start) as start:
+        trainer.step(*tiny.batch(0))
+        sent = [call.args[0].index for call in start.call_args_list]
+    stages = [
+        {stage_of[id(p)] for p in bucket.parameters if id(p) in stage_of}
+        for bucket in buckets.buckets
+    ]
+    return stages, [sent.count(bucket.index) for bucket in buckets.buckets]
+
+
+@pytest.mark.parametrize(
+    "layout, each", [({"dp_replicate": 2}, 1), ({"zero_stage": 1}, 1), ({"zero_stage": 2}, 2)]
+)
+def test_no_bucket_has_two_stages_or_is_sent_with_nothing_but_zeros(layout: dict, each: int):
+    """Small models fit in one bucket, half of which would be zeros in each stage's backward."""
+    layout = layout if "dp_replicate" in layout else layout | {"dp_shard": 2}
+    plan = ParallelPlan(pp=2, virtual_stages=2, schedule="interleaved", microbatches=2, **layout)
+    for stages, sent in pool(4).run(sent_by_stage, plan):
+        assert [len(some) for some in stages] == [1, 1]
+        assert sent == [each, each]
 
 
 def gathered_ahead(plan: ParallelPlan) -> list[int]:
