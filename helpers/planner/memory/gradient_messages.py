@@ -49,27 +49,36 @@ def messages(job: Job, rank: int) -> tuple[Message, ...]:
     if job.shape.family in NORMS_FIRST:
         block = (*block[-norms:], *block[:-norms])
     most = BUCKET_BYTES // job.sum_bytes
-    return _filled(begin, block, job.layers_of(rank), end, job.plan.tp, most)
+    layers = tuple(job.layers[stage] for stage in job.stages_of(rank))
+    return _filled(begin, block, layers, end, job.plan.tp, most)
 
 
 @lru_cache(maxsize=4096)
 def _filled(
     begin: tuple[Held, ...],
     block: tuple[Held, ...],
-    layers: int,
+    layers: tuple[int, ...],
     end: tuple[Held, ...],
     tp: int,
     most: int,
 ) -> tuple[Message, ...]:
-    """From the last parameter to the first, of so many elements at most."""
-    found = [Message(0, 0, 0)]
-    for held in reversed([*begin, *layers * block, *end]):
-        size, filled = math.prod(held.on(tp)), found[-1]
-        end = filled.end + size
-        if filled.elements and filled.elements + size > most:
-            found.append(Message(size, 1, end))
-        else:
-            found[-1] = Message(filled.elements + size, filled.parameters + 1, end)
+    """From the last parameter to the first, of so many elements at most and of one stage."""
+    stages = [list(count * block) for count in layers]
+    stages[0] = [*begin, *stages[0]]
+    stages[-1] = [*stages[-1], *end]
+    found: list[Message] = []
+    filled_to = 0
+    for stage in reversed(stages):
+        another = True
+        for held in reversed(stage):
+            size = math.prod(held.on(tp))
+            filled_to += size
+            if another or found[-1].elements + size > most:
+                found.append(Message(size, 1, filled_to))
+            else:
+                elements, parameters, _ = found[-1]
+                found[-1] = Message(elements + size, parameters + 1, filled_to)
+            another = False
     return tuple(found)
 
 
@@ -81,7 +90,7 @@ def full_messages(job: Job, rank: int, elements: float) -> tuple[Message, ...]:
 
 def one_message(job: Job, rank: int) -> bool:
     """Do all gradients of a rank go in one message, when its backward is over?"""
-    return in_messages(job) and job.sum_bytes * job.parameters_of(rank) <= BUCKET_BYTES
+    return in_messages(job) and len(messages(job, rank)) == 1
 
 
 def in_messages(job: Job) -> bool:
