@@ -1,6 +1,7 @@
 """A model under a plan, with a batch: what every other formula of the planner is about.
 
-Read training_job.py first: a Job knows the layers, parameters and tokens of each rank.
+Read training_job.py first: a Job knows the layers, parameters and tokens of each rank;
+job_checks.py says which jobs there can be.
 stage_layers.py deals layers out to stages as the engine does. block_tensors.py reads programs.json:
 how many elements a block reads, writes and keeps, by the engine and by other programs;
 as wide as widths.py has it; eight_bits.py what changes where products are of 8 bits.
