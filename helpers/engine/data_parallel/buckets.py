@@ -33,6 +33,7 @@ Hook = Callable[[object, "Bucket"], "torch.futures.Future[Tensor]"]
 class Bucket:
     """Some parameters whose gradients travel in one message.
 
+    stage: of the pipeline rank's, counted from its last.
     waiting: names of those whose gradients this backward has not made yet.
     flat: what was sent. result: what comes back, where it has a place of its own.
     """
@@ -40,6 +41,7 @@ class Bucket:
     index: int
     names: list[str]
     parameters: list[Tensor]
+    stage: int = 0
     waiting: set[str] = field(default_factory=set)
     flat: Tensor | None = None
     result: Tensor | None = None
@@ -74,6 +76,7 @@ class Buckets:
         self.unsent: dict[str, Tensor] = {}  # of earlier micro-batches, in `wide`
         self.sends = self.last = True
         self.next_index = 0
+        self.stages: set[int] = set()  # whose backward this is
         self.under_way: deque[Bucket] = deque()
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
@@ -95,6 +98,7 @@ class Buckets:
         """
         self.sends, self.last = sends, last
         self.next_index = 0
+        self.stages.clear()
         for bucket in self.buckets:
             bucket.waiting = set(bucket.names)
 
@@ -127,6 +131,7 @@ class Buckets:
         return sum(t.numel() * t.element_size() for t in everything)
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
+        self.stages.add(self.bucket_of[name].stage)
         if self.sends:
             self.bucket_of[name].waiting.discard(name)
             self._send_full()
@@ -153,13 +158,13 @@ class Buckets:
                 self._send(bucket)
 
     def _has_more(self, bucket: Bucket) -> bool:
-        """Has a bucket something to send, which it has not in another stage's backward? In the last
-        of a step whatever was never sent is, if only zeros: all ranks send alike."""
+        """Has a bucket something to send, which it has not in another stage's backward? In a step's
+        last one all of its stage are sent, and what never was: a parameter may have a gradient on
+        one rank alone, and all send alike."""
         if any(parameter.grad is not None for parameter in bucket.parameters):
             return True
-        return self.last and not all(
-            name in self.sums and name not in self.unsent for name in bucket.names
-        )
+        sent = all(name in self.sums and name not in self.unsent for name in bucket.names)
+        return self.last and (bucket.stage in self.stages or not sent)
 
     def _send(self, bucket: Bucket) -> None:
         named = zip(bucket.names, bucket.parameters, strict=True)
@@ -251,13 +256,14 @@ class ReduceScattered(Buckets):
 def _fill(parameters: dict[str, Tensor], stages: set[str], dtype: torch.dtype) -> list[Bucket]:
     """Buckets of about BUCKET_BYTES, from the last parameter to the first."""
     buckets = [Bucket(0, [], [])]
-    filled_bytes, another_stage = 0, False
+    filled_bytes, stage = 0, 0
     for name, parameter in reversed(parameters.items()):
         size_bytes = local(parameter).numel() * dtype.itemsize
-        if another_stage or (filled_bytes and filled_bytes + size_bytes > BUCKET_BYTES):
-            buckets.append(Bucket(len(buckets), [], []))
+        full = filled_bytes and filled_bytes + size_bytes > BUCKET_BYTES
+        if full or buckets[-1].stage != stage:
+            buckets.append(Bucket(len(buckets), [], [], stage))
             filled_bytes = 0
-        another_stage = name in stages
+        stage += name in stages
         buckets[-1].names.append(name)
         buckets[-1].parameters.append(parameter)
         filled_bytes += size_bytes

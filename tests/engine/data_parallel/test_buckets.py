@@ -136,6 +136,27 @@ def test_no_bucket_has_two_stages_or_is_sent_with_nothing_but_zeros(layout: dict
         assert sent == [each, each]
 
 
+def sums_of_two_micro_batches(plan: ParallelPlan) -> dict[str, list[float]]:
+    """Of two parameters, of which rank 1 uses one alone in the second micro-batch."""
+    mesh = mesh_of(plan)
+    groups = mesh.get_group("dp_shard"), mesh.get_group("dp_replicate")
+    used = {name: torch.nn.Parameter(torch.ones(2)) for name in ("always", "once")}
+    with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", 1):
+        buckets = ReduceScattered(used, set(), torch.float32, *groups)
+    for micro_batch in range(2):
+        buckets.begin(sends=True, last=micro_batch == 1)
+        both = micro_batch == 0 or groups[0].rank() == 0
+        sum(used[name].sum() for name in ("always", "once")[: 1 + both]).backward()
+        buckets.end()
+    return {name: total.tolist() for name, total in buckets.take().items()}
+
+
+def test_a_parameter_that_one_rank_alone_uses_in_the_last_micro_batch_is_summed():
+    """Both ranks send its bucket, or one would wait for ever."""
+    found = pool(2).run(sums_of_two_micro_batches, ParallelPlan(dp_shard=2, zero_stage=2))
+    assert found == [{"always": [4.0], "once": [3.0]}] * 2
+
+
 def gathered_ahead(plan: ParallelPlan) -> list[int]:
     """How many units each unit gathers ahead in the forward."""
     model = parallelize(tiny.fresh("gptj", torch.float32, layers=8), plan, mesh_of(plan))
