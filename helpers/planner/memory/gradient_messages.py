@@ -63,22 +63,23 @@ def _filled(
     most: int,
 ) -> tuple[Message, ...]:
     """From the last parameter to the first, of so many elements at most and of one stage."""
-    stages = [list(count * block) for count in layers]
-    stages[0] = [*begin, *stages[0]]
-    stages[-1] = [*stages[-1], *end]
+    of_begin, of_block, of_end = (
+        [math.prod(held.on(tp)) for held in some] for some in (begin, block, end)
+    )
+    stages = [count * of_block for count in layers]
+    stages[0] = of_begin + stages[0]
+    stages[-1] = stages[-1] + of_end
     found: list[Message] = []
     filled_to = 0
     for stage in reversed(stages):
-        another = True
-        for held in reversed(stage):
-            size = math.prod(held.on(tp))
+        begun = len(found)
+        for size in reversed(stage):
             filled_to += size
-            if another or found[-1].elements + size > most:
+            if len(found) == begun or found[-1].elements + size > most:
                 found.append(Message(size, 1, filled_to))
             else:
                 elements, parameters, _ = found[-1]
                 found[-1] = Message(elements + size, parameters + 1, filled_to)
-            another = False
     return tuple(found)
 
 
@@ -90,7 +91,8 @@ def full_messages(job: Job, rank: int, elements: float) -> tuple[Message, ...]:
 
 def one_message(job: Job, rank: int) -> bool:
     """Do all gradients of a rank go in one message, when its backward is over?"""
-    return in_messages(job) and len(messages(job, rank)) == 1
+    small = job.sum_bytes * job.parameters_of(rank) <= BUCKET_BYTES
+    return in_messages(job) and small and len(job.stages_of(rank)) == 1
 
 
 def in_messages(job: Job) -> bool:

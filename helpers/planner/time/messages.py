@@ -129,5 +129,6 @@ def ranks_and_strides(job: Job, axis: str) -> list[tuple[int, int]]:
 def seconds(job: Job, cluster: Cluster, message: Message) -> float:
     """Seconds of one of these messages in this layout on this cluster."""
     way_s = message_s(message, link_of(job, cluster, message.axis, message.kind))
-    packed = message.axis.startswith("dp_shard") and job.plan.zero == 3
-    return way_s + (cluster.unit_s if packed else 0.0)
+    if cluster.unit_s and message.axis.startswith("dp_shard") and job.plan.zero == 3:
+        return way_s + cluster.unit_s
+    return way_s
