@@ -69,17 +69,15 @@ def _filled(
     stages = [count * of_block for count in layers]
     stages[0] = of_begin + stages[0]
     stages[-1] = stages[-1] + of_end
-    found: list[Message] = []
-    filled_to = 0
+    found, filled_to = [], 0
     for stage in reversed(stages):
-        begun = len(found)
+        elements = parameters = 0
         for size in reversed(stage):
-            filled_to += size
-            if len(found) == begun or found[-1].elements + size > most:
-                found.append(Message(size, 1, filled_to))
-            else:
-                elements, parameters, _ = found[-1]
-                found[-1] = Message(elements + size, parameters + 1, filled_to)
+            if elements and elements + size > most:
+                found.append(Message(elements, parameters, filled_to))
+                elements = parameters = 0
+            elements, parameters, filled_to = elements + size, parameters + 1, filled_to + size
+        found.append(Message(elements, parameters, filled_to))
     return tuple(found)
 
 
@@ -91,8 +89,9 @@ def full_messages(job: Job, rank: int, elements: float) -> tuple[Message, ...]:
 
 def one_message(job: Job, rank: int) -> bool:
     """Do all gradients of a rank go in one message, when its backward is over?"""
-    small = job.sum_bytes * job.parameters_of(rank) <= BUCKET_BYTES
-    return in_messages(job) and small and len(job.stages_of(rank)) == 1
+    if len(job.stages_of(rank)) > 1 or not in_messages(job):
+        return False
+    return job.sum_bytes * job.parameters_of(rank) <= BUCKET_BYTES
 
 
 def in_messages(job: Job) -> bool:
