@@ -114,7 +114,8 @@ def judge(row: Key, value: Any) -> Judged:
         return Judged(LEFT_OUT, "no value: as without it")
     if isinstance(value, str) and UNSAID.fullmatch(value):
         if row.how in ("off", "same") or row.nearest == "--ranks":
-            return Judged(LEFT_OUT, "its value is not in the file")
+            unknown = 0 if row.to else None  # of nodes and GPUs: --ranks is asked for
+            return Judged(LEFT_OUT, "its value is not in the file", fact=unknown)
         return Judged(
             REFUSED, f"its value is {value[:40]}, not in the file", by_hand="write it out"
         )

@@ -172,7 +172,7 @@ def _lay_out(found: ReadConfiguration, facts: Facts, ranks: int | None) -> None:
         return
     found.plan, found.batch, found.lost = made.plan, made.batch, made.lost
     found.planner, found.seq_len = made.planner, facts.get("seq_len")
-    found.flags, found.nodes = facts.flags, facts.get("nodes")
+    found.flags, found.nodes = facts.flags, facts.get("nodes") or None
 
 
 def _recipe(path: Path) -> ReadConfiguration:

@@ -27,11 +27,13 @@ def text_of(path: Path) -> str:
         UserError: it cannot be read, is too large, or is no text.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is no file")
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is larger than any recipe or configuration")
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path!s:.200} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text: it is not written in UTF-8") from None
 

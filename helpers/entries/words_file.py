@@ -3,7 +3,7 @@
 Nothing is run: lines are joined where they end in \\, a variable that the script gives a text is
 put in its place (`$LAYERS`, `${LAYERS:-24}`, `"${ARGS[@]}"`), and words that begin with -- are
 flags. What a program of the shell would work out, $(...), stays as it stands, and so does a
-variable that is not given.
+variable that is not given, or whose flags hold only where an `if` or a `case` says so.
 """
 
 import re
@@ -24,6 +24,9 @@ MORE = re.compile(
     re.IGNORECASE,
 )
 DEEPEST, LONGEST = 6, 2**17
+OPENS, CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
+SOMETIMES = re.compile(r"\s*(?:if|elif|else|then|do|case|\[\[?|test)\s")
+PART = re.compile(r";|&&|\|\||\b(?:then|else|do)\s")
 COMMAND_ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "<", "<<")
 
 
@@ -38,12 +41,20 @@ def read_words(path: Path) -> list[Entry]:
     variables: dict[str, str] = {}
     open_ones: set[str] = set()
     found: list[Entry] = []
+    depth = 0  # of the blocks that a condition opens
     for number, line in _joined(text_of(path)):
         name, text = _given(line)
         if name:
-            _set(variables, open_ones, line, name, text)
-        else:
-            found += _flags(path, _put(text, variables), number)
+            _set(variables, open_ones, line, name, text, depth > 0)
+            continue
+        found += _flags(path, _put(text, variables), number)
+        parts = [part.strip() for part in PART.split(line)] if SOMETIMES.match(line) else []
+        for part in parts:
+            name, text = _given(part)
+            if name:
+                _set(variables, open_ones, part, name, text, True)
+        first = [part.split()[0] for part in PART.split(line) if part.strip()]
+        depth += sum((word in OPENS) - (word in CLOSES) for word in first)
     if not found:  # a file that only says the arguments, as others take them in
         found = [one for text in variables.values() for one in _flags(path, text, 0)]
     if not found:
@@ -51,12 +62,19 @@ def read_words(path: Path) -> list[Entry]:
     return checked(path, list({(one.path, repr(one.value)): one for one in found}.values()))
 
 
-def _set(variables: dict[str, str], open_ones: set[str], line: str, name: str, text: str) -> None:
-    """Take a variable's text; forget one that is given two that do not build on each other."""
+def _set(
+    variables: dict[str, str], open_ones: set[str], line: str, name: str, text: str, sometimes: bool
+) -> None:
+    """Take a variable's text; forget one that is given two that do not build on each other, and one
+    whose flags hold only under a condition."""
+    if sometimes and (name in open_ones or re.search(r"(^|\s)--\w", _put(text, variables))):
+        open_ones.add(name)
+        variables[name] = f"${{{name}[@]}}"  # as flags that are not in the file
+        return
     builds = any(name in used.groups() for used in USED.finditer(text))
-    whole = _put(text, variables)[:LONGEST]
+    whole = _put(text, variables)
     if f"{name}+=" in line:
-        whole = f"{variables.get(name, '')} {whole}"[:LONGEST]
+        whole = _short(f"{variables.get(name, '')} {whole}")
     elif name in open_ones or (not builds and variables.get(name, whole) != whole):
         open_ones.add(name)
         variables.pop(name, None)
@@ -105,9 +123,15 @@ def _put(text: str, variables: dict[str, str]) -> str:
         return variables.get(name, found[2] if found[2] is not None else found[0])
 
     for _ in range(DEEPEST):
-        text, before = USED.sub(value, text)[:LONGEST], text
+        text, before = _short(USED.sub(value, text)), text
         if text == before:
             break
+    return text
+
+
+def _short(text: str) -> str:
+    if len(text) > LONGEST:
+        raise UserError(f"a command or a variable is longer than {LONGEST} characters")
     return text
 
 

@@ -10,7 +10,9 @@ from helpers.entries.entry import LONGEST_PATH, Entry, checked, text_of
 
 REFERENCE = re.compile(r"\$\{([^{}]+)\}")
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
-DEPTH = 10  # of references that refer to references
+MOST_NODES, LONGEST_VALUE = 100_000, 10_000
+# what PyYAML raises of a value that is not what its tag says: !!int "", !!bool x, !!timestamp x
+NOT_ITS_TAG = (IndexError, KeyError, AttributeError)
 
 
 def read_yaml(path: Path) -> list[Entry]:
@@ -32,13 +34,36 @@ def of_yaml(path: Path, text: str) -> list[Entry]:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         there = isinstance(node, yaml.MappingNode)
+        if there:
+            _check_size(yaml, node, {})
         entries = list(_entries(yaml, yaml.SafeLoader(text), node, "")) if there else []
+    except NOT_ITS_TAG:
+        raise UserError(f"{path} is no YAML: a value is not what its tag says") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())[:120]}") from None
     if not entries:
         raise UserError(f"{path} is no recipe or configuration: it has no keys")
     values = {entry.path: entry.value for entry in checked(path, entries)}
-    return [Entry(one.path, _followed(one.value, one.path, values), one.line) for one in entries]
+    known: dict[str, Any] = {}
+    return [Entry(one.path, _followed(one.path, values, known), one.line) for one in entries]
+
+
+def _check_size(yaml: Any, node: Any, known: dict[int, int]) -> int:
+    """Nodes that a node stands for, with those that its aliases repeat.
+
+    Raises:
+        ValueError: they are more than any file has, as where aliases of aliases multiply.
+    """
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 1  # a node that holds itself ends here
+        of_keys = isinstance(node, yaml.MappingNode)
+        parts = [one for pair in node.value for one in pair] if of_keys else node.value
+        known[id(node)] = 1 + sum(_check_size(yaml, one, known) for one in parts)
+    if known[id(node)] > MOST_NODES:
+        raise ValueError("its aliases repeat more than any file has")
+    return known[id(node)]
 
 
 def _entries(yaml: Any, loader: Any, node: Any, path: str) -> Iterator[Entry]:
@@ -53,6 +78,7 @@ def _entries(yaml: Any, loader: Any, node: Any, path: str) -> Iterator[Entry]:
         seen.add(name)
         if len(name) > LONGEST_PATH:
             raise ValueError("keys are nested too deeply")
+        name.encode()  # half of a character that takes two escapes is no text
         if isinstance(value, yaml.MappingNode) and value.value:
             yield from _entries(yaml, loader, value, name)
         else:
@@ -66,20 +92,28 @@ def _number(node: Any, value: Any) -> Any:
     return value
 
 
-def _followed(value: Any, path: str, values: dict[str, Any], depth: int = 0) -> Any:
-    """A value with what it refers to in its place, as far as the file has it."""
-    if not isinstance(value, str) or depth > DEPTH:
+def _followed(path: str, values: dict[str, Any], known: dict[str, Any]) -> Any:
+    """A key's value with what it refers to in its place, as far as the file has it; one that refers
+    to itself, or becomes longer than any value, stays as it stands."""
+    value = values[path]
+    if not isinstance(value, str):
         return value
+    if path in known:
+        return known[path]
+    known[path] = value
     whole = REFERENCE.fullmatch(value.strip())
     if whole:
         key = _key(whole[1], path)
-        return _followed(values[key], key, values, depth + 1) if key in values else value
+        known[path] = _followed(key, values, known) if key in values else value
+        return known[path]
 
     def put(found: re.Match[str]) -> str:
         key = _key(found[1], path)
-        return str(_followed(values[key], key, values, depth + 1)) if key in values else found[0]
+        return str(_followed(key, values, known)) if key in values else found[0]
 
-    return REFERENCE.sub(put, value)
+    text = REFERENCE.sub(put, value)
+    known[path] = text if len(text) <= LONGEST_VALUE else value
+    return known[path]
 
 
 def _key(reference: str, path: str) -> str:

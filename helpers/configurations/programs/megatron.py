@@ -9,6 +9,7 @@ from helpers.engine.plan import ParallelPlan
 
 GPT2_TOKENS = 50257  # of the tokenizer whose vocabulary a file need not name
 GPT2_NAMES = ("GPT2BPETokenizer",)
+SHARDED = "sharded adamw"  # NeMo's optimizers that share their state over the data ranks
 
 
 def sizes(facts: Facts) -> Sizes | None:
@@ -23,19 +24,30 @@ def sizes(facts: Facts) -> Sizes | None:
     ffn = facts.get("ffn")
     common = {"hidden": hidden, "layers": layers, "heads": heads, "vocab": vocab}
     common |= {"positions": facts.get("positions"), "tied": not facts.get("untied")}
-    common |= {"ffn": int(ffn) if ffn and ffn == int(ffn) else None}
+    common |= {"ffn": int(ffn) if ffn and ffn == int(ffn) else _width(facts, hidden)}
     if "tied" in facts.values:
         common["tied"] = bool(facts.get("tied"))
     if rotary and swiglu and rms:
-        grouped = facts.get("groups")
-        more = {"kv_heads": grouped, "head_dim": facts.get("head_dim")}
+        more = {"kv_heads": _groups(facts), "head_dim": facts.get("head_dim")}
         return Sizes("llama", **common, **more, rope_theta=facts.get("rope_theta"))
     plain = (
         facts.get("mlp", "gelu") == "gelu" and facts.get("positions_are", "learned") == "learned"
     )
-    if rotary or swiglu or rms or not plain or facts.get("groups") or facts.get("head_dim"):
+    if rotary or swiglu or rms or not plain or _groups(facts) or facts.get("head_dim"):
         return None
     return Sizes("gpt2", **common)
+
+
+def _width(facts: Facts, hidden: int) -> int | None:
+    """Megatron-LM's own inner width beside --swiglu: two thirds, in multiples of 64."""
+    return int(4 * hidden * 2 / 3 / 64) * 64 if facts.get("swiglu") else None
+
+
+def _groups(facts: Facts) -> int | None:
+    """Heads of keys: as many as are said, else 1, where Megatron-LM's switch is on; NeMo has none."""
+    if "grouped" not in facts.values:
+        return facts.get("groups")
+    return facts.get("groups", 1) if facts.get("grouped") else None
 
 
 def _vocabulary(facts: Facts) -> int | None:
@@ -57,12 +69,13 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
         UserError: what the file asks for cannot be kept, in one line.
     """
     tp, pp, cp = (facts.get(name, 1) for name in ("tp", "pp", "cp"))
-    nproc, nodes = facts.get("nproc"), facts.get("nodes", 1)
-    dp = left_over(ranks or (nproc * nodes if nproc else None), tp=tp, pp=pp, cp=cp)
+    ranks = ranks or facts.get("nproc", 0) * facts.get("nodes", 1) or None
+    dp = left_over(ranks, tp=tp, pp=pp, cp=cp)
     batch, parts = batches(facts, dp)
     lost: list[str] = []
     precision = _precision(facts)
     sums = "fp16" if precision == "fp16" and dp > 1 and not facts.get("sums32") else "fp32"
+    sums = "bf16" if facts.get("sums16") else facts.get("sums", sums)
     degrees = _data(facts, dp)
     plan = ParallelPlan(
         **degrees,
@@ -74,7 +87,7 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
         cp_attention=facts.get("cp_attention", "ring") if cp > 1 else "ring",
         sequence_parallel=bool(facts.get("sequence")) and tp > 1,
         precision="fp8" if facts.get("fp8") else precision,
-        reduce_dtype="bf16" if facts.get("sums16") else sums,
+        reduce_dtype=sums,
         microbatches=parts if parts > 1 or pp > 1 else 0,
     )
     _steps(facts, batch)
@@ -82,6 +95,8 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
 
 
 def _data(facts: Facts, dp: int) -> dict[str, int]:
+    if facts.get("optimizer") == SHARDED:
+        facts.values |= {"optimizer": "adamw", "zero1": True}
     strategy = facts.get("strategy", "full" if facts.get("fsdp") else "none")
     stage = {"optim": 1, "grad": 2, "full": 3}.get(strategy, 1 if facts.get("zero1") else 0)
     if not stage:
@@ -108,10 +123,10 @@ def _recomputing(facts: Facts, lost: list[str]) -> dict[str, str]:
     kind = facts.get("granularity") or ("selective" if facts.get("selective") else "none")
     kind = "full" if facts.get("old_full") else kind
     layers = facts.get("recompute_layers", 1)
-    if kind != "full" or layers == 1:
+    if kind != "full":
         return {"activation": kind}
     if facts.get("method", "uniform") == "uniform":
-        return {"activation": f"group_{layers}"}
+        return {"activation": f"group_{layers}" if layers > 1 else "full"}
     lost.append(f"recompute-method block: {layers} blocks of each stage alone; here all of them")
     return {"activation": "full"}
 
@@ -126,6 +141,8 @@ def _precision(facts: Facts) -> str:
 def _steps(facts: Facts, batch: int | None) -> None:
     """Steps and a warm-up, where the file counts samples and shares."""
     samples, share = facts.get("samples"), facts.get("warmup_share")
+    if facts.get("warmup_samples") and batch:
+        facts.values.setdefault("warmup", round(facts.get("warmup_samples") / batch))
     if samples and batch and not facts.get("steps"):
         facts.values["steps"] = max(1, samples // batch)
     if share and facts.get("steps") and not facts.get("warmup"):

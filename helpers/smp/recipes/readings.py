@@ -13,7 +13,9 @@ from helpers.smp.reading.catalogue import CONVERTED, LEFT_OUT, REFUSED
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent
-PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}
+PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "bf16-true": "bf16"}
+PRECISIONS |= {"16": "fp16", "16-mixed": "fp16", "fp16": "fp16"}
+PRECISIONS |= {"32": "fp32", "32-true": "fp32", "fp32": "fp32", "False": "fp32"}
 OF_GPUS = ("gpu", "auto", "cuda")
 OF_PLAN = ("activation", "precision", "offload")
 AFTER_THE_PLAN = ("per device", "share", "micro", "accumulation")
@@ -43,7 +45,8 @@ class Readings:
     """All that the keys have said so far.
 
     values: of all keys, by their paths. smp: keys of the library's configuration. changes: fields
-    of the plan. sizes: of the model. late: what depends on the plan.
+    of the plan. sizes: of the model. late: what depends on the plan. instances: of the optimizer,
+    which share nothing.
     """
 
     values: Mapping[str, Any]
@@ -56,6 +59,7 @@ class Readings:
     late: list[tuple[Key, Any]] = field(default_factory=list)
     minutes: int | None = None
     strategy: str = ""
+    instances: int = 1
 
     def read(self, row: Key, value: Any) -> Judged:
         """What becomes of a key with this value."""
@@ -115,7 +119,7 @@ class Readings:
     def _is_precision(self, row: Key, value: Any) -> Judged:
         found = PRECISIONS.get(str(value))
         if found is None:
-            return LEFT_OUT, f"{value}: float32", ""
+            return REFUSED, f"{value!r:.60} is not here", "bf16, 16 or 32"
         if self.changes.get("precision") != "fp8":
             self.changes["precision"] = found
         return CONVERTED, f"precision={found}", ""
@@ -196,6 +200,20 @@ class Readings:
         self.changes["sequence_parallel"] = True
         return CONVERTED, "sequence_parallel", ""
 
+    def _is_recompute(self, row: Key, value: Any) -> Judged:
+        if value not in ("full", "selective"):
+            return REFUSED, f"{value!r:.60} is not here", "full, selective or null"
+        self.changes["activation"] = value
+        return CONVERTED, f"activation={value}", ""
+
+    def _is_instances(self, row: Key, value: Any) -> Judged:
+        if type(value) is not int or value < 1:
+            return REFUSED, f"{value!r:.60} is no number of them", "give a whole number"
+        self.instances = value
+        return CONVERTED, row.words, ""
+
     def _is_virtual(self, row: Key, value: Any) -> Judged:
-        self.changes |= {"virtual_stages": int(value), "schedule": "interleaved"}
+        if type(value) is not int or value < 1:
+            return REFUSED, f"{value!r:.60} is no number of stages", "give a whole number"
+        self.changes |= {"virtual_stages": value, "schedule": "interleaved"}
         return CONVERTED, "schedule=interleaved with virtual_stages", ""

@@ -16,6 +16,7 @@ from helpers.smp.configuration import read_smp_config
 from helpers.smp.jobs.distributions import Layout, Machines, check_products
 from helpers.smp.jobs.job import Job
 from helpers.smp.jobs.lines import Line
+from helpers.smp.reading.catalogue import REFUSED
 from helpers.smp.reading.sources import Place
 from helpers.smp.recipes.readings import OF_GPUS, Readings, keys
 from helpers.tables import read_table
@@ -62,6 +63,7 @@ def read_recipe(path: Path, answers: Mapping[str, Any] | None = None) -> Recipe:
     named = [one["recipes"] for one in chosen if isinstance(one, dict) and "recipes" in one]
     if named:
         entries = _launched(path, entries, str(named[0]))
+    others = [str(one) for one in chosen if not named and one != "_self_"]
     values = {entry.path: entry.value for entry in entries}
     if not {"trainer.devices", "trainer.num_nodes", "run.model_type"} & values.keys():
         raise UserError(f"{path} is no recipe: it has neither trainer.devices nor run.model_type")
@@ -70,6 +72,9 @@ def read_recipe(path: Path, answers: Mapping[str, Any] | None = None) -> Recipe:
     lines = [_line(found, kind, path, entry) for entry in entries]
     _place_machines(found, path, dict(answers or {}))
     refused = _refused(values)
+    if others and not refused:
+        refused = f"its keys stand in other files, too, as {others[0]:.80}: give the whole recipe"
+    refused = refused or next((_of_key(line) for line in lines if line.verdict == REFUSED), "")
     layout = Layout(refused=refused) if refused else _layout(found, kind)
     if layout.plan is not None:
         layout = _batches(found, layout.plan)
@@ -109,6 +114,10 @@ def _line(found: Readings, kind: str, path: Path, entry: Entry) -> Line:
     verdict, words, by_hand = found.read(row, entry.value)
     text = f"{entry.path}: {entry.value!r}"[:120]
     return Line(Place(str(path), 0, entry.line), LIBRARY, text, verdict, words, "", by_hand)
+
+
+def _of_key(line: Line) -> str:
+    return f"{line.text}: {line.became}" + (f"; {line.by_hand}" if line.by_hand else "")
 
 
 def _place_machines(found: Readings, path: Path, answers: dict[str, Any]) -> None:
@@ -151,7 +160,11 @@ def _planned(found: Readings, kind: str, smp: dict[str, Any], ranks: int, pp: in
         smp["hybrid_shard_degree"] = 1
     plan = read_smp_config(smp, ranks // pp, version=2).plan
     if found.strategy == "zero1":
-        plan = replace(plan, dp_shard=plan.dp_replicate, dp_replicate=1, zero_stage=1)
+        shards, rest = divmod(plan.dp_replicate, found.instances)
+        if rest:
+            words = f"{found.instances} instances of the optimizer do not divide"
+            raise UserError(f"{words} {plan.dp_replicate} data ranks")
+        plan = replace(plan, dp_shard=shards, dp_replicate=found.instances, zero_stage=1)
     if "grad_op" in found.strategy:
         plan = replace(plan, zero_stage=2)
     unused = {"sequence_parallel"} if plan.tp == 1 else set()

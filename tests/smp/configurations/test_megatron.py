@@ -74,6 +74,59 @@ def test_refusals_name_their_flag(read, old, new, words):
     assert found.plan is None and words in found.refused
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("--bf16", "--bf16 --grpo-group-size 8", "reinforcement learning"),
+        ("$TRAINING", "$TRAINING $MORE", "its flags are not in the file"),
+        ("NNODES=${NNODES:-2}", "NNODES=$SLURM_NNODES", "how many ranks"),
+        ("TP=4", "TP=4\nif [ $BIG ]; then TP=8; fi", "its value is $TP, not in the file"),
+        ("TP=4", "TP=4\n[ -n $BIG ] && TP=8", "its value is $TP, not in the file"),
+    ],
+)
+def test_what_only_the_shell_knows_is_asked_for(read, old, new, words):
+    """Flags that hold under a condition, and nodes that the queue says, were taken as they came."""
+    more = 'MORE=""\nif [ "$AC" = full ]; then\n  MORE="$MORE --recompute-granularity full"\nfi\n'
+    found = read(more + SCRIPT.replace(old, new), "train.sh")
+    assert found.plan is None and words in found.refused
+    assert read(more + SCRIPT.replace("NNODES:-2", "NNODES:-4"), "train.sh").plan.world_size == 32
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kv_heads", "ffn"),
+    [
+        ("--num-query-groups 8", "", 1, 14336),
+        ("--group-query-attention", "", 32, 14336),
+        ("--ffn-hidden-size 14336", "", 8, 10880),
+    ],
+)
+def test_sizes_that_megatron_has_of_its_own(read, old, new, kv_heads, ffn):
+    """One group beside the switch alone, none without it, 8/3 of the width in swiglu."""
+    model = read(SCRIPT.replace(old, new), "train.sh").model
+    assert (model.num_key_value_heads, model.intermediate_size) == (kv_heads, ffn)
+
+
+def test_one_block_of_each_stage_is_not_all_of_them(read):
+    flags = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
+    found = read(SCRIPT.replace("--bf16", f"--bf16 {flags}"), "train.sh")
+    assert found.plan.activation == "full" and "1 blocks of each stage alone" in found.lost[0]
+
+
+def test_a_warm_up_in_samples(read):
+    found = read(SCRIPT.replace("--bf16", "--bf16 --lr-warmup-samples 640"), "train.sh")
+    assert found.flags["warmup"] == 640 // 64
+
+
+@pytest.mark.parametrize("name", ["distributed_fused_adam", "mcore_distributed_optim"])
+def test_nemo_s_optimizers_that_share_their_state(read, name):
+    text = NEMO.replace("fused_adam", name).replace("optim: {", "optim: {grad_sync_dtype: bf16, ")
+    found = read(text, "megatron_gpt_config.yaml")
+    plan = found.plan
+    assert (plan.dp_shard, plan.dp_replicate, plan.zero_stage) == (2, 1, 1)
+    assert plan.reduce_dtype == "bf16" and found.flags["optimizer"] == "adamw"
+    assert read(NEMO, "megatron_gpt_config.yaml").plan.dp_replicate == 2
+
+
 def test_nemo(read):
     found = read(NEMO, "megatron_gpt_config.yaml")
     assert found.refused == "" and found.program == "nemo"

@@ -1,6 +1,8 @@
 """Nonsense is one line; random files are a plan for their ranks, or one line."""
 
 import json
+import os
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -12,6 +14,17 @@ from helpers.configurations.reading import LAYOUTS
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.train.arguments import parse
+
+
+def aliases(node, first):
+    """A file that is small, and whose aliases of aliases stand for millions of nodes."""
+    names = [f"n{number}" for number in range(13)]
+    lines = [
+        f"n: &n0 {first}",
+        *(f"{name}: &{name} " + node % {"before": before} for before, name in pairwise(names)),
+    ]
+    return "\n".join([*lines, "distributed_type: FSDP"]).encode()
+
 
 UNREADABLE = {
     "empty.toml": b"",
@@ -45,6 +58,14 @@ UNREADABLE = {
     "other.sh": b"ls --color\n",
     "cut.toml": b"[training\nsteps = 1\n",
     "cut.json": b'{"train_batch_size": 1',
+    "tag.yaml": b"distributed_type: FSDP\na: !!int ''\nb: !!bool x\n",
+    "date.yaml": b"distributed_type: FSDP\na: !!timestamp x\n",
+    "half.json": b'{"zero_optimization": {"stage": 3}, "a\\ud83d": 1}',
+    "keys.yaml": aliases(
+        "{a: *%(before)s, b: *%(before)s, c: *%(before)s, d: *%(before)s}", "{x: 1}"
+    ),
+    "lists.yaml": aliases("[*%(before)s, *%(before)s, *%(before)s, *%(before)s]", "[x, x]"),
+    "grows.sh": b"A=xx\n" + b'A="$A$A$A"\n' * 20 + b"torchrun --num-layers 2 --save $A\n",
     "config.py": b"def llama3_8b(): return 1\n",
     "config.ini": b"a = 1\n",
 }
@@ -58,6 +79,20 @@ def test_what_is_no_configuration_is_one_line(name, tmp_path):
         read_configuration(path)
     assert len(str(refused.value).splitlines()) == 1
     assert len(str(refused.value)) < 600 + len(str(path))
+
+
+def test_references_that_multiply_stay_as_they_stand(read):
+    names = "abcdefghijkl"
+    refer = "\n".join(f"{one}: " + f"${{{other}}}" * 12 for one, other in pairwise(names))
+    found = read(f"distributed_type: FSDP\n{refer}\nl: xxxx\n", "config.yaml", 8)
+    assert all(len(line.text) < 200 for line in found.lines)
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="is no file"):
+        read_configuration(path)
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 1.5, "8", True, 10**12])

@@ -253,3 +253,38 @@ def test_nonsense_is_one_line(text, words, write):
     with pytest.raises(UserError, match=words) as refused:
         leave([path])
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "words"),
+    [
+        (FINE_TUNING, "run:", "defaults: [/hydra/verl/default, _self_]\nrun:", "in other files"),
+        (FINE_TUNING, "qlora_4bit", "dora", "dora is no way to adapt"),
+        (FINE_TUNING, "trainer_type: sft", "trainer_type: kto", "kto is not here"),
+        (HF, "parallel_degree: 2", "parallel_degree: x", "'x' is no degree"),
+        (HF, "precision: bf16", "precision: fp4", "'fp4' is not here"),
+        (HF, "train_batch_size: 2", "train_batch_size: -2", "-2 is not a whole number"),
+        (NEMO, "sequence_parallel: True", "virtual_pipeline_model_parallel_size: x", "'x' is no"),
+        (NEMO, "data:", "model: {peft: {peft_scheme: lora}}\ndata:", "trains adapters"),
+        (
+            NEMO,
+            "sequence_parallel: True",
+            "num_distributed_optimizer_instances: 3",
+            "do not divide",
+        ),
+    ],
+)
+def test_a_key_that_cannot_be_kept_refuses_the_recipe(text, old, new, words, write):
+    """Each was a line that said so, beside a plan without it."""
+    path = write(text.replace(old, new, 1))
+    job = read_recipe(path, {"instance_type": "p4d.24xlarge"}).job
+    assert job.plan is None and words in job.refused
+
+
+def test_what_megatron_s_strategy_recomputes_and_shares(write):
+    more = "num_distributed_optimizer_instances: 2\n  sequence_parallel: True"
+    text = NEMO.replace("sequence_parallel: True", more)
+    text += "model: {config: {recompute_granularity: selective, recompute_modules: [mlp]}}\n"
+    plan = read_recipe(write(text, "nemo.yaml"), {"instance_type": "p4d.24xlarge"}).job.plan
+    assert (plan.dp_replicate, plan.dp_shard, plan.zero_stage) == (2, 1, 1)
+    assert plan.activation == "selective"
