@@ -44,7 +44,8 @@ def _width(facts: Facts, hidden: int) -> int | None:
 
 
 def _groups(facts: Facts) -> int | None:
-    """Heads of keys: as many as are said, else 1, where Megatron-LM's switch is on; NeMo has none."""
+    """Heads of keys: as many as are said, else 1, where Megatron-LM's switch is on; NeMo has no
+    switch."""
     if "grouped" not in facts.values:
         return facts.get("groups")
     return facts.get("groups", 1) if facts.get("grouped") else None
