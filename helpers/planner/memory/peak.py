@@ -44,7 +44,9 @@ def fullest(
 def candidates(job: Job) -> list[int]:
     """The pipeline ranks of which one holds most: of those with the same layers and ends of the
     model, the ones with most micro-batches in flight and with most that wait for half of their
-    backward. The first is asked first, which often is it."""
+    backward, the last, and of those with fewer in flight the one with most: where the others have
+    ended all forwards at their first backward, its last forward is there beside that. The first is
+    asked first, which often is it."""
     alike: dict[tuple, list[int]] = {}
     for rank in range(job.plan.pp):
         layers = tuple(job.layers[stage] for stage in job.stages_of(rank))
@@ -52,9 +54,13 @@ def candidates(job: Job) -> list[int]:
         alike.setdefault((layers, ends), []).append(rank)
     chosen = []
     for ranks in alike.values():
-        chosen.append(max(ranks, key=lambda rank: in_flight(job, rank)))
+        flights = {rank: in_flight(job, rank) for rank in ranks}
+        most = max(ranks, key=flights.__getitem__)
+        chosen.append(most)
         chosen.append(max(ranks, key=lambda rank: put_off(job, rank)[::-1]))
         chosen.append(max(ranks, key=lambda rank: sum(in_flight(job, rank))))
+        fewer = [rank for rank in ranks if flights[rank] < flights[most]]
+        chosen += [max(fewer, key=flights.__getitem__, default=most), ranks[-1]]
     return list(dict.fromkeys(chosen))
 
 

@@ -113,8 +113,8 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
             host_backward_s += end.host_s
     copies_s = layers * offloaded_s(job, cluster)
     backward_s = input_s + weight_s
-    forward_waits_s = max(0.0, layers * block.host_forward_s - forward_s, copies_s - forward_s)
-    backward_waits_s = max(0.0, layers * block.host_backward_s - backward_s, copies_s - backward_s)
+    forward_waits_s = max(0.0, host_forward_s - forward_s, copies_s - forward_s)
+    backward_waits_s = max(0.0, host_backward_s - backward_s, copies_s - backward_s)
     forward_s, input_s = forward_s + forward_waits_s, input_s + backward_waits_s
     if job.program.waits_for_sends and len(job.layers) > 1:
         forward_s += link_s(job, cluster)

@@ -13,6 +13,7 @@ from helpers.planner.memory.peak import fullest, rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.stage_layers import balance_costs, balanced_layers
 from helpers.planner.model.training_job import make_job
+from helpers.planner.published.models import published_shape
 from tests.planner.shapes import GPTJ_6B, gpt, llama
 
 SMALL = gpt(64, 12, 4, vocab=500, positions=64)
@@ -127,3 +128,22 @@ def test_layers_are_balanced_as_the_engine_does(layers, stages, hidden, vocab, g
 def test_a_job_that_makes_no_sense(arguments, words):
     with pytest.raises(UserError, match=words):
         job(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual", "microbatches"),
+    [("interleaved", 2, 8), ("interleaved", 4, 9), ("zero-bubble-v", 0, 8), ("1f1b", 0, 8)],
+)
+def test_no_rank_holds_more_than_the_fullest(schedule, virtual, microbatches):
+    """A rank in the middle of the pipeline held up to 10 % more, and was not asked."""
+    shape = published_shape("llama2-70b")
+    plan = ParallelPlan(
+        pp=8,
+        schedule=schedule,
+        virtual_stages=virtual,
+        microbatches=microbatches,
+        activation="full",
+    )
+    job = make_job(shape, plan, 2 * microbatches, 2048)
+    every = [rank_memory(job, rank).total for rank in range(plan.pp)]
+    assert fullest(job).total == max(every)

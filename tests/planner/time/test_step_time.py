@@ -17,6 +17,7 @@ from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import make_job
 from helpers.planner.published.models import published_shape
 from helpers.planner.published.runs import cluster_of, figure_1, job_of, runs
+from helpers.planner.search.estimate import estimate
 from helpers.planner.time.block_time import block_time
 from helpers.planner.time.makespan import makespan_s, quick_makespan_s
 from helpers.planner.time.messages import Message, message_s
@@ -278,3 +279,11 @@ def test_a_precision_that_the_gpu_has_not():
     volta = make_cluster("p3.16xlarge")
     with pytest.raises(UserError, match="has no matrix products in bf16; it has fp32"):
         step_time(job(), volta)
+
+
+def test_the_host_starts_the_ends_of_the_model_too():
+    """Their operations were counted and then left out."""
+    cluster = replace(make_cluster("ND96asr_v4"), host_operation_s=1e-3)  # all wait for the host
+    job = estimate(published_shape("llama3-8b"), ParallelPlan(tp=2, pp=4), cluster, 4, 512).job
+    layers = job.layers[-1] * block_time(job, cluster).host_forward_s
+    assert stage_times(job, cluster)[-1].forward_s == pytest.approx(layers + 20e-3)
