@@ -54,13 +54,17 @@ def candidates(job: Job) -> list[int]:
         alike.setdefault((layers, ends), []).append(rank)
     chosen = []
     for ranks in alike.values():
+        if len(ranks) == 1:
+            chosen += ranks
+            continue
         flights = {rank: in_flight(job, rank) for rank in ranks}
         most = max(ranks, key=flights.__getitem__)
         chosen.append(most)
         chosen.append(max(ranks, key=lambda rank: put_off(job, rank)[::-1]))
-        chosen.append(max(ranks, key=lambda rank: sum(in_flight(job, rank))))
-        fewer = [rank for rank in ranks if flights[rank] < flights[most]]
-        chosen += [max(fewer, key=flights.__getitem__, default=most), ranks[-1]]
+        chosen.append(max(ranks, key=lambda rank: sum(flights[rank])))
+        if job.plan.stages > job.plan.pp:  # of one stage a rank, the first has most, or nearly
+            fewer = [rank for rank in ranks if flights[rank] < flights[most]]
+            chosen += [max(fewer, key=flights.__getitem__, default=most), ranks[-1]]
     return list(dict.fromkeys(chosen))
 
 
