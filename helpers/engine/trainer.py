@@ -17,6 +17,7 @@ from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
+from .parallelize import check_documents
 from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
@@ -196,7 +197,7 @@ class Trainer:
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
         batch = MicroBatch(input_ids, labels, documents, **masks)
-        check_batch(batch, self.model, self.plan.cp)
+        self._check(batch)
         self.model.train()
         labelled = max(1, self.model.objective.count(labels))
         batches = self._micro_batches(batch)
@@ -256,7 +257,7 @@ class Trainer:
         allowed = None if among is None else torch.tensor(among, device=self.device)
         for batch in batches:
             whole = MicroBatch(*batch)
-            check_batch(whole, self.model, self.plan.cp)
+            self._check(whole)
             parts = self._micro_batches(whole)
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
@@ -273,6 +274,11 @@ class Trainer:
         unit = "rows" if objective.of_rows else "tokens"
         result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
         return result if allowed is None else result | {"accuracy": right / max(1, count)}
+
+    def _check(self, batch: MicroBatch) -> None:
+        check_batch(batch, self.model, self.plan.cp)
+        if batch.documents is not None and self.plan.cp == 1:  # whose attention makes its own masks
+            check_documents(self.model.kind, self.device.type)
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..context.check import check_rotary
 from ..context.parts import Part, share
 from ..errors import UserError
 from ..models.causal_loss import check_tokens, label_places
-from ..models.document_mask import PADDING, model_inputs
+from ..models.document_mask import PADDING, check_packing, model_inputs
 from ..models.families import has_alibi
 from ..models.objectives import IGNORED, Objective
 
@@ -67,6 +68,9 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
     check_tokens(batch.ids, batch.labels, model.vocabulary, model.classes)
     if batch.documents is not None and not model.objective.shift:
         raise UserError("rows are packed for causal language models alone, not for this one")
+    if batch.documents is not None and cp == 1:  # whose attention makes its own masks
+        check_packing(model.config, batch.ids.shape[1])
+    check_rotary(model.config, batch.ids.shape[1], model.plan, batch.documents is not None)
     for name in MASKS:
         mask = getattr(batch, name)
         if mask is None:
