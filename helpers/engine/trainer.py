@@ -23,7 +23,14 @@ from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
 from .precision.loss_scaling import LossScaler
-from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
+from .precision.optimizer import (
+    adamw,
+    check_schedule,
+    check_settings,
+    gradient_norm,
+    lr_factor,
+    scale_,
+)
 from .precision.replay import twice
 from .ranks import over_ranks
 from .tensor.partial_gradients import sum_partial_gradients
@@ -88,12 +95,9 @@ class Trainer:
         optimizer: str = "adamw",
         hook: Callable[..., Any] | None = None,
     ) -> None:
-        lr_factor(0, lr_schedule, warmup_steps, total_steps)  # a wrong name fails here already
         check_numbers(eps=eps, clip=1.0 if clip is None else clip)
-        if not (0 <= lr < math.inf and 0 <= weight_decay < math.inf):
-            raise UserError(f"lr {lr} and weight_decay {weight_decay}: give finite numbers from 0")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise UserError(f"betas {betas}: give numbers from 0 and below 1")
+        check_settings(optimizer, lr, weight_decay, betas)
+        check_schedule(lr_schedule, warmup_steps, total_steps)
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps

@@ -315,7 +315,7 @@ ROTARY = {
         "rope_theta": 1e4,
         "short_factor": [1.0] * 4,
         "long_factor": [3.0] * 4,
-        "original_max_position_embeddings": 8,
+        "original_max_position_embeddings": 12,
     },
 }
 
@@ -328,7 +328,7 @@ def step_of_length(kind: str, layout: dict[str, Any], length: int, packed: bool)
         intermediate_size=48,
         num_hidden_layers=1,
         num_attention_heads=4,
-        max_position_embeddings=8 if kind == "dynamic" else 64,
+        max_position_embeddings=12 if kind == "dynamic" else 64,
         rope_parameters=ROTARY[kind],
     )
     plan = ParallelPlan(**layout)
@@ -349,10 +349,10 @@ def test_frequencies_that_follow_a_rows_length_are_not_split(kind: str) -> None:
     """transformers takes the length from the largest position that it is given, which a rank of cp,
     padding and packing change."""
     tp = {"tp": 2, "sequence_parallel": True}
-    wrong = (({"cp": 2}, 12, False), ({"dp_shard": 2}, 12, True), (tp, 11, False))
+    wrong = (({"cp": 2}, 16, False), ({"dp_shard": 2}, 16, True), (tp, 15, False))
     for layout, length, packed in wrong:
         said = pool(2).run(step_of_length, kind, layout, length, packed)
-        assert all("other frequencies in rows of more than 8" in one for one in said)
-    right = (({"cp": 2}, 8, False), (tp, 12, False), ({"dp_shard": 2}, 11, False))
+        assert all("other frequencies in rows of more than 12" in one for one in said)
+    right = (({"cp": 2}, 12, False), (tp, 16, False), ({"dp_shard": 2}, 15, False))
     for layout, length, packed in right:
         assert pool(2).run(step_of_length, kind, layout, length, packed) == ["", ""]
