@@ -23,6 +23,8 @@ def check_context(config: Any, cp: int, way: str, tp: int, task: str | None = No
         raise UserError(f"cp={cp} splits causal attention, which {config.model_type} has not")
     if way != "ulysses":
         return
+    if not getattr(config, "num_attention_heads", None):
+        raise UserError(f"cp_attention=ulysses deals out heads, which {config.model_type} has not")
     heads, groups = config.num_attention_heads // tp, max(1, kv_heads(config) // tp)
     if not heads_for_all(heads, groups, cp):
         fits = [n for n in range(2, heads + 1) if heads_for_all(heads, groups, n)]
