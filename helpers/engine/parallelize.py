@@ -69,7 +69,7 @@ def parallelize(
     began = time.perf_counter()
     family = admitted(model, plan, mesh) if check else candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
-    model.kind = _kind(model)
+    model.kind = _kind(model) if check else None  # whose documents are tried, too
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
     model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began

@@ -281,7 +281,8 @@ class Trainer:
 
     def _check(self, batch: MicroBatch) -> None:
         check_batch(batch, self.model, self.plan.cp)
-        if batch.documents is not None and self.plan.cp == 1:  # whose attention makes its own masks
+        packed = batch.documents is not None and self.plan.cp == 1  # cp makes its own masks
+        if packed and self.model.kind is not None:
             check_documents(self.model.kind, self.device.type)
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
