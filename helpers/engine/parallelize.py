@@ -24,7 +24,7 @@ from .messages.carriers import sum_of
 from .models.architecture import candidates, text_config
 from .models.causal_loss import apply_loss
 from .models.families import Family
-from .models.objectives import objective_of
+from .models.objectives import build, objective_of
 from .models.self_check import Trial, WholeRows
 from .pipeline.micro_batches import MicroBatch, own_tokens
 from .pipeline.stages import cut
@@ -69,6 +69,7 @@ def parallelize(
     began = time.perf_counter()
     family = admitted(model, plan, mesh) if check else candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
+    model.kind = _kind(model) if check else None  # whose documents are tried, too
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
     model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began
@@ -137,7 +138,7 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Family:
     Raises:
         UserError: there is none; the line says what would be different, and what works.
     """
-    kind = _Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
+    kind = _kind(model)
     axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
     return _admitted(kind, _tried(plan), axes, mesh.device_type)
 
@@ -152,6 +153,31 @@ class _Kind:
     model_class: type[nn.Module]
     facts: str
     config: Any = field(compare=False)
+
+
+def _kind(model: nn.Module) -> _Kind:
+    return _Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
+
+
+@lru_cache(maxsize=64)
+def check_documents(kind: _Kind, device: str) -> None:
+    """Raise a UserError if such a model, given a mask of documents, does not keep them apart."""
+    plan = ParallelPlan()
+    family = _admitted(kind, plan, (None, None), device)
+    trial = Trial(kind.model_class, kind.config, device=device)
+    alone = Boundary(None, False, None)
+    if not trial.keeps_documents(lambda model, rank: lay_out(model, family, plan, alone, rank)):
+        raise UserError(
+            f"{kind.config.model_type} lets documents of a row see each other, whatever mask it is "
+            "given: train it without packing"
+        )
+
+
+def check_documents_of(config: Any) -> None:
+    """The same of a model that is not made yet."""
+    with torch.device("meta"):
+        model = build(config, None, torch.float32)
+    check_documents(_kind(model), "cpu")
 
 
 def _tried(plan: ParallelPlan) -> ParallelPlan:

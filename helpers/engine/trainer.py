@@ -17,12 +17,20 @@ from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
+from .parallelize import check_documents
 from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
 from .precision.loss_scaling import LossScaler
-from .precision.optimizer import adamw, gradient_norm, lr_factor, scale_
+from .precision.optimizer import (
+    adamw,
+    check_schedule,
+    check_settings,
+    gradient_norm,
+    lr_factor,
+    scale_,
+)
 from .precision.replay import twice
 from .ranks import over_ranks
 from .tensor.partial_gradients import sum_partial_gradients
@@ -87,12 +95,9 @@ class Trainer:
         optimizer: str = "adamw",
         hook: Callable[..., Any] | None = None,
     ) -> None:
-        lr_factor(0, lr_schedule, warmup_steps, total_steps)  # a wrong name fails here already
         check_numbers(eps=eps, clip=1.0 if clip is None else clip)
-        if not (0 <= lr < math.inf and 0 <= weight_decay < math.inf):
-            raise UserError(f"lr {lr} and weight_decay {weight_decay}: give finite numbers from 0")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise UserError(f"betas {betas}: give numbers from 0 and below 1")
+        check_settings(optimizer, lr, weight_decay, betas)
+        check_schedule(lr_schedule, warmup_steps, total_steps)
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps
@@ -196,7 +201,7 @@ class Trainer:
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
         batch = MicroBatch(input_ids, labels, documents, **masks)
-        check_batch(batch, self.model, self.plan.cp)
+        self._check(batch)
         self.model.train()
         labelled = max(1, self.model.objective.count(labels))
         batches = self._micro_batches(batch)
@@ -256,7 +261,7 @@ class Trainer:
         allowed = None if among is None else torch.tensor(among, device=self.device)
         for batch in batches:
             whole = MicroBatch(*batch)
-            check_batch(whole, self.model, self.plan.cp)
+            self._check(whole)
             parts = self._micro_batches(whole)
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
@@ -273,6 +278,12 @@ class Trainer:
         unit = "rows" if objective.of_rows else "tokens"
         result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
         return result if allowed is None else result | {"accuracy": right / max(1, count)}
+
+    def _check(self, batch: MicroBatch) -> None:
+        check_batch(batch, self.model, self.plan.cp)
+        packed = batch.documents is not None and self.plan.cp == 1  # cp makes its own masks
+        if packed and self.model.kind is not None:
+            check_documents(self.model.kind, self.device.type)
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from helpers.engine.adapters.lora import rank_and_alpha
 from helpers.engine.adapters.qlora import Adapting
+from helpers.engine.context.check import check_rotary
 from helpers.engine.errors import UserError
 from helpers.engine.files import checkpoints
 from helpers.engine.files.manifest import list_checkpoints, read_manifest
@@ -24,6 +25,7 @@ from helpers.engine.models.configurations import (
     presets,
 )
 from helpers.engine.models.document_mask import check_packing
+from helpers.engine.parallelize import check_documents_of
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import check_compiler
 from helpers.engine.ranks import world_size
@@ -165,6 +167,8 @@ def prepare(args: argparse.Namespace) -> Job:
     fit_vocabulary(config, args, tokenizer)
     if args.task == "instruct" and args.pack:
         check_packing(config, args.seq_len)
+        check_documents_of(config)
+    check_rotary(config, args.seq_len, plan, args.task == "instruct" and args.pack)
     train = read_tokens(args.data or bundled(BUNDLED[args.task]), "train", args, tokenizer)
     if args.task == "classify-head":
         config.id2label = dict(enumerate(train.label_names))

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -143,6 +144,58 @@ def test_attention_that_no_mask_can_confine_is_refused() -> None:
         document_mask.check_packing(windowed, 16)
     for family in (*PACKABLE, *tiny.PUBLISHED):
         document_mask.check_packing(tiny.config(family), 16)
+
+
+HIDDEN_FROM_NO_MASK = {
+    "lfm2": {
+        "hidden_size": 32,
+        "num_key_value_heads": 2,
+        "layer_types": ["conv", "full_attention"],
+    },
+    "mpt": {"d_model": 32},
+    "mamba": {"hidden_size": 32},
+    "codegen": {"n_embd": 32, "rotary_dim": 4},
+}
+
+
+def refusal_of_packed_rows(kind: str) -> str:
+    """Runs on a rank: what a step of packed rows says, and that whole rows train."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 64}
+    given = HIDDEN_FROM_NO_MASK[kind] | (sizes if kind != "mamba" else {"num_hidden_layers": 2})
+    config = transformers.AutoConfig.for_model(kind, **given)
+    plan = ParallelPlan()
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-3)
+    ids = torch.arange(16).view(2, 8)
+    trainer.step(ids, ids)
+    with pytest.raises(UserError) as refused:
+        trainer.step(ids, ids, (torch.arange(8) // 3).expand(2, 8))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("kind", HIDDEN_FROM_NO_MASK)
+def test_a_model_whose_documents_see_each_other_is_refused(kind: str) -> None:
+    """Convolutions and states pass from one to the next; some classes add a mask of truth values to
+    their scores."""
+    [said] = pool(1).run(refusal_of_packed_rows, kind)
+    assert "documents of a row see each other" in said
+
+
+def refused_window() -> str:
+    plan = ParallelPlan()
+    config = tiny.config("mistral")
+    config.sliding_window = 8
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-3)
+    ids = torch.arange(16).view(1, 16)
+    with pytest.raises(UserError) as refused:
+        trainer.step(ids, ids, torch.arange(16).view(1, 16) // 12)
+    return str(refused.value)
+
+
+def test_a_step_refuses_documents_beyond_a_window() -> None:
+    [said] = pool(1).run(refused_window)
+    assert "window of 8" in said
 
 
 def packed_loss(family: str, plan: ParallelPlan, batch: tuple[Tensor, ...]) -> tuple[float, float]:

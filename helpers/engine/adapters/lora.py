@@ -34,6 +34,8 @@ NAME = "default"  # peft's, of a layer's only adapter
 PREFIX = "base_model.model."  # of every name in peft's files
 HALVES = ("lora_A", "lora_B")
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
+# of peft's ways to begin adapters: what they begin with is taken out of the base
+CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 BLOCK = re.compile(r"\.(\d+)\.")  # the number of a name's block
 
@@ -207,10 +209,15 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no adapters: it has no {name}")
     try:
-        _inject(model, peft.LoraConfig.from_pretrained(folder))
+        config = peft.LoraConfig.from_pretrained(folder)
+        _check_kind(config, folder)
+        _inject(model, config)
+    except UserError:
+        raise
     except (ValueError, TypeError, KeyError) as error:  # peft's, of what it cannot use
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the adapters in {folder} do not fit this model: {reason}") from None
+    _check_layers(model, folder)
     _check_names(model, folder)
     files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
     for path, layer in adapted(model):
@@ -238,6 +245,34 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
         return config["r"], config["lora_alpha"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{folder} holds no adapters: it has no readable {CONFIG}") from None
+
+
+def _check_kind(config: Any, folder: Path) -> None:
+    """Raise a UserError if adapters are more than a product beside layers of the blocks."""
+    if getattr(config, "alora_invocation_tokens", None):
+        raise UserError(
+            f"the adapters in {folder} work from their invocation tokens on (alora), which is not "
+            "computed here"
+        )
+    start = getattr(config, "init_lora_weights", None)
+    if isinstance(start, str) and start.startswith(CHANGE_BASE):
+        raise UserError(
+            f"the adapters in {folder} began by init_lora_weights={start}, which changes the "
+            "base's weights: convert them by path_initial_model_for_weight_conversion of "
+            "save_pretrained"
+        )
+
+
+def _check_layers(model: nn.Module, folder: Path) -> None:
+    """Raise a UserError if an adapter stands beside another layer than a block's: the embedding is
+    no product, and the loss takes the head's matrix as it is."""
+    stack = f"{family_of(model).blocks}."
+    for path, _ in adapted(model):
+        if not path.startswith(stack):
+            raise UserError(
+                f"{folder} holds an adapter of {path}: adapters here stand beside the linear "
+                "layers of the blocks"
+            )
 
 
 def _check_names(model: nn.Module, folder: Path) -> None:
@@ -276,6 +311,9 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         own[stored] = name
         facts[stored] = (shape, parameter.dtype if state is None else state.dtype)
     yield from _everywhere(model, facts, lambda stored: _merged(model, own[stored], adapters))
+    buffers = weights.stored_buffers(model)
+    facts = {name: (buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
+    yield from _everywhere(model, facts, buffers.__getitem__)
 
 
 def _quant_state(layer: nn.Module, leaf: str) -> Any:

@@ -245,7 +245,16 @@ class Bucketed:
 def data_parallel(
     model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, hook: Callable[..., Any] | None = None
 ) -> FullyShard | Bucketed:
-    """The plan's row of the table."""
+    """The plan's row of the table.
+
+    Raises:
+        UserError: a communication hook is given, and state is sharded: no sum would be its.
+    """
+    if hook is not None and plan.zero:
+        raise UserError(
+            f"a communication hook sums the gradients of DDP, and {plan.describe()} shards state "
+            "by ZeRO: take dp_replicate alone, or reduce_dtype"
+        )
     if plan.zero == 3:
         return FullyShard(model, plan, mesh)
     return Bucketed(model, plan, mesh, hook)

@@ -179,10 +179,10 @@ class Checkpoints:
         names = list(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
         on_all_ranks(lambda: verify(path, {name: manifest["files"][name] for name in names}))
         reader = CheckedReader(path, manifest["files"])
-        on_all_ranks(
-            reader.read_metadata
-        )  # of what it refuses dcp.load would make an error of its own
+        # of what these refuse dcp.load would make an error of its own, or none
+        stored = on_all_ranks(reader.read_metadata)[0].state_dict_metadata
         state = state_of(trainer)
+        _check_same_tensors(path, {name: tuple(of.size) for name, of in stored.items()}, state)
         dcp.load(state, storage_reader=reader)
         trainer.steps_done = manifest["step"]
         updates = manifest["step"] - manifest["scaler"]["skipped"]
@@ -227,6 +227,21 @@ def _check_finite(step: int, state: dict[str, Tensor]) -> None:
             )
 
 
+def _check_same_tensors(
+    path: Path, stored: dict[str, tuple[int, ...]], state: dict[str, Tensor]
+) -> None:
+    """Raise a UserError, on every rank, if a checkpoint has not just what the ranks hold."""
+    held: dict[str, tuple[int, ...]] = {}
+    for of_rank in over_ranks({name: tuple(tensor.shape) for name, tensor in state.items()}):
+        held |= of_rank
+    for name in sorted(held.keys() | stored.keys()):
+        if held.get(name) != stored.get(name):
+            there, here = (list(of[name]) if name in of else "nothing" for of in (stored, held))
+            raise UserError(
+                f"{path} is of another model: of {name} it holds {there}, this model {here}"
+            )
+
+
 def _drop(checkpoint: Path) -> None:
     """Remove a checkpoint; a crash leaves no half of it under its name."""
     gone = checkpoint.with_suffix(".gone.partial")
@@ -247,6 +262,8 @@ def state_of(trainer: Any) -> dict[str, Tensor]:
 
     Parts that are empty here (fewer rows than ranks) have nothing to store or to load.
     """
+    if not isinstance(trainer.optimizer, torch.optim.AdamW):
+        raise UserError("checkpoints hold the moments of adamw alone, not those of adamw8bit")
     state: dict[str, Tensor] = {}
     for part in trainer.parts:
         if not part.tensor.numel():
@@ -257,8 +274,6 @@ def state_of(trainer: Any) -> dict[str, Tensor]:
             moments["step"] = torch.zeros((), dtype=torch.float32, device=values.device)
             moments["exp_avg"] = torch.zeros_like(values)
             moments["exp_avg_sq"] = torch.zeros_like(values)
-        if "exp_avg" not in moments:
-            raise UserError("checkpoints hold the moments of adamw alone, not those of adamw8bit")
         state[part.name] = part.whole(values)
         for moment in ("exp_avg", "exp_avg_sq"):
             state[f"{part.name}/{moment}"] = part.whole(moments[moment])

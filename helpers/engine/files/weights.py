@@ -5,6 +5,7 @@ a rank reads just its part, or with random numbers (random_weights.py).
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
         (name_in_files(model, name), value.to(dtype) if value.is_floating_point() else value)
         for name, value in whole_weights(model, masters=True)
     )
-    write_weights(named, folder if first else None)
+    write_weights(itertools.chain(named, whole_buffers(model)), folder if first else None)
 
 
 def named_dtype(config: Any) -> torch.dtype:
@@ -210,6 +211,23 @@ def whole_weights(model: nn.Module, masters: bool = False) -> Iterator[tuple[str
         of_rank |= {name: shard.whole(shard.tensor) for name, shard in model.masters.items()}
     facts = {n: (model.stored_shapes.get(n, p.shape), p.dtype) for n, p in of_rank.items()}
     return over_stages(model, facts, lambda name: whole(of_rank[name]).reshape(facts[name][0]))
+
+
+def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that files hold, by name, such as the biases by which experts are chosen."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def whole_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that files hold, of every pipeline rank, as they are; every rank must iterate."""
+    of_rank = stored_buffers(model)
+    facts = {name: (buffer.shape, buffer.dtype) for name, buffer in of_rank.items()}
+    return over_stages(model, facts, of_rank.__getitem__)
 
 
 def over_stages(

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from .architecture import text_config
 from .families import has_alibi
 
 PADDING = -1
+WINDOWS = ("sliding_window", "window_size")  # of a configuration: keys that a query sees at most
 
 
 def positions(documents: Tensor) -> Tensor:
@@ -60,10 +62,11 @@ def one_document_a_row() -> Iterator[None]:
 
 def check_packing(config: Any, seq_len: int) -> None:
     """Raise a UserError if the model's attention cannot be kept inside documents by a mask."""
+    text = text_config(config)
     if has_alibi(config):
         raise UserError("this model's ALiBi takes no mask of documents: train it without packing")
-    window = getattr(config, "sliding_window", None)
-    if window and seq_len > window:
+    window = min((getattr(text, name, None) or seq_len for name in WINDOWS), default=seq_len)
+    if seq_len > window:
         raise UserError(
             f"rows of {seq_len} tokens are longer than this model's attention window of {window}: "
             "train it without packing, or with shorter rows"

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .architecture import text_config
+from .document_mask import WINDOWS, model_inputs, positions
 from .families import MLP_WIDTHS, kv_heads
 from .objectives import IGNORED, Objective, objective_of
 from .overrides import fewer_layers, override
@@ -28,7 +29,6 @@ from .overrides import fewer_layers, override
 VOCABULARY = 61  # a prime: no degree divides it
 HEAD = 16  # a head's width
 LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
-WINDOWS = ("sliding_window", "window_size")
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
@@ -151,6 +151,29 @@ class Trial:
             if not is_same_gradient(found[name], expected, limit, largest):
                 return f"the gradient of {name} would be wrong"
         return None
+
+    def keeps_documents(self, lay_out: LayOut) -> bool:
+        """Does the small model, laid out, give the documents of a row the loss that the class gives
+        to each alone? They are shorter than its windows."""
+        truth = self.truth
+        documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2]], device=self.device)
+        ids = torch.arange(1, 10, device=self.device).view(1, -1)
+        labels = ids.where(positions(documents) > 0, IGNORED)
+        given = model_inputs(documents) | {"labels": labels, "num_items_in_batch": 1}
+        try:
+            with torch.no_grad():
+                packed = lay_out(copy.deepcopy(truth.model), 0)(input_ids=ids, **given).loss
+                alone = sum(
+                    nn.functional.cross_entropy(
+                        copy.deepcopy(truth.model)(own[:, :-1], use_cache=False).logits[0],
+                        own[0, 1:],
+                        reduction="sum",
+                    )
+                    for own in (ids[documents == number][None] for number in range(3))
+                )
+        except Exception:  # whatever breaks a class's forward
+            return False
+        return bool(abs(packed - alone) <= TOLERANCE[truth.loss.dtype] * abs(alone))
 
 
 def is_same_gradient(actual: Tensor, expected: Tensor, limit: float, largest: Tensor) -> bool:

@@ -6,13 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..context.check import check_rotary
 from ..context.parts import Part, share
 from ..errors import UserError
 from ..models.causal_loss import check_tokens, label_places
-from ..models.document_mask import PADDING, model_inputs
+from ..models.document_mask import PADDING, check_packing, model_inputs
 from ..models.families import has_alibi
 from ..models.objectives import IGNORED, Objective
 
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MASKS = ("attention_mask", "token_type_ids")  # as transformers calls them
 
 
@@ -63,10 +65,26 @@ class MicroBatch(NamedTuple):
 
 def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
     """Raise a UserError if a whole batch is none that a laid-out model can train on."""
+    for name in ("ids", "labels", "documents"):
+        values = getattr(batch, name)
+        if values is not None and getattr(values, "dtype", None) not in WHOLE:
+            raise UserError(f"{name} must be a tensor of whole numbers")
     model.objective.check_shapes(batch.ids, batch.labels)
     check_tokens(batch.ids, batch.labels, model.vocabulary, model.classes)
     if batch.documents is not None and not model.objective.shift:
         raise UserError("rows are packed for causal language models alone, not for this one")
+    if batch.documents is not None and batch.documents.shape != batch.ids.shape:
+        raise UserError(
+            f"documents are {list(batch.documents.shape)}, ids are {list(batch.ids.shape)}"
+        )
+    if batch.documents is not None and batch.attention_mask is not None:
+        raise UserError(
+            f"documents make the mask of packed rows: leave attention_mask out, and number padding "
+            f"{PADDING}"
+        )
+    if batch.documents is not None and cp == 1:  # whose attention makes its own masks
+        check_packing(model.config, batch.ids.shape[1])
+    check_rotary(model.config, batch.ids.shape[1], model.plan, batch.documents is not None)
     for name in MASKS:
         mask = getattr(batch, name)
         if mask is None:

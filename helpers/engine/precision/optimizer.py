@@ -20,6 +20,18 @@ OPTIMIZERS = ("adamw", "adamw8bit")
 ROW, LARGE = 256, 2**16  # numbers whose squares are summed in float32, and of a tensor with such
 
 
+def check_settings(kind: str, lr: float, weight_decay: float, betas: tuple[float, float]) -> None:
+    """Raise a UserError if there is no such optimizer, or it can do nothing with these."""
+    if kind not in OPTIMIZERS:
+        raise UserError(f"no optimizer {kind!r}; there is: {', '.join(OPTIMIZERS)}")
+    numbers = (isinstance(x, int | float) and 0 <= x < math.inf for x in (lr, weight_decay))
+    if not all(numbers):
+        raise UserError(f"lr {lr} and weight_decay {weight_decay}: give finite numbers from 0")
+    two = isinstance(betas, tuple | list) and len(betas) == 2
+    if not two or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
+        raise UserError(f"betas {betas}: give two numbers from 0 and below 1")
+
+
 def adamw(
     parts: Iterable[Part],
     lr: float,
@@ -107,6 +119,15 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }
+
+
+def check_schedule(schedule: str, warmup: int, total: int) -> None:
+    """Raise a UserError if there is no such schedule, or no steps for it to decay over."""
+    if not all(isinstance(steps, int) and steps >= 0 for steps in (warmup, total)):
+        raise UserError(f"warmup {warmup} and total {total}: give whole numbers of steps from 0")
+    lr_factor(0, schedule, warmup, total)
+    if schedule != "constant" and total == 0:
+        raise UserError(f"lr_schedule={schedule} decays to 0 at the last step: give total_steps")
 
 
 def lr_factor(step: int, schedule: str, warmup: int, total: int) -> float:

@@ -227,6 +227,28 @@ def test_mistakes_are_said_in_one_line(base: Path, tmp_path: Path) -> None:
         add_adapters(load_quantized(base), rank=0)
 
 
+NOT_BESIDE_BLOCKS = {
+    "an adapter of lm_head": {"target_modules": ["q_proj", "lm_head"]},
+    "an adapter of model.embed_tokens": {"target_modules": ["q_proj", "embed_tokens"]},
+    "invocation tokens": {"alora_invocation_tokens": [5, 6]},
+    "init_lora_weights=pissa": {"init_lora_weights": "pissa"},
+    "init_lora_weights=olora": {"init_lora_weights": "olora"},
+}
+
+
+@pytest.mark.parametrize("words", NOT_BESIDE_BLOCKS)
+def test_adapters_that_are_more_than_a_product_are_refused(words: str, tmp_path: Path) -> None:
+    import peft
+
+    options = {"target_modules": ["q_proj"], "r": 4} | NOT_BESIDE_BLOCKS[words]
+    theirs = peft.get_peft_model(
+        tiny.fresh("llama", torch.float32), peft.LoraConfig(task_type="CAUSAL_LM", **options)
+    )
+    theirs.save_pretrained(tmp_path, save_embedding_layers=False)
+    with pytest.raises(UserError, match=words):
+        load_adapters(tiny.fresh("llama", torch.float32), tmp_path)
+
+
 def small(folder: Path, family: str, layers: int = 2) -> Path:
     tiny.fresh(family, torch.float32, layers=layers).save_pretrained(folder / family)
     return folder / family

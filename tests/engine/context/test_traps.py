@@ -306,3 +306,53 @@ def test_ulysses_needs_a_head_for_every_rank() -> None:
 def test_what_is_no_plan_is_refused(fields: dict) -> None:
     with pytest.raises(UserError):
         ParallelPlan(**fields)
+
+
+ROTARY = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+        "original_max_position_embeddings": 12,
+    },
+}
+
+
+def step_of_length(kind: str, layout: dict[str, Any], length: int, packed: bool) -> str:
+    """Runs on each rank: what a step of such rows is refused by, or nothing."""
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=12 if kind == "dynamic" else 64,
+        rope_parameters=ROTARY[kind],
+    )
+    plan = ParallelPlan(**layout)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = parallelize(model, plan, mesh_of(plan))
+    trained = trainer.Trainer(model, plan, mesh_of(plan), lr=1e-3)
+    ids = torch.arange(length).expand(2, length)
+    documents = (torch.arange(length) // 5).expand(2, length) if packed else None
+    try:
+        trained.step(ids, ids, documents)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+def test_frequencies_that_follow_a_rows_length_are_not_split(kind: str) -> None:
+    """transformers takes the length from the largest position that it is given, which a rank of cp,
+    padding and packing change."""
+    tp = {"tp": 2, "sequence_parallel": True}
+    wrong = (({"cp": 2}, 16, False), ({"dp_shard": 2}, 16, True), (tp, 15, False))
+    for layout, length, packed in wrong:
+        said = pool(2).run(step_of_length, kind, layout, length, packed)
+        assert all("other frequencies in rows of more than 12" in one for one in said)
+    right = (({"cp": 2}, 12, False), (tp, 16, False), ({"dp_shard": 2}, 15, False))
+    for layout, length, packed in right:
+        assert pool(2).run(step_of_length, kind, layout, length, packed) == ["", ""]

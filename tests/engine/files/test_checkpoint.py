@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import transformers
 
 from helpers.engine.errors import UserError
 from helpers.engine.files import checkpoints as checkpoint
@@ -207,6 +208,29 @@ def test_a_flipped_byte_is_found_and_the_one_before_offered(tmp_path: Path) -> N
 def test_a_fact_that_must_not_change_is_named(tmp_path: Path) -> None:
     pool(1).run(save_steps, tmp_path, 1, 1)
     assert "batch_size 8" in pool(1).run(load_error, tmp_path, {"batch_size": 16})[0]
+
+
+def load_into(folder: Path, layers: int, tied: bool) -> str:
+    """What a model of so many layers says to a checkpoint of four, whose head is its own."""
+    plan = ParallelPlan(pp=2)
+    config = tiny.config("llama", layers=layers)
+    config.tie_word_embeddings = tied
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=tiny.LR)
+    try:
+        Checkpoints(folder).load(trainer, checkpoint.pick(folder))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Of fewer layers the rest would be left out, and training go on from some of a model."""
+    pool(1).run(run_and_save, "llama", PLANS["one"], tmp_path, False)
+    for other in ((3, False), (5, False), (4, True)):
+        said = pool(2).run(load_into, tmp_path, *other)
+        assert all("is of another model: of " in one for one in said)
+    assert pool(2).run(load_into, tmp_path, 4, False) == ["", ""]
 
 
 def test_half_a_checkpoint_is_not_seen(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.files import weight_files
 from helpers.engine.files.weights import save_model, whole_weights
 from helpers.engine.models.configurations import load_config
-from helpers.engine.parallelize import load_model
+from helpers.engine.parallelize import load_model, parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import is_finite, local
 from helpers.text.bundled import bundled
@@ -64,6 +64,37 @@ def test_a_folder_in_and_out_of_a_pipeline(family: str, plan: dict, tmp_path: Pa
     made = ParallelPlan(**plan)
     pool(made.world_size).run(through_stages, tmp_path / "model", made, tmp_path / "out")
     after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    for name, value in before.state_dict().items():
+        assert torch.equal(after[name], value), name
+
+
+def exported_of(folder: Path, plan: ParallelPlan, out: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    save_model(parallelize(model, plan, mesh_of(plan)), out)
+
+
+def test_an_export_has_the_buffers_that_files_hold(tmp_path: Path) -> None:
+    """Without the biases by which experts are chosen, transformers begins them at zero."""
+    config = transformers.MiniMaxM2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    before = transformers.AutoModelForCausalLM.from_config(config)
+    for name, buffer in before.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_()
+    before.save_pretrained(tmp_path / "model")
+    pool(2).run(exported_of, tmp_path / "model", ParallelPlan(pp=2), tmp_path / "out")
+    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    chosen = [name for name in after if name.endswith("e_score_correction_bias")]
+    assert len(chosen) == 2 and after.keys() == before.state_dict().keys()
     for name, value in before.state_dict().items():
         assert torch.equal(after[name], value), name
 

@@ -1,6 +1,7 @@
 """Any batch gives transformers' loss, or transformers' kind of error, under every layout."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -145,3 +146,40 @@ def test_labels_that_are_shifted_already_are_taken_as_they_are(layout: str) -> N
 
 def test_the_reference_itself_is_transformers() -> None:
     assert type(tiny.fresh("llama", torch.float64)) is transformers.LlamaForCausalLM
+
+
+def refused(build: dict, ids: Tensor, labels: Tensor, **given: Tensor) -> str:
+    """Runs on each rank: what making a trainer, or a step of it, is refused by."""
+    plan = ParallelPlan(**build.pop("plan", {}))
+    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
+    with pytest.raises(UserError) as error:
+        trainer = Trainer(model, plan, mesh_of(plan), **{"lr": 1e-3} | build)
+        trainer.step(ids, labels, **given)
+    return str(error.value)
+
+
+IDS = torch.arange(16).view(2, 8)
+MISTAKES = {
+    "no optimizer 'sgd'": ({"optimizer": "sgd"}, IDS, IDS, {}),
+    "lr x and": ({"lr": "x"}, IDS, IDS, {}),
+    "give two numbers": ({"betas": (0.9,)}, IDS, IDS, {}),
+    "whole numbers of steps": ({"warmup_steps": -5}, IDS, IDS, {}),
+    "give total_steps": ({"lr_schedule": "linear"}, IDS, IDS, {}),
+    "ids must be": ({}, IDS.float(), IDS, {}),
+    "labels must be": ({}, IDS, IDS > 3, {}),
+    "documents must be": ({}, IDS, IDS, {"documents": IDS.float()}),
+    "documents are [1, 8]": ({}, IDS, IDS, {"documents": IDS[:1]}),
+    "leave attention_mask out": ({}, IDS, IDS, {"documents": IDS * 0, "attention_mask": IDS}),
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_what_would_be_taken_for_something_else_is_refused(words: str) -> None:
+    *given, masks = MISTAKES[words]
+    [said] = pool(1).run(partial(refused, **masks), *given)
+    assert words in said
+
+
+def test_a_hook_that_would_sum_nothing_is_refused() -> None:
+    build = {"plan": {"dp_shard": 2}, "hook": print}
+    assert all("a communication hook" in said for said in pool(2).run(refused, build, IDS, IDS))
