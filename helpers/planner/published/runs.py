@@ -187,14 +187,14 @@ def all_runs() -> tuple[Run, ...]:
     return tuple(run for run in rows if not run.why_not)
 
 
-def sources(path: Path = SOURCES) -> dict[str, Source]:
+def sources() -> dict[str, Source]:
     """The rows of tables/sources.csv by name."""
-    return {row.name: row for row in read_table(path, Source)}
+    return {row.name: row for row in read_table(SOURCES, Source)}
 
 
-def figure_1(path: Path = FIGURE_1) -> tuple[Figure1, ...]:
-    """The rows of figure_1.csv, or of another file with its columns."""
-    return read_table(path, Figure1)
+def figure_1() -> tuple[Figure1, ...]:
+    """The rows of figure_1.csv."""
+    return read_table(FIGURE_1, Figure1)
 
 
 def job_of(run: Run) -> Job:
@@ -209,13 +209,13 @@ def job_of(run: Run) -> Job:
     return make_job(shape, plan, run.batch, run.seq_len, way, device=cluster.device)
 
 
-def cluster_of(run: Run, path: Path = MACHINES) -> Cluster:
+def cluster_of(run: Run) -> Cluster:
     """As many of the run's machines as its plan has ranks for.
 
     Raises:
         UserError: its machine is neither in machines.csv nor in instances.csv.
     """
-    by_name = {machine.name: machine for machine in read_table(path, Machine)}
+    by_name = {machine.name: machine for machine in read_table(MACHINES, Machine)}
     machine, ranks = by_name.get(run.machine), run.parallel_plan.world_size
     node = _node_of(machine) if machine else make_cluster(run.machine)
     devices = min(ranks, node.devices_per_node)
