@@ -26,7 +26,7 @@ def measuring(tmp_path_factory):
     started = time.monotonic()
     with ThreadPoolExecutor(1) as thread:
         cluster = thread.submit(calibrate, path, ranks=2)
-        while wait([cluster], 0.2).not_done:
+        while wait([cluster], 1.0).not_done:
             listening |= below(others)
     return cluster.result(), path, time.monotonic() - started, listening
 
