@@ -187,14 +187,14 @@ def all_runs() -> tuple[Run, ...]:
     return tuple(run for run in rows if not run.why_not)
 
 
-def sources() -> dict[str, Source]:
+def sources(path: Path = SOURCES) -> dict[str, Source]:
     """The rows of tables/sources.csv by name."""
-    return {row.name: row for row in read_table(SOURCES, Source)}
+    return {row.name: row for row in read_table(path, Source)}
 
 
-def figure_1() -> tuple[Figure1, ...]:
-    """The rows of figure_1.csv."""
-    return read_table(FIGURE_1, Figure1)
+def figure_1(path: Path = FIGURE_1) -> tuple[Figure1, ...]:
+    """The rows of figure_1.csv, or of another file with its columns."""
+    return read_table(path, Figure1)
 
 
 def job_of(run: Run) -> Job:
