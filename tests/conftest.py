@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a long file that came last would be waited for
+        slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        every = Counter(item.path for item in items)
+        items.sort(key=lambda item: (-slow[item.path], -every[item.path], item.path))
     if config.getoption("--exhaustive"):
         return
     left_out = [item for item in items if item.get_closest_marker("exhaustive")]

@@ -38,9 +38,7 @@ def report(found: ReadConfiguration, model: str | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def torchrun_line(
-    found: ReadConfiguration, model: str | None = None, nodes: int | None = None
-) -> str:
+def torchrun_line(found: ReadConfiguration, model: str | None = None) -> str:
     """What starts the run, on each of its nodes; of eight GPUs each where nobody says how many. Of
     several nodes, HEAD is the first one's address.
 
@@ -50,7 +48,7 @@ def torchrun_line(
     if found.plan is None:
         raise UserError(found.refused or "there is no plan")
     ranks = found.plan.world_size
-    nodes = nodes or found.nodes or max(1, ranks // OF_A_NODE)
+    nodes = found.nodes or max(1, ranks // OF_A_NODE)
     if ranks % nodes:
         raise UserError(f"{nodes} nodes do not divide {ranks} ranks")
     words = shlex.join(["-m", "helpers.train", *train_words(found, model)])

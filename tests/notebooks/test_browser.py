@@ -29,6 +29,11 @@ STDERR = (
     f"{PANEL}.content.model.toJSON().cells.flatMap(cell => cell.outputs || [])"
     ".filter(output => output.name === 'stderr').map(output => output.text)"
 )
+# what papermill does with `-p steps 4`; .ci/run runs notebooks with their own numbers of steps
+FEW_STEPS = (
+    f"(cell => cell.setSource(cell.getSource() + '\\nsteps = 4'))({PANEL}.content.widgets"
+    ".find(cell => cell.model.id === 'parameters').model.sharedModel)"
+)
 PICTURES = f"[...{PANEL}.node.querySelectorAll('.jp-OutputArea img')]"
 # what the page's own links answer, but for those that do
 BROKEN = (
@@ -117,6 +122,7 @@ def run_all(page, address: str) -> None:
     # given again until it is heard: a notebook that has just opened may not be the current one yet
     clear = "window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')"
     page.until(f"(void {clear}, {LAST}.executionCount === null)")
+    page.evaluate(FEW_STEPS)
     run(page, "notebook:run-all-cells")
     page.until(f"{LAST}.executionCount > 0 || {ERRORS}.length > 0", RUN_S)
     show_all(page)

@@ -39,6 +39,13 @@ for name, source, port in json.loads(sys.argv[1]):
     exec(compile(source, name, "exec"), {"batches": [(ids, ids)] * 3})
 """
 
+READER = """
+import json, sys
+
+for source in json.loads(sys.argv[1]):
+    exec(compile(source, "snippet", "exec"), {"__name__": "__main__"})
+"""
+
 
 def written_in(path: Path) -> list[str]:
     """The snippets of a page, or of a notebook's texts."""
@@ -156,7 +163,8 @@ def plan_and_compare(python: Path, folder: Path) -> None:
     cluster, read a script of the closed service."""
     write_run(folder / "runs/a", step_s=0.5)
     write_run(folder / "runs/b", step_s=0.25, compile_s=10.0)
-    told = "".join(said(run(python, folder, "-c", SNIPPETS[name])) for name in READS)
+    sources = json.dumps([SNIPPETS[name] for name in READS])
+    told = said(run(python, folder, "-c", READER, sources))
     assert "after is 2.00 times as fast as before" in told
     assert "#SBATCH --nodes=2" in told and (folder / "runs/mine/traces/rank-0.json.gz").exists()
     assert "| smp.init | converted | run.start(config)" in told

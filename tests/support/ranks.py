@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 240
@@ -41,10 +42,10 @@ class Pool:
         context = forks()
         self.answers = context.Queue()
         self.inboxes = [context.Queue() for _ in range(self.world)]
-        store = tempfile.mktemp(prefix="ranks-")
+        self.store = tempfile.mktemp(prefix="ranks-")
         self.processes = [
             context.Process(
-                target=_serve, args=(rank, self.world, store, inbox, self.answers), daemon=True
+                target=_serve, args=(rank, self.world, self.store, inbox, self.answers), daemon=True
             )
             for rank, inbox in enumerate(self.inboxes)
         ]
@@ -84,6 +85,8 @@ class Pool:
             process.kill()
         for process in self.processes:
             process.join()
+        if self.processes:
+            Path(self.store).unlink(missing_ok=True)
         self.processes = []
 
 

@@ -8,21 +8,23 @@ import pytest
 
 from helpers.engine.ranks.waiting import Doing, in_words
 from helpers.lab.launch.launch import launch
+from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.failure_report import RunFailed
 
 ROOT = Path(__file__).parents[2]
 HUNG = ROOT / "tests/support/fault_scripts/hung_rank.py"
 LINE = 1 + HUNG.read_text("utf-8").splitlines().index("    time.sleep(60)")
 SMALL = {"model": "gptj-tiny", "steps": 6, "seq_len": 16, "batch_size": 4}
-LIMIT_S, AFTER_S = 8, 10
+LIMIT_S, AFTER_S = 5, 10
 
 
-def told(out: Path, **flags: object) -> str:
+def told(out: Path, warm: Ranks, **flags: object) -> str:
     """The line with which a run whose last rank hangs fails, said in time."""
     layout = {name: flags[name] for name in ("tp", "pp", "dp_shard") if name in flags}
     nproc = math.prod(layout.values())
     with pytest.raises(RunFailed) as failed:
-        launch(HUNG, nproc=nproc, out=out, show=False, timeout=LIMIT_S, **SMALL, **flags)
+        options = {"nproc": nproc, "ranks": warm, "out": out, "show": False}
+        launch(HUNG, timeout=LIMIT_S, **options, **SMALL, **flags)
     written = [path.stat().st_mtime for path in out.glob("logs/**/stderr.log")]
     last_step = (out / "metrics.jsonl").stat().st_mtime
     assert min(at for at in written if at > last_step) - last_step < LIMIT_S + AFTER_S
@@ -40,16 +42,16 @@ def told(out: Path, **flags: object) -> str:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_sleeping_rank(tmp_path, layout, call):
-    line = told(tmp_path / "run", **layout)
+def test_a_sleeping_rank(tmp_path, warm, layout, call):
+    line = told(tmp_path / "run", warm, **layout)
     assert re.fullmatch(
         rf"rank \d has not joined {call}; it is in hung_rank\.py:{LINE} \(hang\)", line
     )
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_cannot_say_where_it_is(tmp_path):
-    line = told(tmp_path / "run", tp=2, stopped=True)
+def test_a_stopped_rank_cannot_say_where_it_is(tmp_path, warm):
+    line = told(tmp_path / "run", warm, tp=2, stopped=True)
     assert line.endswith("; it does not answer")
 
 

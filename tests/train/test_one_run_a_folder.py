@@ -31,10 +31,10 @@ def start(ranks: int, out: Path, *flags: str) -> subprocess.Popen:
     )
 
 
-@pytest.fixture
-def running(tmp_path) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """A run of two ranks in its first steps."""
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A run of two ranks in its first steps, until the last test that wants it ends it."""
+    out = tmp_path_factory.mktemp("running") / "run"
     run = start(2, out, "--dp-shard", "2", "--steps", "100000")
     family = []
     try:
@@ -50,17 +50,6 @@ def running(tmp_path) -> Iterator[tuple[subprocess.Popen, Path]]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
-def test_ranks_end_with_an_agent_that_is_killed(running):
-    run, _ = running
-    ranks = [p for p in psutil.Process(run.pid).children() if "helpers.train" in p.cmdline()]
-    assert len(ranks) == 2
-    run.send_signal(signal.SIGKILL)
-    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    assert wait_for(lambda: not any(p.is_running() and p.status() not in ended for p in ranks), 10)
-
-
-@pytest.mark.slow
 def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(running):
     run, out = running
     second = start(1, out, "--dp-shard", "1", "--steps", "100000", "--resume", "auto")
@@ -69,6 +58,17 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(running):
     assert second.returncode != 0 and run.poll() is None
     before = len(losses(out))
     assert wait_for(lambda: len(losses(out)) > before + 2, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
+def test_ranks_end_with_an_agent_that_is_killed(running):
+    run, _ = running
+    ranks = [p for p in psutil.Process(run.pid).children() if "helpers.train" in p.cmdline()]
+    assert len(ranks) == 2
+    run.send_signal(signal.SIGKILL)
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    assert wait_for(lambda: not any(p.is_running() and p.status() not in ended for p in ranks), 10)
 
 
 def test_a_claim_ends_with_its_file(tmp_path, monkeypatch):

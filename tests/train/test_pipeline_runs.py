@@ -14,6 +14,7 @@ from helpers.engine.pipeline.simulator import simulate
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from helpers.lab.launch.launch import launch
+from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.failure_report import RunFailed
 from helpers.trace.timelines import read_timelines
 from tests.support import parity, scripts, tiny
@@ -107,12 +108,13 @@ SMALL = {"model": "gpt2-tiny", "layers": 4, "hidden": 32, "heads": 2, "seq_len":
 
 
 @pytest.mark.slow
-def test_a_stage_that_dies_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+def test_a_stage_that_dies_ends_the_run_with_its_traceback(tmp_path: Path, warm: Ranks) -> None:
     started = time.monotonic()
     with pytest.raises(RunFailed, match="the second stage has had enough") as caught:
         launch(
             "tests/support/fault_scripts/dying_stage.py",
             nproc=2,
+            ranks=warm,
             out=tmp_path / "run",
             show=False,
             pp=2,

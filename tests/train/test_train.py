@@ -60,11 +60,12 @@ def train(out: Path, **flags: object) -> dict:
 
 
 @pytest.fixture(scope="module")
-def classified(tmp_path_factory: pytest.TempPathFactory):
+def classified(tmp_path_factory: pytest.TempPathFactory, warm):
     """A run on two ranks that learns to tell good reviews from bad ones, and is saved."""
     return launch(
         "scripts/train.py",
         nproc=2,
+        ranks=warm,
         out=tmp_path_factory.mktemp("train") / "run",
         show=False,
         dp_shard=2,

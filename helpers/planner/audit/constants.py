@@ -135,10 +135,10 @@ def _of_program(row: Program, field: str, value: float) -> Program:
     return replace(row, **{field: value})
 
 
-def predicted_s(run: Run, values: Values | None = None, exact: bool = False) -> float:
+def predicted_s(run: Run, values: Values | None = None) -> float:
     """Seconds of a step."""
     job, cluster = (job_of(run), cluster_of(run)) if values is None else with_values(run, values)
-    return step_time(job, cluster, exact).total_s
+    return step_time(job, cluster, exact=False).total_s
 
 
 def residuals(rows: Sequence[Run], values: Values) -> torch.Tensor:
@@ -174,14 +174,14 @@ def concerns(constant: Constant, run: Run) -> bool:
     return cluster_of(run).nodes > 1
 
 
-def fitted(rows: Sequence[Run], values: Values, rounds: int = ROUNDS) -> Values:
+def fitted(rows: Sequence[Run], values: Values) -> Values:
     """The values with the least sum of absolute residuals, where the rows of a source together
     weigh as much as the root of their number, and of squared departures from the priors.
 
     Source: iteratively reweighted least squares; Huber 1981, Robust Statistics, section 7.8. The
     most likely values of residuals after Laplace and of priors after Gauss.
     """
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         at = residuals(rows, values)
         values = stepped(rows, values, at, slopes(rows, values, at))
     return values
@@ -226,15 +226,15 @@ def is_fitted(run: Run) -> bool:
 
 
 @cache
-def left_out(what: str, path: Path = LEFT_OUT) -> Values:
+def left_out(what: str) -> Values:
     """The values fitted to the rows of all sources, or programs, but this one."""
-    for _, row in read_rows(path):
+    for _, row in read_rows(LEFT_OUT):
         if row["left_out"] == what:
             return {constant.name: float(row[constant.name]) for constant in CONSTANTS}
-    raise UserError(f"{path.name} has no values without {what!r}: fit them with --fit")
+    raise UserError(f"{LEFT_OUT.name} has no values without {what!r}: fit them with --fit")
 
 
-def fit_all(path: Path = LEFT_OUT) -> Iterator[str]:
+def fit_all() -> Iterator[str]:
     """Fit the constants to all rows, and to those of all sources, and of all programs, but one;
     write what they are without it, and say what they are with all.
     """
@@ -252,6 +252,6 @@ def fit_all(path: Path = LEFT_OUT) -> Iterator[str]:
     for left, values in found.items():
         rounded = {name: round(value, 4) for name, value in values.items()}
         table.writerow({"left_out": left, **rounded, "date": TODAY, "source": "this audit"})
-    path.write_text(f"{HEAD}\n{text.getvalue()}", encoding="utf-8")
+    LEFT_OUT.write_text(f"{HEAD}\n{text.getvalue()}", encoding="utf-8")
     for name, value in whole.items():
         yield f"{name:40} {start[name]:.3f} now, {value:.3f} fits best"

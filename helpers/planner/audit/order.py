@@ -7,7 +7,7 @@ Pairs are of one source, so that one program and one machine is compared with it
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import mean
@@ -44,15 +44,13 @@ def question_of(row: Row) -> Hashable:
     return (run.source, run.date, size, run.machine, plan.world_size, run.seq_len, run.program)
 
 
-def by_question(
-    rows: Iterable[Row], key: Callable[[Row], Hashable] = question_of, unseen: bool = True
-) -> list[list[Timed]]:
+def by_question(rows: Iterable[Row]) -> list[list[Timed]]:
     """Layouts in groups: seconds of a sample, for batches differ a little."""
     groups: dict[Hashable, list[Timed]] = defaultdict(list)
     for row in rows:
-        predicted_s = row.unseen_s if unseen else row.fitted_s
         batch = row.run.batch
-        groups[key(row)].append(Timed(row.run.measured_s / batch, predicted_s / batch))
+        timed = Timed(row.run.measured_s / batch, row.unseen_s / batch)
+        groups[question_of(row)].append(timed)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -78,9 +78,9 @@ class VTrainRun:
 
 
 @cache
-def vtrain_runs(name: str, folder: Path = FOLDER) -> tuple[VTrainRun, ...]:
+def vtrain_runs(name: str) -> tuple[VTrainRun, ...]:
     """The rows of single.csv or multi.csv."""
-    with open(folder / f"{name}.csv", encoding="utf-8") as file:
+    with open(FOLDER / f"{name}.csv", encoding="utf-8") as file:
         rows = [row for row in csv.reader(file) if row and row[0][:1].isdigit()]
     skipped = 1 if name == "multi" else 0  # its first column is the model's size
     return tuple(

@@ -125,9 +125,9 @@ class Cluster:
         """Seconds of operations between products that move so many bytes."""
         return moved_bytes / (self.others_bytes_per_s or self.memory_bytes_per_s)
 
-    def group_link(self, ranks: int, stride: int, kind: str = "all_reduce") -> Link:
+    def group_link(self, ranks: int, stride: int) -> Link:
         """The link of the worst group of `ranks` that are `stride` apart, while all such send."""
-        return self.link_over([(ranks, stride)], kind)
+        return self.link_over([(ranks, stride)])
 
     def link_over(self, axes: Sequence[tuple[int, int]], kind: str = "all_reduce") -> Link:
         """The link of the worst group with so many ranks along each of some axes, and so far apart.

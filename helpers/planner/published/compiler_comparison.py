@@ -83,11 +83,6 @@ class Audit:
     training: Claim
     billed: Claim
 
-    @property
-    def steps_share(self) -> float:
-        """Optimizer steps of the compiled run, of the native one's."""
-        return self.compiled.work.steps / self.native.work.steps
-
     def check(self, allow: Collection[str] = ()) -> None:
         """The comparison's rule, applied: see helpers.planner.published.equal_work.
 

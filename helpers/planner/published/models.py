@@ -66,13 +66,13 @@ class PublishedModel:
 
 
 @cache
-def published_shape(name: str, path: Path = MODELS) -> Shape:
-    """The shape of the model with this name in models.csv, or in another file with its columns.
+def published_shape(name: str) -> Shape:
+    """The shape of the model with this name in models.csv.
 
     Raises:
         UserError: there is none, or a row is wrong.
     """
-    by_name = {row.name: row for row in read_table(path, PublishedModel)}
+    by_name = {row.name: row for row in read_table(MODELS, PublishedModel)}
     if name not in by_name:
-        raise UserError(f"no model {name!r} in {path.name}; there is {', '.join(by_name)}")
+        raise UserError(f"no model {name!r} in {MODELS.name}; there is {', '.join(by_name)}")
     return by_name[name].shape

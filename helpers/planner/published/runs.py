@@ -209,13 +209,13 @@ def job_of(run: Run) -> Job:
     return make_job(shape, plan, run.batch, run.seq_len, way, device=cluster.device)
 
 
-def cluster_of(run: Run, path: Path = MACHINES) -> Cluster:
+def cluster_of(run: Run) -> Cluster:
     """As many of the run's machines as its plan has ranks for.
 
     Raises:
         UserError: its machine is neither in machines.csv nor in instances.csv.
     """
-    by_name = {machine.name: machine for machine in read_table(path, Machine)}
+    by_name = {machine.name: machine for machine in read_table(MACHINES, Machine)}
     machine, ranks = by_name.get(run.machine), run.parallel_plan.world_size
     node = _node_of(machine) if machine else make_cluster(run.machine)
     devices = min(ranks, node.devices_per_node)

@@ -77,13 +77,6 @@ class Shape:
         """Width of the MLP's middle layer: what its last linear layer reads."""
         return self.block[-1].inputs
 
-    @property
-    def head_parameters(self) -> int:
-        """Parameters of the output layer that are not the embedding's."""
-        return (0 if self.tied else self.vocab * self.hidden) + (
-            self.vocab if self.head_bias else 0
-        )
-
 
 def resized(shape: Shape, layers: int, hidden: int, heads: int) -> Shape:
     """A model of the same family and proportions with other numbers of layers and heads and another

@@ -15,16 +15,16 @@ import pytest
 from helpers.engine.ranks import store_at
 from helpers.lab.launch.launch import launch
 from helpers.lab.launch.warm.ranks import Ranks
-from helpers.planner.measure.calibrate import calibrate
 from tests.lab.launch.test_launch import FAULT, ROOT
 from tests.lab.launch.test_two_nodes import LINK, needs_link
 from tests.support.waiting import wait_for
 
 LISTENS = "0A"
 
-pytestmark = pytest.mark.skipif(
+needs_proc = pytest.mark.skipif(
     not Path("/proc/self/net/tcp").exists(), reason="sockets are read from /proc"
 )
+pytestmark = needs_proc  # ranks that calibrate are looked at in tests/planner/measure
 
 
 def addresses(process: psutil.Process) -> set[str]:
@@ -97,18 +97,6 @@ def test_two_nodes_over_a_link(tmp_path):
     with looked_at(tmp_path) as found:
         launch(FAULT, nodes=2, link=LINK, out=tmp_path, show=False, fault="meets")
     assert found == {"10.77.0.1", "10.77.0.2"}
-
-
-@pytest.mark.slow
-def test_ranks_that_calibrate(tmp_path):
-    found: set[str] = set()
-    others = psutil.Process().children(recursive=True)
-    measuring = threading.Thread(target=calibrate, args=[tmp_path / "machine.json", 2, False])
-    measuring.start()
-    while measuring.is_alive():
-        found |= below(others)
-        measuring.join(0.2)
-    assert found == {"127.0.0.1"}
 
 
 def test_the_test_sees_what_torchrun_opens_to_everybody(tmp_path):

@@ -2,7 +2,9 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
+import psutil
 import pytest
 import torch
 
@@ -12,19 +14,29 @@ from helpers.planner.measure import calibrate as calibrate_module
 from helpers.planner.measure.calibrate import _reason, calibrate, load_cluster
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.step_time import step_time
+from tests.lab.launch.test_listening import below, needs_proc
 from tests.planner.shapes import gpt
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measuring(tmp_path_factory):
+    """The cluster, its file, the seconds that it took, and where its ranks listened."""
     path = tmp_path_factory.mktemp("calibrate") / "new/machine.json"
+    others, listening = psutil.Process().children(recursive=True), set()
     started = time.monotonic()
-    cluster = calibrate(path, ranks=2)
-    return cluster, path, time.monotonic() - started
+    with ThreadPoolExecutor(1) as thread:
+        cluster = thread.submit(calibrate, path, ranks=2)
+        while wait([cluster], 1.0).not_done:
+            listening |= below(others)
+    return cluster.result(), path, time.monotonic() - started, listening
 
 
+@pytest.fixture
+def measured(measuring):
+    return measuring[:3]
+
+
+@pytest.mark.alone
 @pytest.mark.slow
 def test_it_takes_less_than_a_minute_and_is_read_again_as_it_was_saved(measured):
     cluster, path, took_s = measured
@@ -38,6 +50,12 @@ def test_it_takes_less_than_a_minute_and_is_read_again_as_it_was_saved(measured)
         "reduce_scatter",
         "send",
     }
+
+
+@needs_proc
+@pytest.mark.slow
+def test_its_ranks_listen_on_loopback_alone(measuring):
+    assert measuring[3] == {"127.0.0.1"}
 
 
 @pytest.mark.slow
@@ -80,6 +98,7 @@ def test_rates_are_of_this_world(measured):
         assert 1e-7 <= link.latency_s < 0.1
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_rate_is_the_one_that_a_product_reaches_here(measured):
     """Within a factor of four, whatever else the machine is doing."""
