@@ -17,7 +17,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from helpers.engine.adapters.lora import save_adapters, save_merged
+from helpers.engine.adapters.lora import save_adapters
+from helpers.engine.adapters.merging import save_merged
 from helpers.engine.adapters.qlora import load_adapted
 from helpers.engine.errors import Diverged, NotRepeatable, RankHung, UserError
 from helpers.engine.files.checkpoints import CheckpointFailed, Checkpoints

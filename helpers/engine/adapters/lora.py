@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen linear layers: made, saved, loaded, merged into the weights.
+"""Low-rank adapters beside frozen linear layers: made, saved and loaded.
 
     y = W x + alpha / rank * B A x      A: [rank, in] drawn, B: [out, rank] zero; only they train
 
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from ..errors import UserError, need
 from ..files import weights
 from ..files.random_weights import seed_of
-from ..files.weight_files import WeightFiles, stored_names, write_weights
+from ..files.weight_files import WeightFiles, stored_names
 from ..models.architecture import family_of
 from ..models.objectives import objective_of
 from .head import head_modules, head_weights, train_head
-from .nf4 import dequantize, is_transposed, linear_paths
+from .nf4 import linear_paths
 
 TASK_TYPES = {"lm": "CAUSAL_LM", "classify-head": "SEQ_CLS"}  # what peft calls a task
 NAME = "default"  # peft's, of a layer's only adapter
@@ -78,7 +78,7 @@ def add_adapters(
     _inject(model, config)
     for path, layer in adapted(model):
         here = "meta" if layer.get_base_layer().weight.is_meta else "cpu"
-        first, second = (torch.empty(w.shape, device=here) for w in _halves(layer))
+        first, second = (torch.empty(w.shape, device=here) for w in halves(layer))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, path))
             nn.init.kaiming_uniform_(first, a=math.sqrt(5))  # as peft does
@@ -120,7 +120,7 @@ def _set(layer: nn.Module, half: str, values: Tensor) -> None:
     getattr(layer, half)[NAME].weight = nn.Parameter(values.to(device, torch.float32))
 
 
-def _halves(layer: nn.Module) -> tuple[Tensor, Tensor]:
+def halves(layer: nn.Module) -> tuple[Tensor, Tensor]:
     """A [rank, in] and B [out, rank]."""
     return layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
 
@@ -143,7 +143,7 @@ def fuse(model: nn.Module) -> nn.Module:
 def _forward(layer: nn.Module, x: Tensor) -> Tensor:
     """W x + scaling * B A x, of x [..., in]; the adapters' part in their own precision."""
     base = layer.get_base_layer()(x)
-    first, second = _halves(layer)
+    first, second = halves(layer)
     inner = F.linear(layer.lora_dropout[NAME](x.to(first.dtype)), first) * layer.scaling[NAME]
     if base.dtype != second.dtype:
         return base + F.linear(inner, second).to(base.dtype)
@@ -160,7 +160,7 @@ def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
     beside = {
         f"{PREFIX}{path}.{half}.weight": weight
         for path, layer in adapted(model)
-        for half, weight in zip(HALVES, _halves(layer), strict=True)
+        for half, weight in zip(HALVES, halves(layer), strict=True)
     }
     return beside | {f"{PREFIX}{name}": weight for name, weight in head_weights(model).items()}
 
@@ -175,20 +175,21 @@ def save_adapters(model: nn.Module, folder: str | Path) -> None:
 
     of_rank = adapter_weights(model)
     facts = {name: (weight.shape, weight.dtype) for name, weight in of_rank.items()}
-    everywhere = _everywhere(model, facts, lambda name: weights.whole(of_rank[name]))
-    values = {name: value.cpu().contiguous() for name, value in everywhere}
-    if _first():
+    whole = everywhere(model, facts, lambda name: weights.whole(of_rank[name]))
+    values = {name: value.cpu().contiguous() for name, value in whole}
+    if is_first():
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         model.adapter_config.save_pretrained(folder)
         save_file(values, folder / FILE, metadata={"format": "pt"})
 
 
-def _first() -> bool:
+def is_first() -> bool:
+    """Is this the rank that writes files?"""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def _everywhere(
+def everywhere(
     model: nn.Module, facts: Facts, make: Callable[[str], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """All pipeline ranks' tensors, or where a model is not laid out its own."""
@@ -221,7 +222,7 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
     _check_names(model, folder)
     files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
     for path, layer in adapted(model):
-        for half, held in zip(HALVES, _halves(layer), strict=True):
+        for half, held in zip(HALVES, halves(layer), strict=True):
             _set(layer, half, _read(files, f"{PREFIX}{path}.{half}.weight", held))
     with torch.no_grad():
         for name, held in head_weights(model).items():
@@ -287,62 +288,3 @@ def _check_names(model: nn.Module, folder: Path) -> None:
         beyond = number is not None and int(number[1]) >= model.config.num_hidden_layers
         if beyond or BLOCK.sub(".*.", name) not in kinds:
             raise UserError(f"{folder} holds {name}, for which this model has no place")
-
-
-@torch.no_grad()
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of a model without adapters and 4-bit layers that computes the same, one at
-    a time, as transformers stores them. Every rank must iterate.
-
-    To the weights that the adapters were trained beside (W4, not what it was made from) their
-    product is added in float32, and the sum rounded once.
-    """
-    adapters = dict(adapted(model))
-    own: dict[str, str] = {}  # name in files -> name in this model
-    facts: Facts = {}
-    for name, parameter in model.named_parameters():
-        path, _, leaf = name.rpartition(".")
-        if any(f".{half}." in name for half in HALVES):
-            continue
-        state = _quant_state(model.get_submodule(path), leaf)
-        turned = state is not None and is_transposed(model.get_submodule(path))
-        shape = parameter.shape if state is None else state.shape[:: -1 if turned else 1]
-        stored = weights.name_in_files(model, f"{path.removesuffix('.base_layer')}.{leaf}")
-        own[stored] = name
-        facts[stored] = (shape, parameter.dtype if state is None else state.dtype)
-    yield from _everywhere(model, facts, lambda stored: _merged(model, own[stored], adapters))
-    buffers = weights.stored_buffers(model)
-    facts = {name: (buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
-    yield from _everywhere(model, facts, buffers.__getitem__)
-
-
-def _quant_state(layer: nn.Module, leaf: str) -> Any:
-    """bitsandbytes' state of a layer's 4-bit matrix; None for what is not in 4 bits."""
-    return getattr(layer, "quant_state", None) if leaf == "weight" else None
-
-
-def _merged(model: nn.Module, name: str, adapters: dict[str, nn.Module]) -> Tensor:
-    path, _, leaf = name.rpartition(".")
-    layer, plain = model.get_submodule(path), path.removesuffix(".base_layer")
-    codes = weights.whole(model.get_parameter(name))
-    value = codes if _quant_state(layer, leaf) is None else dequantize(layer, codes)
-    if leaf != "weight" or plain not in adapters:
-        return value
-    product = _product(adapters[plain])
-    return (value.float() + (product.t() if is_transposed(layer) else product)).to(value)
-
-
-def _product(layer: nn.Module) -> Tensor:
-    """What an adapter adds to its layer's matrix, [out, in] in float32."""
-    first, second = (weights.whole(half).float() for half in _halves(layer))
-    return second @ first * layer.scaling[NAME]
-
-
-def save_merged(model: nn.Module, folder: str | Path) -> None:
-    """Write a Hugging Face folder that transformers loads with nothing else: the adapters merged
-    into the weights, which are no longer in 4 bits. Every rank must call it; the first writes."""
-    folder = Path(folder)
-    if _first():
-        folder.mkdir(parents=True, exist_ok=True)
-        model.config.save_pretrained(folder)
-    write_weights(merged_weights(model), folder if _first() else None)

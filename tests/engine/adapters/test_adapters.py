@@ -14,11 +14,10 @@ from helpers.engine.adapters.lora import (
     adapter_weights,
     add_adapters,
     load_adapters,
-    merged_weights,
     save_adapters,
-    save_merged,
     trainable_parameters,
 )
+from helpers.engine.adapters.merging import merged_weights, save_merged
 from helpers.engine.adapters.nf4 import linear_paths, load_quantized
 from helpers.engine.errors import UserError
 from helpers.engine.files import weights

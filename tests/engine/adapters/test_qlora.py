@@ -16,8 +16,8 @@ from helpers.engine.adapters.lora import (
     add_adapters,
     load_adapters,
     save_adapters,
-    save_merged,
 )
+from helpers.engine.adapters.merging import save_merged
 from helpers.engine.adapters.nf4 import load_quantized
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError

@@ -1,0 +1,77 @@
+"""Adapters merged into the weights that they stand beside, so that transformers needs nothing else.
+
+    W + alpha / rank * B A      of W [out, in], in float32, and rounded once
+
+Source: Hu et al. 2021, LoRA, section 4.1.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..files import weights
+from ..files.weight_files import write_weights
+from .lora import HALVES, NAME, Facts, adapted, everywhere, halves, is_first
+from .nf4 import dequantize, is_transposed
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of a model without adapters and 4-bit layers that computes the same, one at
+    a time, as transformers stores them. Every rank must iterate.
+
+    To the weights that the adapters were trained beside (W4, not what it was made from) their
+    product is added in float32, and the sum rounded once.
+    """
+    adapters = dict(adapted(model))
+    own: dict[str, str] = {}  # name in files -> name in this model
+    facts: Facts = {}
+    for name, parameter in model.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        if any(f".{half}." in name for half in HALVES):
+            continue
+        state = _quant_state(model.get_submodule(path), leaf)
+        turned = state is not None and is_transposed(model.get_submodule(path))
+        shape = parameter.shape if state is None else state.shape[:: -1 if turned else 1]
+        stored = weights.name_in_files(model, f"{path.removesuffix('.base_layer')}.{leaf}")
+        own[stored] = name
+        facts[stored] = (shape, parameter.dtype if state is None else state.dtype)
+    yield from everywhere(model, facts, lambda stored: _merged(model, own[stored], adapters))
+    buffers = weights.stored_buffers(model)
+    facts = {name: (buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
+    yield from everywhere(model, facts, buffers.__getitem__)
+
+
+def _quant_state(layer: nn.Module, leaf: str) -> Any:
+    """bitsandbytes' state of a layer's 4-bit matrix; None for what is not in 4 bits."""
+    return getattr(layer, "quant_state", None) if leaf == "weight" else None
+
+
+def _merged(model: nn.Module, name: str, adapters: dict[str, nn.Module]) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    layer, plain = model.get_submodule(path), path.removesuffix(".base_layer")
+    codes = weights.whole(model.get_parameter(name))
+    value = codes if _quant_state(layer, leaf) is None else dequantize(layer, codes)
+    if leaf != "weight" or plain not in adapters:
+        return value
+    product = _product(adapters[plain])
+    return (value.float() + (product.t() if is_transposed(layer) else product)).to(value)
+
+
+def _product(layer: nn.Module) -> Tensor:
+    """What an adapter adds to its layer's matrix, [out, in] in float32."""
+    first, second = (weights.whole(half).float() for half in halves(layer))
+    return second @ first * layer.scaling[NAME]
+
+
+def save_merged(model: nn.Module, folder: str | Path) -> None:
+    """Write a Hugging Face folder that transformers loads with nothing else: the adapters merged
+    into the weights, which are no longer in 4 bits. Every rank must call it; the first writes."""
+    folder = Path(folder)
+    if is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+        model.config.save_pretrained(folder)
+    write_weights(merged_weights(model), folder if is_first() else None)
