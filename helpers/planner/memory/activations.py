@@ -5,7 +5,7 @@ what of them is in host memory.
 import math
 
 from helpers.engine.memory.recomputing import group_size
-from helpers.planner.memory.microbatches_in_flight import Flight, in_flight
+from helpers.planner.memory.turns import Turn, turns
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
@@ -60,19 +60,21 @@ def _context_bytes(job: Job) -> float:
     return bytes_of(job, Widths(query=1 + results)) + _sums_bytes(job)
 
 
-def activation_bytes(job: Job, rank: int, flight: Flight | None = None) -> float:
-    """Kept for the backward passes of the micro-batches in flight, by default when most activations
-    are; of what offloading sends out only what is on its way: three blocks' of one micro-batch.
+def activation_bytes(job: Job, turn: Turn) -> float:
+    """Kept for the backward passes of the micro-batches in flight when a backward begins; of what
+    offloading sends out only what is on its way: three blocks' of one micro-batch.
 
     Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
     """
-    flight, layers = flight or in_flight(job, rank), job.layers_of(rank)
-    stages = [job.layers[stage] for stage in job.stages_of(rank)]
-    kept = sum(kept_bytes(job, blocks) - sent_out_bytes(job, blocks) for blocks in stages)
-    whole = flight.whole * kept / len(stages) + sent_out_bytes(job, min(3, layers))
-    halved = flight.halved * layers / len(stages) * waiting_bytes(job) if flight.halved else 0.0
+    layers = [job.layers[stage] for stage in turn.stages]
+    kept = (
+        n * (kept_bytes(job, blocks) - sent_out_bytes(job, blocks))
+        for n, blocks in zip(turn.whole, layers, strict=True)
+    )
+    halved = sum(n * blocks for n, blocks in zip(turn.halved, layers, strict=True))
     stays = 0.0 if job.plan.activation == "none" else bytes_of(job, job.program.stays)
-    return whole + halved + stays
+    on_the_way = sent_out_bytes(job, min(3, sum(layers)))
+    return sum(kept) + on_the_way + (halved * waiting_bytes(job) if halved else 0.0) + stays
 
 
 def sent_out_bytes(job: Job, blocks: int = 1) -> float:
@@ -91,9 +93,12 @@ def sent_out_bytes(job: Job, blocks: int = 1) -> float:
 def offloaded_bytes(job: Job, rank: int) -> float:
     """Activations of a rank that are in host memory when most are. What is on its way is there,
     too."""
-    stages = job.stages_of(rank)
-    sent_out = sum(sent_out_bytes(job, job.layers[stage]) for stage in stages)
-    return sum(in_flight(job, rank)) * sent_out / len(stages)
+    if not job.plan.offload:
+        return 0.0
+    return max(
+        sum(n * sent_out_bytes(job, job.layers[s]) for n, s in zip(t.whole, t.stages, strict=True))
+        for t in turns(job, rank)
+    )
 
 
 def waiting_bytes(job: Job) -> float:

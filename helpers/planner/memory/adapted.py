@@ -19,10 +19,11 @@ from helpers.planner.memory.activations import (
 from helpers.planner.memory.categories import Memory
 from helpers.planner.memory.components import (
     chunk_bytes,
-    stage_messages_bytes,
+    stage_message_bytes,
     working_bytes,
 )
 from helpers.planner.memory.states import block_base_bytes, rank_states
+from helpers.planner.memory.turns import turns
 from helpers.planner.model.adapters import matrices
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
@@ -40,7 +41,8 @@ def frozen(job: Job) -> Job:
 
 def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) -> Memory:
     """Of pipeline rank `rank`."""
-    states, job = rank_states(job, rank), frozen(job)
+    states, job, found = rank_states(job, rank), frozen(job), turns(job, rank)
+    messages = max(turn.messages + turn.takes for turn in found) * stage_message_bytes(job)
     last, element = job.rank_of[-1] == rank, job.element_bytes
     loss = chunk_bytes(job) + (job.program.last_norm + 2) * job.hidden_bytes if last else 0.0
     sizes = [one * other for one, other in matrices(job.shape)]
@@ -56,9 +58,9 @@ def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) ->
         parameters=states.parameters,
         gradients=states.gradients,
         optimizer=states.optimizer,
-        activations=activation_bytes(job, rank),
+        activations=max(activation_bytes(job, turn) for turn in found),
         logits=0.0 if work > loss else loss,
-        transients=gathered + stage_messages_bytes(job, rank) + (work if work > loss else 0.0),
+        transients=gathered + messages + (work if work > loss else 0.0),
         context=context_bytes,
         host=offloaded_bytes(job, rank),
     )

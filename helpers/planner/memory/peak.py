@@ -20,7 +20,6 @@ from helpers.planner.memory.activations import offloaded_bytes
 from helpers.planner.memory.adapted import adapted_memory
 from helpers.planner.memory.categories import FRAGMENTS, Memory
 from helpers.planner.memory.gradient_messages import unsent_bytes
-from helpers.planner.memory.microbatches_in_flight import in_flight, put_off
 from helpers.planner.memory.states import rank_states
 from helpers.planner.memory.step_events import stretches
 from helpers.planner.memory.timeline import Held, peak
@@ -43,29 +42,15 @@ def fullest(
 
 def candidates(job: Job) -> list[int]:
     """The pipeline ranks of which one holds most: of those with the same layers and ends of the
-    model, the ones with most micro-batches in flight and with most that wait for half of their
-    backward, the last, and of those with fewer in flight the one with most: where the others have
-    ended all forwards at their first backward, its last forward is there beside that. The first is
-    asked first, which often is it."""
+    model, the first, which has most micro-batches in flight, and the last, which has most that wait
+    for half of their backward."""
     alike: dict[tuple, list[int]] = {}
     for rank in range(job.plan.pp):
         layers = tuple(job.layers[stage] for stage in job.stages_of(rank))
         ends = (job.rank_of[0] == rank, job.rank_of[-1] == rank)
         alike.setdefault((layers, ends), []).append(rank)
-    chosen = []
-    for ranks in alike.values():
-        if len(ranks) == 1:
-            chosen += ranks
-            continue
-        flights = {rank: in_flight(job, rank) for rank in ranks}
-        most = max(ranks, key=flights.__getitem__)
-        chosen.append(most)
-        chosen.append(max(ranks, key=lambda rank: put_off(job, rank)[::-1]))
-        chosen.append(max(ranks, key=lambda rank: sum(flights[rank])))
-        if job.plan.stages > job.plan.pp:  # of one stage a rank, the first has most, or nearly
-            fewer = [rank for rank in ranks if flights[rank] < flights[most]]
-            chosen += [max(fewer, key=flights.__getitem__, default=most), ranks[-1]]
-    return list(dict.fromkeys(chosen))
+    ends = {rank for ranks in alike.values() for rank in (ranks[0], ranks[-1])}
+    return sorted(ends)
 
 
 def rank_memory(

@@ -1,85 +1,148 @@
-"""The backwards of a rank at which most can be held, and what is there when each begins.
+"""The backwards of a pipeline rank at which most can be held, and what is there when each begins:
+a walk along the rank's own order.
 
-turns(job, rank, gradients)
+for turn in turns(job, rank): turn.stage, turn.whole, turn.messages
 """
 
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
-from helpers.planner.memory.activations import activation_bytes, waiting_bytes
-from helpers.planner.memory.components import (
-    end_bytes,
-    left_over_bytes,
-    root_bytes,
-    stage_messages_bytes,
-)
-from helpers.planner.memory.microbatches_in_flight import in_flight, in_halves
+from helpers.engine.pipeline.runner import AHEAD
+from helpers.engine.pipeline.schedules import FORWARD, INPUT, WEIGHT, Action, Schedule
 from helpers.planner.model.training_job import Job
 
 
 class Turn(NamedTuple):
-    """The backward of a micro-batch, in bytes: what is there when it begins.
+    """A backward of one micro-batch, or the half of it that makes the weights' gradients.
 
-    before: gradients of earlier ones. left_over: what the last of them left behind.
-    always: parameters that stay gathered, and messages between stages.
-    activations: of all micro-batches in flight; others: of all but this.
-    ends: of the others, what they keep at the end of the model.
+    stages: the rank's, in the model's order; place: which of them this is of.
+    kind: as an Action's.
+    summed, ended: has each of the rank's stages gradients of blocks; and of what is in none?
+    whole: micro-batches of each stage whose backward is still to come, this one included.
+    halved: those whose weights' gradients are.
+    messages: hidden states and gradients that are on their way or wait, without the gradient that
+        this backward begins with.
+    takes: does it begin with a gradient that a stage sent?
+    previous: the place of the backward before it, -1 for the first.
+    again: has there been no forward since? fresh: has there been one alone?
     """
 
-    before: float
-    left_over: float
-    always: float
-    activations: float
-    others: float
-    ends: float
+    stages: tuple[int, ...]
+    place: int
+    kind: str
+    summed: tuple[bool, ...]
+    ended: tuple[bool, ...]
+    whole: tuple[int, ...]
+    halved: tuple[int, ...]
+    messages: int
+    takes: bool
+    previous: int
+    again: bool
+    fresh: bool
+
+    @property
+    def stage(self) -> int:
+        return self.stages[self.place]
 
 
-def turns(job: Job, rank: int, gradients: float) -> list[Turn]:
-    """That when most micro-batches are in flight; and the next, if that is the first of all.
-
-    Args:
-        gradients: bytes of the rank's, when all are there.
-    """
-    flight, stages = in_flight(job, rank), len(job.stages_of(rank))
-    flying, activations = sum(flight), activation_bytes(job, rank)
-    done = flying < job.microbatches * stages  # is a backward over when most are in flight?
-    left_over, root = left_over_bytes(job, rank), root_bytes(job, rank)
-    keeps_ends = job.plan.schedule == "gpipe" and job.rank_of[-1] == rank
-    end = end_bytes(job) if keeps_ends else 0.0
-    each = 0.0 if job.plan.offload else activations / flying
-    begun = gradients * job.end_parameters(rank) / job.parameters_of(rank)
-    first = Turn(
-        before=gradients if done else begun if flight.halved else 0.0,
-        left_over=left_over if done else 0.0,
-        always=root + stage_messages_bytes(job, rank),
-        activations=activations,
-        others=activations - each if flying > 1 else 0.0,
-        ends=end * (flying - 1),
-    )
-    if done or flying == 1:
-        return [first]
-    of_first = _first_gradients(job, rank) / job.parameters_of(rank)
-    halved = put_off_bytes(job, rank)
-    second = Turn(
-        before=begun if in_halves(job, rank) else gradients * of_first,
-        left_over=left_over,
-        always=root + stage_messages_bytes(job, rank, later=True),
-        activations=first.others + halved,
-        others=first.others - (each if flying > 2 else first.others) + halved,
-        ends=end * (flying - 2),
-    )
-    return [first, second]
+def turns(job: Job, rank: int) -> tuple[Turn, ...]:
+    """Of pipeline rank `rank`. Of those of one stage that find the same gradients, only the ones
+    with most in flight."""
+    plan = job.plan
+    return _turns(plan.schedule_of(job.microbatches), rank)
 
 
-def _first_gradients(job: Job, rank: int) -> int:
-    """Gradients that a rank's first backward makes, of one stage."""
-    stages = job.stages_of(rank)
-    ends = len(stages) == 1 or job.rank_of[-1] == rank
-    blocks = job.layers[stages[-1]] * job.block_parameters
-    return blocks + (job.end_parameters(rank) if ends else 0)
+def in_halves(job: Job, rank: int) -> bool:
+    """Are gradients of weights made later than those of inputs? Not where no rank waits for the
+    inputs', the first of `zero-bubble`."""
+    return job.plan.splits_backward and (rank > 0 or job.plan.schedule != "zero-bubble")
 
 
-def put_off_bytes(job: Job, rank: int) -> float:
-    """Bytes of a stage and micro-batch whose gradients of weights come later."""
-    if not in_halves(job, rank):
-        return 0.0
-    return job.layers_of(rank) / len(job.stages_of(rank)) * waiting_bytes(job)
+@lru_cache(maxsize=4096)
+def _turns(schedule: Schedule, rank: int) -> tuple[Turn, ...]:
+    alike: dict[tuple, list[Turn]] = {}
+    for turn in dict.fromkeys(_walk(schedule, rank)):
+        others = alike.setdefault(
+            (turn.place, turn.kind, turn.summed, turn.ended, turn.previous), []
+        )
+        if not any(_holds(other, turn) for other in others):
+            others[:] = [other for other in others if not _holds(turn, other)] + [turn]
+    return tuple(turn for some in alike.values() for turn in some)
+
+
+def _holds(one: Turn, other: Turn) -> bool:
+    """Does one hold all that the other does?"""
+    counts = [
+        (*turn.whole, *turn.halved, turn.messages, turn.again, turn.fresh) for turn in (one, other)
+    ]
+    return all(a >= b for a, b in zip(*counts, strict=True))
+
+
+def _walk(schedule: Schedule, rank: int) -> Iterator[Turn]:
+    """Every backward, in the rank's order."""
+    stages = schedule.stages_of(rank)
+    whole, halved = [0] * len(stages), [0] * len(stages)
+    summed, ended = [False] * len(stages), [False] * len(stages)
+    actions = schedule.ranks[rank]
+    waiting = sent = 0  # messages to itself; is one to another rank still there?
+    previous, forwards = -1, 0  # since then
+    for index, (kind, stage, _) in enumerate(actions):
+        place = stages.index(stage)
+        coming = sum(_received(a, schedule) for a in actions[index + 1 : index + 1 + AHEAD])
+        to_self, to_other = _passed_on(actions[index], schedule)
+        waiting -= _from_itself(actions[index], schedule)
+        if kind != FORWARD or (forwards == 0 <= previous):
+            yield Turn(
+                stages,
+                place,
+                kind,
+                tuple(summed),
+                tuple(ended),
+                tuple(whole),
+                tuple(halved),
+                messages=coming + waiting + sent,
+                takes=kind not in (FORWARD, WEIGHT) and stage + 1 < schedule.stages,
+                previous=previous,
+                again=forwards == 0,
+                fresh=forwards == 1,
+            )
+        waiting, sent = waiting + to_self, sent or to_other
+        whole[place] += {FORWARD: 1, WEIGHT: 0}.get(kind, -1)
+        halved[place] += {INPUT: 1, WEIGHT: -1}.get(kind, 0)
+        ended[place] |= kind != FORWARD
+        summed[place] |= kind not in (FORWARD, INPUT)
+        if kind == FORWARD:
+            forwards += 1
+        elif kind != WEIGHT:
+            previous, forwards = place, 0
+
+
+def _neighbour(action: Action, stages: int) -> int | None:
+    """The stage whose message an action needs."""
+    kind, stage, _ = action
+    if kind == WEIGHT:
+        return None
+    other = stage - 1 if kind == FORWARD else stage + 1
+    return other if 0 <= other < stages else None
+
+
+def _received(action: Action, schedule: Schedule) -> bool:
+    """Does it need a message from another rank?"""
+    other = _neighbour(action, schedule.stages)
+    return other is not None and schedule.rank_of[other] != schedule.rank_of[action.stage]
+
+
+def _from_itself(action: Action, schedule: Schedule) -> bool:
+    other = _neighbour(action, schedule.stages)
+    return other is not None and schedule.rank_of[other] == schedule.rank_of[action.stage]
+
+
+def _passed_on(action: Action, schedule: Schedule) -> tuple[bool, bool]:
+    """Is its result a message to the rank itself; or to another?"""
+    kind, stage, _ = action
+    other = stage + 1 if kind == FORWARD else stage - 1
+    if kind == WEIGHT or not 0 <= other < schedule.stages:
+        return False, False
+    alike = schedule.rank_of[other] == schedule.rank_of[stage]
+    return alike, not alike
