@@ -66,15 +66,19 @@ def activation_bytes(job: Job, turn: Turn) -> float:
 
     Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
     """
-    layers = [job.layers[stage] for stage in turn.stages]
-    kept = (
-        n * (kept_bytes(job, blocks) - sent_out_bytes(job, blocks))
-        for n, blocks in zip(turn.whole, layers, strict=True)
-    )
-    halved = sum(n * blocks for n, blocks in zip(turn.halved, layers, strict=True))
+    held = stays_bytes(job, sum(job.layers[stage] for stage in turn.stages))
+    for stage, whole, halved in zip(turn.stages, turn.whole, turn.halved, strict=True):
+        blocks = job.layers[stage]
+        held += whole * (kept_bytes(job, blocks) - sent_out_bytes(job, blocks))
+        held += halved * blocks * waiting_bytes(job) if halved else 0.0
+    return held
+
+
+def stays_bytes(job: Job, layers: int) -> float:
+    """Of a rank with so many layers, however many micro-batches are in flight: what is kept of the
+    last block alone, and what offloading has on its way."""
     stays = 0.0 if job.plan.activation == "none" else bytes_of(job, job.program.stays)
-    on_the_way = sent_out_bytes(job, min(3, sum(layers)))
-    return sum(kept) + on_the_way + (halved * waiting_bytes(job) if halved else 0.0) + stays
+    return stays + sent_out_bytes(job, min(3, layers))
 
 
 def sent_out_bytes(job: Job, blocks: int = 1) -> float:

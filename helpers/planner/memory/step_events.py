@@ -6,22 +6,18 @@ frees in it. Only those are listed that can have the step's fullest moment.
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from helpers.engine.memory.recomputing import group_size
 from helpers.engine.pipeline.schedules import FORWARD, INPUT, WEIGHT
-from helpers.planner.memory.activations import activation_bytes, kept_bytes, waiting_bytes
+from helpers.planner.memory.activations import kept_bytes, waiting_bytes
 from helpers.planner.memory.components import (
     end_bytes,
     gathered_bytes,
     last_bytes,
     late_matrix_bytes,
-    left_over_bytes,
     loss_work_bytes,
     reduced_bytes,
     root_bytes,
     sent_bytes,
-    stage_ends,
     stage_message_bytes,
     swapped_bytes,
     table_work_bytes,
@@ -35,59 +31,15 @@ from helpers.planner.memory.gradient_messages import (
     last_message_bytes,
     made_bytes,
     message_work_bytes,
-    sends_now,
     sent_last_bytes,
     stage_messages,
 )
+from helpers.planner.memory.moments import Moment, moments
 from helpers.planner.memory.timeline import Event, Held, free, hold
-from helpers.planner.memory.turns import Turn, in_halves, turns
+from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.training_job import Job
 
 Stretch = tuple[Held, list[Event]]
-
-
-class Moment(NamedTuple):
-    """A turn in bytes: what is there when it begins.
-
-    job, rank, turn: whose.
-    gradients: of the rank, when all are there; before: those that are.
-    activations: of all micro-batches in flight; others: of all but this.
-    ends: of the others, what they keep at the end of the model.
-    always: parameters that stay gathered, and messages between stages.
-    left_over: what the backward before left behind.
-    units: blocks of each unit of the stage, in the order of its backward: what is gathered
-        together, and recomputed together.
-    sends: are messages of gradients sent in it?
-    """
-
-    job: Job
-    rank: int
-    turn: Turn
-    gradients: float
-    before: float
-    activations: float
-    others: float
-    ends: float
-    always: float
-    left_over: float
-    units: list[int]
-    sends: bool
-
-    @property
-    def last(self) -> bool:
-        """Is it the backward of the model's last stage?"""
-        return self.turn.stage == len(self.job.layers) - 1
-
-    @property
-    def added(self) -> bool:
-        """Are its gradients added to earlier ones?"""
-        turn = self.turn
-        return (turn.ended if turn.kind == INPUT else turn.summed)[turn.place]
-
-    @property
-    def taken(self) -> float:
-        """Bytes of the gradient that it begins with."""
-        return stage_message_bytes(self.job) if self.turn.takes else 0.0
 
 
 def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
@@ -96,8 +48,8 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
     Args:
         gradients: bytes of the rank's, when all are there.
     """
-    for turn in turns(job, rank):
-        moment = _moment(job, rank, turn, gradients)
+    for moment in moments(job, rank, gradients):
+        turn = moment.turn
         if turn.kind == FORWARD:
             yield _forward(moment)
             continue
@@ -113,47 +65,6 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
         if moment.sends:
             yield _last_message(moment)
     yield from _end(job, rank, gradients)
-
-
-def _moment(job: Job, rank: int, turn: Turn, gradients: float) -> Moment:
-    flying, activations = sum(turn.whole), activation_bytes(job, turn)
-    own = (
-        0.0 if turn.kind == WEIGHT or job.plan.offload else kept_bytes(job, job.layers[turn.stage])
-    )
-    others = activations - own if flying > 1 or any(turn.halved) else 0.0
-    ends = end_bytes(job) * max(0, turn.whole[-1] - 1) if job.rank_of[-1] == rank else 0.0
-    return Moment(
-        job=job,
-        rank=rank,
-        turn=turn,
-        gradients=gradients,
-        before=gradients * _found(job, rank, turn) / job.parameters_of(rank),
-        activations=activations,
-        others=others,
-        ends=ends,
-        always=root_bytes(job, rank) + turn.messages * stage_message_bytes(job),
-        left_over=left_over_bytes(job, rank, turn.stages[turn.previous])
-        if any(turn.ended)
-        else 0.0,
-        units=_units(job, job.layers[turn.stage]),
-        sends=sends_now(job, rank),
-    )
-
-
-def _found(job: Job, rank: int, turn: Turn) -> int:
-    """Gradients that are there when a turn begins."""
-    summed = zip(turn.stages, turn.summed, strict=True)
-    found = job.block_parameters * sum(job.layers[stage] for stage, there in summed if there)
-    ended = zip(turn.stages, turn.ended, strict=True)
-    return found + sum(stage_ends(job, rank, stage) for stage, there in ended if there)
-
-
-def _units(job: Job, blocks: int) -> list[int]:
-    size = min(group_size(job.plan.activation), blocks)
-    if not blocks:
-        return []
-    whole, rest = divmod(blocks, size)
-    return ([rest] if rest else []) + whole * [size]
 
 
 def _loss(now: Moment) -> Stretch:
@@ -180,7 +91,7 @@ def _backward(now: Moment) -> Iterator[Stretch]:
         made = _made_bytes(now, over)
         sent = sent_bytes(job, now.rank, units[done - 1]) if done else now.left_over
         waiting = over * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
-        left = now.others + kept_bytes(job, sum(units[done:])) + waiting
+        left = now.others + waiting + kept_bytes(job, sum(units[done:]))
         start = Held(
             gradients=now.before + made.summed,
             activations=left if done else now.activations,

@@ -85,13 +85,13 @@ def _walk(schedule: Schedule, rank: int) -> Iterator[Turn]:
     whole, halved = [0] * len(stages), [0] * len(stages)
     summed, ended = [False] * len(stages), [False] * len(stages)
     actions = schedule.ranks[rank]
+    own = [_passed(action, schedule, rank) for action in actions]
     waiting = sent = 0  # messages to itself; is one to another rank still there?
     previous, forwards = -1, 0  # since then
     for index, (kind, stage, _) in enumerate(actions):
-        place = stages.index(stage)
-        coming = sum(_received(a, schedule) for a in actions[index + 1 : index + 1 + AHEAD])
-        to_self, to_other = _passed_on(actions[index], schedule)
-        waiting -= _from_itself(actions[index], schedule)
+        place, passed = stages.index(stage), own[index]
+        waiting -= passed.from_itself
+        coming = [later.from_other for later in own[index + 1 : index + 1 + AHEAD]]
         if kind != FORWARD or (forwards == 0 <= previous):
             yield Turn(
                 stages,
@@ -101,13 +101,13 @@ def _walk(schedule: Schedule, rank: int) -> Iterator[Turn]:
                 tuple(ended),
                 tuple(whole),
                 tuple(halved),
-                messages=coming + waiting + sent,
+                messages=sum(coming) + waiting + sent,
                 takes=kind not in (FORWARD, WEIGHT) and stage + 1 < schedule.stages,
                 previous=previous,
                 again=forwards == 0,
                 fresh=forwards == 1,
             )
-        waiting, sent = waiting + to_self, sent or to_other
+        waiting, sent = waiting + passed.to_itself, sent or passed.to_other
         whole[place] += {FORWARD: 1, WEIGHT: 0}.get(kind, -1)
         halved[place] += {INPUT: 1, WEIGHT: -1}.get(kind, 0)
         ended[place] |= kind != FORWARD
@@ -118,31 +118,22 @@ def _walk(schedule: Schedule, rank: int) -> Iterator[Turn]:
             previous, forwards = place, 0
 
 
-def _neighbour(action: Action, stages: int) -> int | None:
-    """The stage whose message an action needs."""
+class Passed(NamedTuple):
+    """Where the message of an action comes from, and where its result goes."""
+
+    from_itself: bool
+    from_other: bool
+    to_itself: bool
+    to_other: bool
+
+
+def _passed(action: Action, schedule: Schedule, rank: int) -> Passed:
     kind, stage, _ = action
     if kind == WEIGHT:
-        return None
-    other = stage - 1 if kind == FORWARD else stage + 1
-    return other if 0 <= other < stages else None
-
-
-def _received(action: Action, schedule: Schedule) -> bool:
-    """Does it need a message from another rank?"""
-    other = _neighbour(action, schedule.stages)
-    return other is not None and schedule.rank_of[other] != schedule.rank_of[action.stage]
-
-
-def _from_itself(action: Action, schedule: Schedule) -> bool:
-    other = _neighbour(action, schedule.stages)
-    return other is not None and schedule.rank_of[other] == schedule.rank_of[action.stage]
-
-
-def _passed_on(action: Action, schedule: Schedule) -> tuple[bool, bool]:
-    """Is its result a message to the rank itself; or to another?"""
-    kind, stage, _ = action
-    other = stage + 1 if kind == FORWARD else stage - 1
-    if kind == WEIGHT or not 0 <= other < schedule.stages:
-        return False, False
-    alike = schedule.rank_of[other] == schedule.rank_of[stage]
-    return alike, not alike
+        return Passed(False, False, False, False)
+    before, after = (stage - 1, stage + 1) if kind == FORWARD else (stage + 1, stage - 1)
+    owners = schedule.rank_of
+    comes = owners[before] if 0 <= before < len(owners) else None
+    goes = owners[after] if 0 <= after < len(owners) else None
+    others = (None, rank)
+    return Passed(comes == rank, comes not in others, goes == rank, goes not in others)
