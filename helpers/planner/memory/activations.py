@@ -3,6 +3,7 @@ what of them is in host memory.
 """
 
 import math
+from operator import mul
 
 from helpers.engine.memory.recomputing import group_size
 from helpers.planner.memory.turns import Turn, turns
@@ -99,10 +100,8 @@ def offloaded_bytes(job: Job, rank: int) -> float:
     too."""
     if not job.plan.offload:
         return 0.0
-    return max(
-        sum(n * sent_out_bytes(job, job.layers[s]) for n, s in zip(t.whole, t.stages, strict=True))
-        for t in turns(job, rank)
-    )
+    sent_out = [sent_out_bytes(job, job.layers[stage]) for stage in job.stages_of(rank)]
+    return max(sum(map(mul, turn.whole, sent_out)) for turn in turns(job, rank))
 
 
 def waiting_bytes(job: Job) -> float:

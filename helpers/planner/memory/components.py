@@ -4,7 +4,7 @@ of them stand beside each other.
 """
 
 from helpers.planner.memory.activations import bytes_of, kept_bytes, largest_unit
-from helpers.planner.memory.gradient_messages import messages, one_message, sends_now
+from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
 from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
@@ -203,7 +203,7 @@ def table_work_bytes(job: Job, rank: int, first: bool) -> float:
         return max(made, (element + of_sum) * table) if first and low else made
     if one_message(job, rank):
         return made
-    last = messages(job, rank)[-1]
+    last = stage_messages(job, 0)[-1]
     back = of_sum * last.elements / shards if job.plan.zero else 0
     if last.parameters > 1:
         waited = element * (last.elements - table)

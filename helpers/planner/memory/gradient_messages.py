@@ -7,6 +7,7 @@ Source: the engine's data_parallel/buckets.py.
 import bisect
 import itertools
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
@@ -36,11 +37,10 @@ class Message(NamedTuple):
         return self.elements if self.parameters > 1 else 0
 
 
-def messages(job: Job, rank: int) -> tuple[Message, ...]:
+def messages(job: Job, rank: int) -> Iterator[Message]:
     """All of a pipeline rank, stage after stage from its last to its first."""
-    return tuple(
-        message for stage in reversed(job.stages_of(rank)) for message in stage_messages(job, stage)
-    )
+    stages = reversed(job.stages_of(rank))
+    return itertools.chain.from_iterable(stage_messages(job, stage) for stage in stages)
 
 
 def stage_messages(job: Job, stage: int) -> tuple[Message, ...]:
@@ -186,7 +186,7 @@ def last_message_bytes(job: Job, rank: int, gradients: float) -> float:
     if not in_messages(job):
         return 0.0
     shards = job.plan.shards if job.plan.zero else math.inf
-    first = messages(job, rank)[: 1 + ReduceScattered.most_under_way]
+    first = list(itertools.islice(messages(job, rank), 1 + ReduceScattered.most_under_way))
     if one_message(job, rank):
         earlier = job.plan.zero == 2 and job.microbatches > 1 and not job.plan.splits_backward
         every = job.sum_bytes * first[0].elements
@@ -202,4 +202,4 @@ def sent_last_bytes(job: Job, rank: int) -> float:
     """This rank's share of the first message of what waited so."""
     if not unsent_bytes(job, rank):
         return 0.0
-    return job.sum_bytes * messages(job, rank)[0].elements / job.plan.shards
+    return job.sum_bytes * next(messages(job, rank)).elements / job.plan.shards

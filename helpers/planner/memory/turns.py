@@ -6,6 +6,7 @@ for turn in turns(job, rank): turn.stage, turn.whole, turn.messages
 
 from collections.abc import Iterator
 from functools import lru_cache
+from operator import ge
 from typing import NamedTuple
 
 from helpers.engine.pipeline.runner import AHEAD
@@ -73,10 +74,10 @@ def _turns(schedule: Schedule, rank: int) -> tuple[Turn, ...]:
 
 def _holds(one: Turn, other: Turn) -> bool:
     """Does one hold all that the other does?"""
-    counts = [
-        (*turn.whole, *turn.halved, turn.messages, turn.again, turn.fresh) for turn in (one, other)
-    ]
-    return all(a >= b for a, b in zip(*counts, strict=True))
+    mine = (*one.whole, *one.halved, one.messages, one.again, one.fresh)
+    return all(
+        map(ge, mine, (*other.whole, *other.halved, other.messages, other.again, other.fresh))
+    )
 
 
 def _walk(schedule: Schedule, rank: int) -> Iterator[Turn]:
