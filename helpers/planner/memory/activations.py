@@ -61,7 +61,12 @@ def _context_bytes(job: Job) -> float:
     return bytes_of(job, Widths(query=1 + results)) + _sums_bytes(job)
 
 
-def activation_bytes(job: Job, turn: Turn) -> float:
+def activation_bytes(job: Job, rank: int) -> float:
+    """The most that a pipeline rank keeps for its backward passes."""
+    return max(turn_activation_bytes(job, turn) for turn in turns(job, rank))
+
+
+def turn_activation_bytes(job: Job, turn: Turn) -> float:
     """Kept for the backward passes of the micro-batches in flight when a backward begins; of what
     offloading sends out only what is on its way: three blocks' of one micro-batch.
 

@@ -41,8 +41,10 @@ def frozen(job: Job) -> Job:
 
 def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) -> Memory:
     """Of pipeline rank `rank`."""
-    states, job, found = rank_states(job, rank), frozen(job), turns(job, rank)
-    messages = max(turn.messages + turn.takes for turn in found) * stage_message_bytes(job)
+    states, job = rank_states(job, rank), frozen(job)
+    messages = max(turn.messages + turn.takes for turn in turns(job, rank)) * stage_message_bytes(
+        job
+    )
     last, element = job.rank_of[-1] == rank, job.element_bytes
     loss = chunk_bytes(job) + (job.program.last_norm + 2) * job.hidden_bytes if last else 0.0
     sizes = [one * other for one, other in matrices(job.shape)]
@@ -58,7 +60,7 @@ def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) ->
         parameters=states.parameters,
         gradients=states.gradients,
         optimizer=states.optimizer,
-        activations=max(activation_bytes(job, turn) for turn in found),
+        activations=activation_bytes(job, rank),
         logits=0.0 if work > loss else loss,
         transients=gathered + messages + (work if work > loss else 0.0),
         context=context_bytes,

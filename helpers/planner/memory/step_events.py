@@ -91,7 +91,7 @@ def _backward(now: Moment) -> Iterator[Stretch]:
         made = _made_bytes(now, over)
         sent = sent_bytes(job, now.rank, units[done - 1]) if done else now.left_over
         waiting = over * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
-        left = now.others + waiting + kept_bytes(job, sum(units[done:]))
+        left = min(now.activations, now.others + kept_bytes(job, sum(units[done:]))) + waiting
         start = Held(
             gradients=now.before + made.summed,
             activations=left if done else now.activations,
