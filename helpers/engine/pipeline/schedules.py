@@ -26,6 +26,7 @@ schedule with virtual stages it did not have.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import UserError
@@ -255,6 +256,9 @@ def make_schedule(name: str, pp: int, microbatches: int, virtual: int | None = N
             "interleaved takes any number of virtual stages"
         )
     return ONE_STAGE[name](pp, microbatches) if fixed == 1 else zero_bubble_v(pp, microbatches)
+
+
+known_schedule = lru_cache(maxsize=1024)(make_schedule)  # asked for again and again, and immutable
 
 
 def predicted_bubble(

@@ -23,6 +23,7 @@ from helpers.planner.memory.gradient_messages import unsent_bytes
 from helpers.planner.memory.states import rank_states
 from helpers.planner.memory.step_events import stretches
 from helpers.planner.memory.timeline import Held, peak
+from helpers.planner.memory.turns import leading_forwards
 from helpers.planner.model.training_job import Job
 
 
@@ -42,15 +43,22 @@ def fullest(
 
 def candidates(job: Job) -> list[int]:
     """The pipeline ranks of which one holds most: of those with the same layers and ends of the
-    model, the first, which has most micro-batches in flight, and the last, which has most that wait
-    for half of their backward."""
+    model, the first, which has most micro-batches in flight; the last, which has most that wait for
+    half of their backward; and the first with fewer forwards before its first backward, where a
+    rank has several stages: the others may have ended theirs, and it has one more beside it."""
     alike: dict[tuple, list[int]] = {}
     for rank in range(job.plan.pp):
         layers = tuple(job.layers[stage] for stage in job.stages_of(rank))
         ends = (job.rank_of[0] == rank, job.rank_of[-1] == rank)
         alike.setdefault((layers, ends), []).append(rank)
-    ends = {rank for ranks in alike.values() for rank in (ranks[0], ranks[-1])}
-    return sorted(ends)
+    chosen = set()
+    for ranks in alike.values():
+        chosen |= {ranks[0], ranks[-1]}
+        if job.plan.stages > job.plan.pp and len(ranks) > 2:
+            begun = leading_forwards(job)
+            fewer = (rank for rank in ranks if begun[rank] < begun[ranks[0]])
+            chosen.add(next(fewer, ranks[0]))
+    return sorted(chosen)
 
 
 def rank_memory(

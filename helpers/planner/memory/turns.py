@@ -10,7 +10,14 @@ from operator import ge
 from typing import NamedTuple
 
 from helpers.engine.pipeline.runner import AHEAD
-from helpers.engine.pipeline.schedules import FORWARD, INPUT, WEIGHT, Action, Schedule
+from helpers.engine.pipeline.schedules import (
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Action,
+    Schedule,
+    known_schedule,
+)
 from helpers.planner.model.training_job import Job
 
 
@@ -50,8 +57,28 @@ class Turn(NamedTuple):
 def turns(job: Job, rank: int) -> tuple[Turn, ...]:
     """Of pipeline rank `rank`. Of those of one stage that find the same gradients, only the ones
     with most in flight."""
+    return _turns(*_order_of(job), rank)
+
+
+def leading_forwards(job: Job) -> tuple[int, ...]:
+    """Of each pipeline rank: forwards before its first backward."""
+    return _leading_forwards(*_order_of(job))
+
+
+def _order_of(job: Job) -> tuple[str, int, int, int | None]:
+    """The arguments of the schedule."""
     plan = job.plan
-    return _turns(plan.schedule_of(job.microbatches), rank)
+    if plan.pp == 1:
+        return "1f1b", 1, job.microbatches, None
+    return plan.schedule, plan.pp, job.microbatches, plan.virtual_stages or None
+
+
+@lru_cache(maxsize=4096)
+def _leading_forwards(
+    name: str, pp: int, microbatches: int, virtual: int | None
+) -> tuple[int, ...]:
+    ranks = known_schedule(name, pp, microbatches, virtual).ranks
+    return tuple([action.kind == FORWARD for action in rank].index(False) for rank in ranks)
 
 
 def in_halves(job: Job, rank: int) -> bool:
@@ -61,7 +88,10 @@ def in_halves(job: Job, rank: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _turns(schedule: Schedule, rank: int) -> tuple[Turn, ...]:
+def _turns(
+    name: str, pp: int, microbatches: int, virtual: int | None, rank: int
+) -> tuple[Turn, ...]:
+    schedule = known_schedule(name, pp, microbatches, virtual)
     alike: dict[tuple, list[Turn]] = {}
     for turn in dict.fromkeys(_walk(schedule, rank)):
         others = alike.setdefault(

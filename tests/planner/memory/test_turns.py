@@ -72,4 +72,4 @@ def test_a_v_passes_its_turn_on_to_itself():
         ("W", 1, (0, 0), (1, 0)),
     ]
     assert found[2].takes
-    assert found[2].messages == 0
+    assert found[2].messages == 1  # the hidden states that went to the first rank
