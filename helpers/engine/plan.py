@@ -9,7 +9,7 @@ nothing else in the engine reads flags or the environment to learn the layout.
 import math
 import re
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from .context.check import check_context
 from .errors import UserError
 from .models.architecture import check_tensor_degree, text_config
 from .pipeline.partition import check_partition, check_stages
-from .pipeline.schedules import SCHEDULES, Schedule, known_schedule
+from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from .placement import PLACEMENTS, axis_order, rank_grid
 
 AXES = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
@@ -31,6 +31,7 @@ PARTITION = re.compile(r"auto|\d{1,9}(,\d{1,9})*", re.ASCII)
 # far beyond any model or batch; a schedule lists what every stage does with every micro-batch
 MOST_RANKS = 10_000_000
 MOST_STAGES, MOST_MICROBATCHES = 10_000, 100_000
+_schedule = lru_cache(maxsize=1024)(make_schedule)  # asked for again and again, and immutable
 PER_RANK = 4  # micro-batches a pipeline rank: a bubble of at most a fifth
 ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d*")
 
@@ -175,8 +176,8 @@ class ParallelPlan:
         """What each rank of the pipeline does with so many micro-batches; without a pipeline,
         forward and backward of one after the other."""
         if self.pp == 1:
-            return known_schedule("1f1b", 1, microbatches)
-        return known_schedule(self.schedule, self.pp, microbatches, self.virtual_stages or None)
+            return _schedule("1f1b", 1, microbatches)
+        return _schedule(self.schedule, self.pp, microbatches, self.virtual_stages or None)
 
     def microbatches_of(self, rows: int) -> int:
         """Micro-batches that a data rank's `rows` of a batch go through the model in."""

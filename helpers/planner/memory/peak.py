@@ -55,8 +55,8 @@ def candidates(job: Job) -> list[int]:
     for ranks in alike.values():
         chosen |= {ranks[0], ranks[-1]}
         if job.plan.stages > job.plan.pp and len(ranks) > 2:
-            begun = leading_forwards(job)
-            fewer = (rank for rank in ranks if begun[rank] < begun[ranks[0]])
+            most = leading_forwards(job, ranks[0])
+            fewer = (rank for rank in ranks if leading_forwards(job, rank) < most)
             chosen.add(next(fewer, ranks[0]))
     return sorted(chosen)
 

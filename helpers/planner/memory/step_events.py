@@ -156,7 +156,7 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         working += first_sent_bytes(job, now.turn.stage, _made(now, 0))
     last_of_many = job.plan.schedule == "interleaved" and rank == job.plan.pp - 1
     # fully_shard gathers the unit before, at a stage's first one another stage's
-    if not later and len(now.turn.stages) > 1 and not last_of_many:
+    if not later and len(now.turn.whole) > 1 and not last_of_many:
         later = [blocks]
     # no forward has gathered what is in no block
     buffer = root_bytes(job, rank) if now.turn.again and not done else 0.0

@@ -11,20 +11,22 @@ from typing import NamedTuple
 
 from helpers.engine.pipeline.runner import AHEAD
 from helpers.engine.pipeline.schedules import (
+    BACKWARD,
     FORWARD,
     INPUT,
     WEIGHT,
-    Action,
-    Schedule,
-    known_schedule,
+    Actions,
+    rank_actions,
 )
 from helpers.planner.model.training_job import Job
+
+CHANGE = {FORWARD: (1, 0), BACKWARD: (-1, 0), INPUT: (-1, 1), WEIGHT: (0, -1)}  # whole, halved
 
 
 class Turn(NamedTuple):
     """A backward of one micro-batch, or the half of it that makes the weights' gradients.
 
-    stages: the rank's, in the model's order; place: which of them this is of.
+    stage: whose; place: which of the rank's that is, in the model's order.
     kind: as an Action's.
     summed, ended: has each of the rank's stages gradients of blocks; and of what is in none?
     whole: micro-batches of each stage whose backward is still to come, this one included.
@@ -36,7 +38,7 @@ class Turn(NamedTuple):
     again: has there been no forward since? fresh: has there been one alone?
     """
 
-    stages: tuple[int, ...]
+    stage: int
     place: int
     kind: str
     summed: tuple[bool, ...]
@@ -49,36 +51,37 @@ class Turn(NamedTuple):
     again: bool
     fresh: bool
 
-    @property
-    def stage(self) -> int:
-        return self.stages[self.place]
-
 
 def turns(job: Job, rank: int) -> tuple[Turn, ...]:
     """Of pipeline rank `rank`. Of those of one stage that find the same gradients, only the ones
     with most in flight."""
-    return _turns(*_order_of(job), rank)
+    return _turns(_order_of(job, rank), tuple(job.rank_of))
 
 
-def leading_forwards(job: Job) -> tuple[int, ...]:
-    """Of each pipeline rank: forwards before its first backward."""
-    return _leading_forwards(*_order_of(job))
+def leading_forwards(job: Job, rank: int) -> int:
+    """Before the first backward of a pipeline rank."""
+    return _leading_forwards(_order_of(job, rank))
 
 
-def _order_of(job: Job) -> tuple[str, int, int, int | None]:
-    """The arguments of the schedule."""
+class OrderOf(NamedTuple):
+    """Which rank of which pipeline; as rank_actions takes it."""
+
+    name: str
+    rank: int
+    pp: int
+    microbatches: int
+    virtual: int
+
+
+def _order_of(job: Job, rank: int) -> OrderOf:
     plan = job.plan
-    if plan.pp == 1:
-        return "1f1b", 1, job.microbatches, None
-    return plan.schedule, plan.pp, job.microbatches, plan.virtual_stages or None
+    name = plan.schedule if plan.pp > 1 else "1f1b"
+    return OrderOf(name, rank, plan.pp, job.microbatches, plan.stages // plan.pp)
 
 
 @lru_cache(maxsize=4096)
-def _leading_forwards(
-    name: str, pp: int, microbatches: int, virtual: int | None
-) -> tuple[int, ...]:
-    ranks = known_schedule(name, pp, microbatches, virtual).ranks
-    return tuple([action.kind == FORWARD for action in rank].index(False) for rank in ranks)
+def _leading_forwards(order: OrderOf) -> int:
+    return [action.kind == FORWARD for action in rank_actions(*order)].index(False)
 
 
 def in_halves(job: Job, rank: int) -> bool:
@@ -88,12 +91,9 @@ def in_halves(job: Job, rank: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _turns(
-    name: str, pp: int, microbatches: int, virtual: int | None, rank: int
-) -> tuple[Turn, ...]:
-    schedule = known_schedule(name, pp, microbatches, virtual)
+def _turns(order: OrderOf, rank_of: tuple[int, ...]) -> tuple[Turn, ...]:
     alike: dict[tuple, list[Turn]] = {}
-    for turn in dict.fromkeys(_walk(schedule, rank)):
+    for turn in dict.fromkeys(_walk(rank_actions(*order), rank_of, order.rank)):
         others = alike.setdefault(
             (turn.place, turn.kind, turn.summed, turn.ended, turn.previous), []
         )
@@ -110,22 +110,25 @@ def _holds(one: Turn, other: Turn) -> bool:
     )
 
 
-def _walk(schedule: Schedule, rank: int) -> Iterator[Turn]:
+def _walk(actions: Actions, rank_of: tuple[int, ...], rank: int) -> Iterator[Turn]:
     """Every backward, in the rank's order."""
-    stages = schedule.stages_of(rank)
-    whole, halved = [0] * len(stages), [0] * len(stages)
-    summed, ended = [False] * len(stages), [False] * len(stages)
-    actions = schedule.ranks[rank]
-    own = [_passed(action, schedule, rank) for action in actions]
+    owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
+    places = {stage: i for i, stage in enumerate(owned)}
+    whole, halved = [0] * len(places), [0] * len(places)
+    summed, ended = [False] * len(places), [False] * len(places)
+    passed_by = {
+        (kind, stage): _passed(kind, stage, rank_of) for kind in CHANGE for stage in places
+    }
+    own = [passed_by[action.kind, action.stage] for action in actions]
     waiting = sent = 0  # messages to itself; is one to another rank still there?
     previous, forwards = -1, 0  # since then
     for index, (kind, stage, _) in enumerate(actions):
-        place, passed = stages.index(stage), own[index]
+        place, passed = places[stage], own[index]
         waiting -= passed.from_itself
         coming = [later.from_other for later in own[index + 1 : index + 1 + AHEAD]]
         if kind != FORWARD or (forwards == 0 <= previous):
             yield Turn(
-                stages,
+                stage,
                 place,
                 kind,
                 tuple(summed),
@@ -133,14 +136,15 @@ def _walk(schedule: Schedule, rank: int) -> Iterator[Turn]:
                 tuple(whole),
                 tuple(halved),
                 messages=sum(coming) + waiting + sent,
-                takes=kind not in (FORWARD, WEIGHT) and stage + 1 < schedule.stages,
+                takes=kind not in (FORWARD, WEIGHT) and stage + 1 < len(rank_of),
                 previous=previous,
                 again=forwards == 0,
                 fresh=forwards == 1,
             )
         waiting, sent = waiting + passed.to_itself, sent or passed.to_other
-        whole[place] += {FORWARD: 1, WEIGHT: 0}.get(kind, -1)
-        halved[place] += {INPUT: 1, WEIGHT: -1}.get(kind, 0)
+        more_whole, more_halved = CHANGE[kind]
+        whole[place] += more_whole
+        halved[place] += more_halved
         ended[place] |= kind != FORWARD
         summed[place] |= kind not in (FORWARD, INPUT)
         if kind == FORWARD:
@@ -158,13 +162,12 @@ class Passed(NamedTuple):
     to_other: bool
 
 
-def _passed(action: Action, schedule: Schedule, rank: int) -> Passed:
-    kind, stage, _ = action
+def _passed(kind: str, stage: int, rank_of: tuple[int, ...]) -> Passed:
     if kind == WEIGHT:
         return Passed(False, False, False, False)
     before, after = (stage - 1, stage + 1) if kind == FORWARD else (stage + 1, stage - 1)
-    owners = schedule.rank_of
-    comes = owners[before] if 0 <= before < len(owners) else None
-    goes = owners[after] if 0 <= after < len(owners) else None
+    comes = rank_of[before] if 0 <= before < len(rank_of) else None
+    goes = rank_of[after] if 0 <= after < len(rank_of) else None
+    rank = rank_of[stage]
     others = (None, rank)
     return Passed(comes == rank, comes not in others, goes == rank, goes not in others)
