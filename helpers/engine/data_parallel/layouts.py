@@ -268,11 +268,13 @@ def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int]:
 
 
 def _stage_begins(model: nn.Module) -> set[str]:
-    """Names of the parameters with which the blocks of a rank's second and later stages begin."""
+    """Names of the parameters with which a rank's second and later stages begin: of their blocks,
+    or where the last has none, of the model's last norm."""
     begins = set()
     for stage in model.stages[1:]:
-        of_blocks = (p for block in stage.blocks.values() for p in block.parameters())
-        begins.add(id(next((p for p in of_blocks if p.requires_grad), None)))
+        modules = (*stage.blocks.values(), stage.entry)
+        own = (p for module in modules for p in module.parameters())
+        begins.add(id(next((p for p in own if p.requires_grad), None)))
     return {name for name, p in model.named_parameters() if id(p) in begins}
 
 

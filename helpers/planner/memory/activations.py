@@ -72,8 +72,9 @@ def turn_activation_bytes(job: Job, turn: Turn) -> float:
 
     Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
     """
-    held = stays_bytes(job, sum(job.layers[stage] for stage in turn.stages))
-    for stage, whole, halved in zip(turn.stages, turn.whole, turn.halved, strict=True):
+    stages = job.stages_of(job.rank_of[turn.stage])
+    held = stays_bytes(job, sum(job.layers[stage] for stage in stages))
+    for stage, whole, halved in zip(stages, turn.whole, turn.halved, strict=True):
         blocks = job.layers[stage]
         held += whole * (kept_bytes(job, blocks) - sent_out_bytes(job, blocks))
         held += halved * blocks * waiting_bytes(job) if halved else 0.0

@@ -14,6 +14,7 @@ is within 3 %: tests/planner/dry_run/test_dry_run.py. Of small models nine ranks
 """
 
 import math
+from functools import lru_cache
 
 from helpers.planner.hardware.devices import CONTEXT_BYTES
 from helpers.planner.memory.activations import offloaded_bytes
@@ -46,19 +47,26 @@ def candidates(job: Job) -> list[int]:
     model, the first, which has most micro-batches in flight; the last, which has most that wait for
     half of their backward; and the first with fewer forwards before its first backward, where a
     rank has several stages: the others may have ended theirs, and it has one more beside it."""
-    alike: dict[tuple, list[int]] = {}
-    for rank in range(job.plan.pp):
-        layers = tuple(job.layers[stage] for stage in job.stages_of(rank))
-        ends = (job.rank_of[0] == rank, job.rank_of[-1] == rank)
-        alike.setdefault((layers, ends), []).append(rank)
     chosen = set()
-    for ranks in alike.values():
+    for ranks in _alike(tuple(job.layers), job.rank_of, job.plan.pp):
         chosen |= {ranks[0], ranks[-1]}
         if job.plan.stages > job.plan.pp and len(ranks) > 2:
             most = leading_forwards(job, ranks[0])
             fewer = (rank for rank in ranks if leading_forwards(job, rank) < most)
             chosen.add(next(fewer, ranks[0]))
     return sorted(chosen)
+
+
+@lru_cache(maxsize=1024)
+def _alike(
+    layers: tuple[int, ...], rank_of: tuple[int, ...], pp: int
+) -> tuple[tuple[int, ...], ...]:
+    """The ranks, by the layers of their stages and the model's ends."""
+    found: dict[tuple, list[int]] = {}
+    for rank in range(pp):
+        own = tuple(blocks for blocks, owner in zip(layers, rank_of, strict=True) if owner == rank)
+        found.setdefault((own, rank_of[0] == rank, rank_of[-1] == rank), []).append(rank)
+    return tuple(map(tuple, found.values()))
 
 
 def rank_memory(

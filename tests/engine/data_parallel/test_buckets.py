@@ -110,8 +110,8 @@ def sent_by_stage(plan: ParallelPlan) -> tuple[list[set[int]], list[int]]:
     stage_of = {
         id(p): stage.index
         for stage in trainer.model.stages
-        for block in stage.blocks.values()
-        for p in block.parameters()
+        for module in (*stage.blocks.values(), stage.entry)
+        for p in module.parameters()
     }
     buckets, sent = trainer.data.buckets, []
     with patch.object(buckets, "start", side_effect=buckets.start) as start:
@@ -124,12 +124,16 @@ def sent_by_stage(plan: ParallelPlan) -> tuple[list[set[int]], list[int]]:
     return stages, [sent.count(bucket.index) for bucket in buckets.buckets]
 
 
+@pytest.mark.parametrize("partition", ["1,1,1,1", "1,1,2,0"])
 @pytest.mark.parametrize(
     "layout, each", [({"dp_replicate": 2}, 1), ({"zero_stage": 1}, 1), ({"zero_stage": 2}, 2)]
 )
-def test_no_bucket_has_two_stages_or_is_sent_with_nothing_but_zeros(layout: dict, each: int):
+def test_no_bucket_has_two_stages_or_is_sent_with_nothing_but_zeros(
+    layout: dict, each: int, partition: str
+):
     """Small models fit in one bucket, half of which would be zeros in each stage's backward."""
     layout = layout if "dp_replicate" in layout else layout | {"dp_shard": 2}
+    layout = layout | {"partition": partition}
     plan = ParallelPlan(pp=2, virtual_stages=2, schedule="interleaved", microbatches=2, **layout)
     for stages, sent in pool(4).run(sent_by_stage, plan):
         assert [len(some) for some in stages] == [1, 1]
