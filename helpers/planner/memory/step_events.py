@@ -106,14 +106,14 @@ def _turning_points(now: Moment) -> list[int]:
     """How many units' backward is over where the next one's can be the fullest: none; one, if the
     second is larger, or ZeRO-3 has gradients of the first on their way; those that fill one, two
     and three messages; or all but two or one, for between them activations go as evenly as
-    gradients come."""
+    gradients come, or as what waits for those of weights."""
     job, units = now.job, now.units
     points = {0, 1} if job.plan.zero == 3 or units[0] < units[-1] else {0}
     if now.sends:
         each, above = job.block_parameters * units[-1], _made(now, 0)
         first = stage_messages(job, now.turn.stage)[:3]
         points |= {math.ceil((message.end - above) / each) - 1 for message in first}
-    if not now.added:
+    if not now.added or now.turn.kind == INPUT:
         points |= {len(units) - 2, len(units) - 1}
     return sorted(point for point in points if 0 <= point < len(units))
 
@@ -244,10 +244,12 @@ def _table(now: Moment) -> Stretch:
         on_the_way = made_bytes(job, 0, others, now.gradients)
         made = Made(0.0 if now.added else on_the_way.summed, on_the_way.on_the_way)
     waiting = sum(now.units) * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
+    # freed by the backward of a block that gathers, or by the forward before
+    root = root_bytes(job, rank) if now.units or not now.turn.again else 0.0
     start = Held(
         gradients=now.before + made.summed,
         activations=now.others + waiting,
-        transients=now.always - root_bytes(job, rank) + made.on_the_way + now.taken,
+        transients=now.always - root + made.on_the_way + now.taken,
     )
     return start, [hold("transients", table_work_bytes(job, rank, not now.added))]
 
