@@ -66,8 +66,8 @@ class Timeline:
     @property
     def makespan_s(self) -> float:
         """From the first start to the last end."""
-        every = [span for rank in self.spans for span in rank]
-        return max(span.end_s for span in every) - min(span.start_s for span in every)
+        busy = [spans for spans in self.spans if spans]
+        return max(spans[-1].end_s for spans in busy) - min(spans[0].start_s for spans in busy)
 
     @property
     def busy_s(self) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ ROUNDED = Widths(ffn=5, up=0.5)
 BROUGHT_BACK = Widths(inside=1, ffn=1)
 # alive beside each other at the end of a block's backward
 LAST = Widths(inside=4, query=1, kv=1)
+LAST_OF_INPUT = Widths(inside=4)  # of the half whose gradients of queries, keys and values wait
 
 
 def loss_work_bytes(job: Job, gathered: float = 0.0) -> float:
@@ -126,9 +127,10 @@ def unit_gradient_bytes(job: Job, blocks: int) -> float:
     return blocks * job.block_parameters * job.element_bytes + last_bytes(job)
 
 
-def last_bytes(job: Job) -> float:
-    """What is alive of a block at the end of its backward, beside its gradients."""
-    return bytes_of(job, LAST)
+def last_bytes(job: Job, halved: bool = False) -> float:
+    """What is alive of a block at the end of its backward, or of the half that makes its input's
+    gradient, beside its gradients and what waits."""
+    return bytes_of(job, LAST_OF_INPUT if halved else LAST)
 
 
 def reduced_bytes(job: Job, blocks: int) -> float:

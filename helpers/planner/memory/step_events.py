@@ -113,7 +113,9 @@ def _turning_points(now: Moment) -> list[int]:
         each, above = job.block_parameters * units[-1], _made(now, 0)
         first = stage_messages(job, now.turn.stage)[:3]
         points |= {math.ceil((message.end - above) / each) - 1 for message in first}
-    if not now.added or now.turn.kind == INPUT:
+    if now.turn.kind == INPUT:
+        points.add(len(units) - 1)
+    elif not now.added:
         points |= {len(units) - 2, len(units) - 1}
     return sorted(point for point in points if 0 <= point < len(units))
 
@@ -173,7 +175,7 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         return [
             *events,
             hold("activations", blocks * waiting_bytes(job)),
-            hold("transients", last_bytes(job)),
+            hold("transients", last_bytes(job, halved=True)),
         ]
     if not gathered:
         return [*events, *_gradient_events(now, done)]
