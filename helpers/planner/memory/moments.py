@@ -123,14 +123,16 @@ def moments(job: Job, rank: int, gradients: float) -> Iterator[Moment]:
 def _fullest(job: Job, rank: int, sizes: list[Sizes], sends: bool) -> Iterator[tuple[Turn, Begun]]:
     """Of the turns of alike stages, the one that finds most, and so of those whose gradients are
     the first, unless the others hold more than these can come to."""
-    message, always = stage_message_bytes(job), root_bytes(job, rank)
+    message = stage_message_bytes(job)
     added: dict[tuple, tuple[Turn, Begun]] = {}
     first: dict[tuple, tuple[Turn, Begun]] = {}
     for turn in turns(job, rank):
         if turn.kind == FORWARD and job.plan.zero != 3:
             continue
-        begun = _begun(turn, sizes, message, always)
-        key = turn.kind, job.layers[turn.stage], turn.stage == 0, turn.stage == len(job.layers) - 1
+        begun = _begun(turn, sizes, message)
+        ends = turn.stage == 0, turn.stage == len(job.layers) - 1
+        # what ZeRO-3 gathers again is there for a moment, and most in flight for another
+        key = turn.kind, job.layers[turn.stage], *ends, turn.again and job.plan.zero == 3
         there = turn.ended if turn.kind == INPUT else turn.summed
         found = added if there[turn.place] else first
         if key not in found or begun.held > found[key][1].held:
@@ -141,14 +143,14 @@ def _fullest(job: Job, rank: int, sizes: list[Sizes], sends: bool) -> Iterator[t
             yield turn, begun
 
 
-def _begun(turn: Turn, sizes: list[Sizes], message: float, always: float) -> Begun:
+def _begun(turn: Turn, sizes: list[Sizes], message: float) -> Begun:
     activations = before = 0.0
     for whole, halved, summed, ended, size in zip(
         turn.whole, turn.halved, turn.summed, turn.ended, sizes, strict=True
     ):
         activations += whole * size.whole + halved * size.halved
         before += summed * size.summed + ended * size.ended
-    held = activations + before + turn.messages * message + (always if turn.again else 0.0)
+    held = activations + before + turn.messages * message
     if turn.previous >= 0:
         held += sizes[turn.previous].left_over
     own = sizes[turn.place]
