@@ -150,14 +150,13 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
     late = in_halves(job, rank)
     of_matrix = 0.0 if job.adapters or late else job.element_bytes * _largest_matrix(job)
     gradients = job.program.gradients
-    if late:  # what the MLP's last product had stays
-        gradients += Widths(ffn=1)
     if job.plan.sequence_parallel:  # of the block's result, which is gathered
         gradients += INPUT
-    of_mlp = bytes_of(job, gradients) + of_matrix
-    if job.plan.precision == "fp8" and not late:  # the matrix in 8 bits, and turned
+    stays = Widths(ffn=1 if late else 0)  # what the MLP's last product had
+    of_mlp = bytes_of(job, gradients + stays) + of_matrix
+    if job.plan.precision == "fp8":  # brought to one scale, or the matrix in 8 bits
         matrix = _largest_matrix(job)
-        of_mlp = max(of_mlp + 2 * matrix, bytes_of(job, ROUNDED) + matrix)
+        of_mlp = max(bytes_of(job, gradients) + 4 * matrix, bytes_of(job, ROUNDED) + matrix)
     if job.plan.offload and job.plan.activation == "none":
         of_mlp += bytes_of(job, BROUGHT_BACK)
     of_attention = context_work_bytes(job) - bytes_of(job, Widths(ffn=after_attention))
