@@ -51,8 +51,8 @@ def stage_messages(job: Job, stage: int) -> tuple[Message, ...]:
     if job.shape.tied and job.rank_of[-1] == job.rank_of[stage]:
         # one matrix for both ends, which comes first in the model
         table = begin_parameters(job.shape)[0]
-        if job.stages_of(job.rank_of[stage])[0] == stage:
-            begin = begin or (table,)
+        if last and job.rank_of[0] != job.rank_of[stage]:
+            begin = (table,)
         end = tuple(held for held in end if held.sizes != table.sizes)
     block, norms = job.block, job.shape.block_norm // job.shape.hidden
     if job.shape.family in NORMS_FIRST:
