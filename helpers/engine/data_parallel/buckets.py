@@ -61,14 +61,16 @@ class Buckets:
 
     Args:
         parameters: by name, in the order of the forward pass.
-        stages: names of those with which another stage of the pipeline begins. No bucket has
+        stages: of each the number of its stage, counted from the rank's last. No bucket has
             parameters of two, whose gradients come in different backwards.
         dtype: in which ranks send their gradients. Micro-batches are added up in at least float32.
     """
 
     most_under_way: int | None = None
 
-    def __init__(self, parameters: dict[str, Tensor], stages: set[str], dtype: torch.dtype) -> None:
+    def __init__(
+        self, parameters: dict[str, Tensor], stages: dict[str, int], dtype: torch.dtype
+    ) -> None:
         self.dtype, self.wide = dtype, torch.promote_types(dtype, torch.float32)
         self.buckets = _fill(parameters, stages, dtype)
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
@@ -193,7 +195,7 @@ class AllReduced(Buckets):
     def __init__(
         self,
         parameters: dict[str, Tensor],
-        stages: set[str],
+        stages: dict[str, int],
         dtype: torch.dtype,
         group: ProcessGroup,
         hook: Hook | None = None,
@@ -229,7 +231,7 @@ class ReduceScattered(Buckets):
     def __init__(
         self,
         parameters: dict[str, Tensor],
-        stages: set[str],
+        stages: dict[str, int],
         dtype: torch.dtype,
         shard: ProcessGroup,
         replicate: ProcessGroup,
@@ -253,17 +255,19 @@ class ReduceScattered(Buckets):
         return [p[: s.numel()].view(s) for p, s in zip(pieces, shapes, strict=True)]
 
 
-def _fill(parameters: dict[str, Tensor], stages: set[str], dtype: torch.dtype) -> list[Bucket]:
-    """Buckets of about BUCKET_BYTES, from the last parameter to the first."""
-    buckets = [Bucket(0, [], [])]
-    filled_bytes, stage = 0, 0
-    for name, parameter in reversed(parameters.items()):
+def _fill(
+    parameters: dict[str, Tensor], stages: dict[str, int], dtype: torch.dtype
+) -> list[Bucket]:
+    """Buckets of about BUCKET_BYTES, stage by stage, from the last parameter to the first."""
+    buckets: list[Bucket] = []
+    filled_bytes, last_first = 0, reversed(parameters)
+    for name in sorted(last_first, key=stages.__getitem__):
+        parameter, stage = parameters[name], stages[name]
         size_bytes = local(parameter).numel() * dtype.itemsize
         full = filled_bytes and filled_bytes + size_bytes > BUCKET_BYTES
-        if full or buckets[-1].stage != stage:
+        if not buckets or full or buckets[-1].stage != stage:
             buckets.append(Bucket(len(buckets), [], [], stage))
             filled_bytes = 0
-        stage += name in stages
         buckets[-1].names.append(name)
         buckets[-1].parameters.append(parameter)
         filled_bytes += size_bytes

@@ -168,7 +168,7 @@ class Bucketed:
         if plan.dp * plan.cp > 1 or low is not None:
             own_dtype = next(iter(before.values())).dtype
             dtype = plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own_dtype
-            self.buckets = self._make_buckets(plan, _stage_begins(model), dtype, hook)
+            self.buckets = self._make_buckets(plan, _stages(model), dtype, hook)
         self.gathers: Gathers | None = None
         if self.stage:
             self.gathers = Gathers(model, self.buckets.buckets, self.shard)
@@ -176,7 +176,7 @@ class Bucketed:
     def _make_buckets(
         self,
         plan: ParallelPlan,
-        stages: set[str],
+        stages: dict[str, int],
         dtype: torch.dtype,
         hook: Callable[..., Any] | None,
     ) -> Buckets:
@@ -267,13 +267,21 @@ def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int]:
     return decays, 2 if name == model.tied_over_ranks else 1
 
 
-def _stage_begins(model: nn.Module) -> set[str]:
-    """Names of the parameters with which the blocks of a rank's second and later stages begin."""
-    begins = set()
-    for stage in model.stages[1:]:
-        of_blocks = (p for block in stage.blocks.values() for p in block.parameters())
-        begins.add(id(next((p for p in of_blocks if p.requires_grad), None)))
-    return {name for name, p in model.named_parameters() if id(p) in begins}
+def _stages(model: nn.Module) -> dict[str, int]:
+    """Of each parameter, which of the rank's stages has it, counted from the last: one that is in
+    no block is the first stage's where the model begins with that, else the last's."""
+    of_blocks = {
+        id(p): number
+        for number, stage in enumerate(reversed(model.stages))
+        for block in stage.blocks.values()
+        for p in block.parameters()
+    }
+    begin = len(model.stages) - 1 if model.stages[0].first else 0
+    after = tuple(f"{path}." for path in getattr(model, "after_blocks", ()))
+    return {
+        name: of_blocks.get(id(p), 0 if name.startswith(after) else begin)
+        for name, p in model.named_parameters()
+    }
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:

@@ -24,8 +24,7 @@ schedule with virtual stages it did not have.
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import UserError
@@ -81,34 +80,33 @@ class Schedule:
 
 
 Order = list[tuple[int, int]]  # (stage, micro-batch)
+Actions = tuple[Action, ...]  # of one rank
 
 
-def naive(pp: int, microbatches: int) -> Schedule:
+def naive(rank: int, pp: int, microbatches: int) -> Actions:
     """Layers split over ranks and nothing else: one rank works at a time."""
-    return _one_stage_each("naive", pp, microbatches, lambda rank: 0)
+    return _one_stage(rank, microbatches, warmup=0)
 
 
-def gpipe(pp: int, microbatches: int) -> Schedule:
+def gpipe(rank: int, pp: int, microbatches: int) -> Actions:
     """All forwards, then all backwards. Every micro-batch is in flight at once."""
-    return _one_stage_each("gpipe", pp, microbatches, lambda rank: microbatches)
+    return _one_stage(rank, microbatches, warmup=microbatches)
 
 
-def one_f_one_b(pp: int, microbatches: int) -> Schedule:
+def one_f_one_b(rank: int, pp: int, microbatches: int) -> Actions:
     """Backward as soon as there is one: gpipe's time, and at most p-r micro-batches on rank r."""
-    return _one_stage_each("1f1b", pp, microbatches, lambda rank: pp - 1 - rank)
+    return _one_stage(rank, microbatches, warmup=pp - 1 - rank)
 
 
-def zero_bubble_h1(pp: int, microbatches: int) -> Schedule:
+def zero_bubble_h1(rank: int, pp: int, microbatches: int) -> Actions:
     """1f1b with backward in halves, W late by `rank` micro-batches: it fills the wait at the end.
 
     The first rank's input gradient has no receiver, so it keeps the whole backward.
     """
-    return _one_stage_each(
-        "zero-bubble", pp, microbatches, lambda rank: pp - 1 - rank, late=lambda rank: rank
-    )
+    return _one_stage(rank, microbatches, warmup=pp - 1 - rank, late=rank)
 
 
-def interleaved_1f1b(pp: int, microbatches: int, virtual: int) -> Schedule:
+def interleaved_1f1b(rank: int, pp: int, microbatches: int, virtual: int) -> Actions:
     """1f1b over `virtual` stages a rank: stage s on rank s mod p, each v times as short.
 
     Micro-batches go in rounds: a round passes the first of a rank's stages, then the second, and so
@@ -116,37 +114,23 @@ def interleaved_1f1b(pp: int, microbatches: int, virtual: int) -> Schedule:
     reach the same bubble with any number of micro-batches from p on; with the smaller ones first
     ranks would wait for each other forever. Fewer than p make one round and a larger bubble.
     """
-    _check("interleaved", pp=pp, microbatches=microbatches, virtual=virtual)
     if virtual == 1:
-        return replace(one_f_one_b(pp, microbatches), name="interleaved")
+        return one_f_one_b(rank, pp, microbatches)
     rounds = max(1, microbatches // pp)
     size, larger = divmod(microbatches, rounds)
     sizes = [size + 1] * larger + [size] * (rounds - larger)
-    ranks = []
-    for rank in range(pp):
-        stages = range(rank, pp * virtual, pp)
-        forwards, backwards = _by_rounds(stages, sizes), _by_rounds(stages[::-1], sizes)
-        warmup = (virtual - 1) * sizes[0] + 2 * (pp - 1 - rank)
-        ranks.append(_take_turns(forwards, backwards, warmup))
-    rank_of = tuple(range(pp)) * virtual
-    return Schedule("interleaved", tuple(ranks), rank_of, microbatches)
+    stages = range(rank, pp * virtual, pp)
+    warmup = (virtual - 1) * sizes[0] + 2 * (pp - 1 - rank)
+    return _take_turns(_by_rounds(stages, sizes), _by_rounds(stages[::-1], sizes), warmup)
 
 
-def zero_bubble_v(pp: int, microbatches: int) -> Schedule:
+def zero_bubble_v(rank: int, pp: int, microbatches: int) -> Actions:
     """Two stages a rank, placed as a V, with backward in halves: hardly a bubble at 1f1b's memory.
 
     Stage s and stage 2p-1-s share a rank, so the first rank has both ends of the model, and the
     last passes its result on to itself. Made for F, I and W of equal length.
     """
-    _check("zero-bubble-v", pp=pp, microbatches=microbatches)
-    rank_of = (*range(pp), *reversed(range(pp)))
-    ranks = tuple(_v_rank(rank, pp, microbatches) for rank in range(pp))
-    return Schedule("zero-bubble-v", ranks, rank_of, microbatches)
-
-
-def _v_rank(rank: int, pp: int, microbatches: int) -> tuple[Action, ...]:
-    """One rank of ZB-V: down is its stage on the way down the V, up the one on the way up."""
-    down, up = rank, 2 * pp - 1 - rank
+    down, up = rank, 2 * pp - 1 - rank  # its stages on the way down the V, and up
     total = max(microbatches, 2 * pp - 1)  # the pattern needs as many; those too many are dropped
     turn = [(INPUT, down), (WEIGHT, down), (FORWARD, up), (INPUT, up), (WEIGHT, up)]
     pattern = [
@@ -169,25 +153,13 @@ def _v_rank(rank: int, pp: int, microbatches: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _one_stage_each(
-    name: str,
-    pp: int,
-    microbatches: int,
-    warmup: Callable[[int], int],
-    late: Callable[[int], int] = lambda rank: 0,
-) -> Schedule:
-    """Stage s on rank s; `warmup` and `late` by rank."""
-    _check(name, pp=pp, microbatches=microbatches)
-    ranks = []
-    for rank in range(pp):
-        order = [(rank, i) for i in range(microbatches)]
-        ranks.append(_take_turns(order, order, warmup(rank), late(rank)))
-    return Schedule(name, tuple(ranks), tuple(range(pp)), microbatches)
+def _one_stage(rank: int, microbatches: int, warmup: int, late: int = 0) -> Actions:
+    """Stage r on rank r."""
+    order = [(rank, i) for i in range(microbatches)]
+    return _take_turns(order, order, warmup, late)
 
 
-def _take_turns(
-    forwards: Order, backwards: Order, warmup: int, late: int = 0
-) -> tuple[Action, ...]:
+def _take_turns(forwards: Order, backwards: Order, warmup: int, late: int = 0) -> Actions:
     """`warmup` forwards, then a forward and a backward in turn, then the backwards that are left.
 
     With `late`, backwards are in halves and W comes so many backwards after its I.
@@ -246,15 +218,27 @@ def make_schedule(name: str, pp: int, microbatches: int, virtual: int | None = N
         UserError: no such schedule, a number below 1, or virtual stages that it does not have.
     """
     _check_name(name)
-    if name == "interleaved":
-        return interleaved_1f1b(pp, microbatches, 2 if virtual is None else virtual)
-    fixed = 2 if name == "zero-bubble-v" else 1
-    if virtual not in (None, fixed):
+    usual = 1 if name in ONE_STAGE else 2
+    virtual = usual if virtual is None else virtual
+    _check(name, pp=pp, microbatches=microbatches, virtual=virtual)
+    if virtual != usual and name != "interleaved":
         raise UserError(
-            f"{name} has {fixed} stage{'s' if fixed > 1 else ''} a rank, not {virtual}; "
+            f"{name} has {usual} stage{'s' if usual > 1 else ''} a rank, not {virtual}; "
             "interleaved takes any number of virtual stages"
         )
-    return ONE_STAGE[name](pp, microbatches) if fixed == 1 else zero_bubble_v(pp, microbatches)
+    ranks = tuple(rank_actions(name, rank, pp, microbatches, virtual) for rank in range(pp))
+    down = tuple(range(pp))
+    rank_of = (*down, *reversed(down)) if name == "zero-bubble-v" else down * virtual
+    return Schedule(name, ranks, rank_of, microbatches)
+
+
+def rank_actions(name: str, rank: int, pp: int, microbatches: int, virtual: int) -> Actions:
+    """Those of one rank, of a schedule that make_schedule takes."""
+    if name == "interleaved":
+        return interleaved_1f1b(rank, pp, microbatches, virtual)
+    if name == "zero-bubble-v":
+        return zero_bubble_v(rank, pp, microbatches)
+    return ONE_STAGE[name](rank, pp, microbatches)
 
 
 def predicted_bubble(

@@ -16,6 +16,7 @@ ready.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -65,8 +66,8 @@ class Timeline:
     @property
     def makespan_s(self) -> float:
         """From the first start to the last end."""
-        every = [span for rank in self.spans for span in rank]
-        return max(span.end_s for span in every) - min(span.start_s for span in every)
+        busy = [spans for spans in self.spans if spans]
+        return max(spans[-1].end_s for spans in busy) - min(spans[0].start_s for spans in busy)
 
     @property
     def busy_s(self) -> tuple[float, ...]:
@@ -152,7 +153,7 @@ def _check_complete(schedule: Schedule) -> None:
     for rank, actions in enumerate(schedule.ranks):
         for action in actions:
             _check_action(schedule, rank, action)
-    counts = Counter(action for actions in schedule.ranks for action in actions)
+    counts = Counter(chain.from_iterable(schedule.ranks))
     for stage in range(schedule.stages):
         for i in range(schedule.microbatches):
             _check_microbatch(counts, stage, i)
@@ -161,7 +162,7 @@ def _check_complete(schedule: Schedule) -> None:
 def _check_action(schedule: Schedule, rank: int, action: Action) -> None:
     if action.kind not in (FORWARD, BACKWARD, INPUT, WEIGHT):
         raise UserError(f"{action} on rank {rank}: an action is F, B, I or W, not {action.kind!r}")
-    if not 0 <= action.stage < schedule.stages:
+    if not 0 <= action.stage < len(schedule.rank_of):
         raise UserError(f"{action} on rank {rank}: there are stages 0 to {schedule.stages - 1}")
     if not 0 <= action.microbatch < schedule.microbatches:
         last = schedule.microbatches - 1
@@ -172,7 +173,7 @@ def _check_action(schedule: Schedule, rank: int, action: Action) -> None:
 
 
 def _check_microbatch(counts: Mapping[Action, int], stage: int, i: int) -> None:
-    counted = {kind: counts[Action(kind, stage, i)] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)}
+    counted = {kind: counts[kind, stage, i] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)}
     if tuple(counted.values()) not in ((1, 1, 0, 0), (1, 0, 1, 1)):
         has = ", ".join(f"{count} {kind}" for kind, count in counted.items() if count) or "nothing"
         raise UserError(
@@ -201,10 +202,9 @@ def _run(schedule: Schedule, times: Times) -> tuple[tuple[Span, ...], ...]:
     while moved:
         moved = False
         for rank, actions in enumerate(schedule.ranks):
-            while len(spans[rank]) < len(actions):
-                action = actions[len(spans[rank])]
+            for action in actions[len(spans[rank]) :]:
                 needed = needs(action, last)
-                if not all(need in done for need in needed):
+                if not all(map(done.__contains__, needed)):
                     break
                 arrived = [done[need] + link_s(need[1], action.stage) for need in needed]
                 free_s = spans[rank][-1].end_s if spans[rank] else 0.0

@@ -2,9 +2,9 @@
 
 Read states.py first, then activations.py and components.py: what is kept, the end of the model and
 what is on its way, each one formula; gradient_messages.py is of gradients on their way into sums.
-microbatches_in_flight.py counts micro-batches whose activations are alive, by schedule; turns.py
-says at which backwards most can be held. step_events.py says what comes and goes in each stretch
-of a step, timeline.py finds the fullest moment of a stretch, and peak.py that of the step, by what
+turns.py walks along a rank's order: what is in flight and on its way at each backward; moments.py
+has it in bytes, where most can be held. step_events.py says what comes and goes in each stretch of
+a step, timeline.py finds the fullest moment of a stretch, and peak.py that of the step, by what
 it is for (categories.py). adapted.py is the same of adapters beside a frozen base.
 
 Papers: Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054); Korthikanti et al. 2022, Reducing

@@ -3,9 +3,10 @@ what of them is in host memory.
 """
 
 import math
+from operator import mul
 
 from helpers.engine.memory.recomputing import group_size
-from helpers.planner.memory.microbatches_in_flight import Flight, in_flight
+from helpers.planner.memory.turns import Turn, turns
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
@@ -60,19 +61,31 @@ def _context_bytes(job: Job) -> float:
     return bytes_of(job, Widths(query=1 + results)) + _sums_bytes(job)
 
 
-def activation_bytes(job: Job, rank: int, flight: Flight | None = None) -> float:
-    """Kept for the backward passes of the micro-batches in flight, by default when most activations
-    are; of what offloading sends out only what is on its way: three blocks' of one micro-batch.
+def activation_bytes(job: Job, rank: int) -> float:
+    """The most that a pipeline rank keeps for its backward passes."""
+    return max(turn_activation_bytes(job, turn) for turn in turns(job, rank))
+
+
+def turn_activation_bytes(job: Job, turn: Turn) -> float:
+    """Kept for the backward passes of the micro-batches in flight when a backward begins; of what
+    offloading sends out only what is on its way: three blocks' of one micro-batch.
 
     Source: arXiv 2205.05198, section 4.2.3, with the schedule's own number in flight.
     """
-    flight, layers = flight or in_flight(job, rank), job.layers_of(rank)
-    stages = [job.layers[stage] for stage in job.stages_of(rank)]
-    kept = sum(kept_bytes(job, blocks) - sent_out_bytes(job, blocks) for blocks in stages)
-    whole = flight.whole * kept / len(stages) + sent_out_bytes(job, min(3, layers))
-    halved = flight.halved * layers / len(stages) * waiting_bytes(job) if flight.halved else 0.0
+    stages = job.stages_of(job.rank_of[turn.stage])
+    held = stays_bytes(job, sum(job.layers[stage] for stage in stages))
+    for stage, whole, halved in zip(stages, turn.whole, turn.halved, strict=True):
+        blocks = job.layers[stage]
+        held += whole * (kept_bytes(job, blocks) - sent_out_bytes(job, blocks))
+        held += halved * blocks * waiting_bytes(job) if halved else 0.0
+    return held
+
+
+def stays_bytes(job: Job, layers: int) -> float:
+    """Of a rank with so many layers, however many micro-batches are in flight: what is kept of the
+    last block alone, and what offloading has on its way."""
     stays = 0.0 if job.plan.activation == "none" else bytes_of(job, job.program.stays)
-    return whole + halved + stays
+    return stays + sent_out_bytes(job, min(3, layers))
 
 
 def sent_out_bytes(job: Job, blocks: int = 1) -> float:
@@ -91,9 +104,10 @@ def sent_out_bytes(job: Job, blocks: int = 1) -> float:
 def offloaded_bytes(job: Job, rank: int) -> float:
     """Activations of a rank that are in host memory when most are. What is on its way is there,
     too."""
-    stages = job.stages_of(rank)
-    sent_out = sum(sent_out_bytes(job, job.layers[stage]) for stage in stages)
-    return sum(in_flight(job, rank)) * sent_out / len(stages)
+    if not job.plan.offload:
+        return 0.0
+    sent_out = [sent_out_bytes(job, job.layers[stage]) for stage in job.stages_of(rank)]
+    return max(sum(map(mul, turn.whole, sent_out)) for turn in turns(job, rank))
 
 
 def waiting_bytes(job: Job) -> float:

@@ -19,10 +19,11 @@ from helpers.planner.memory.activations import (
 from helpers.planner.memory.categories import Memory
 from helpers.planner.memory.components import (
     chunk_bytes,
-    stage_messages_bytes,
+    stage_message_bytes,
     working_bytes,
 )
 from helpers.planner.memory.states import block_base_bytes, rank_states
+from helpers.planner.memory.turns import turns
 from helpers.planner.model.adapters import matrices
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
@@ -41,6 +42,9 @@ def frozen(job: Job) -> Job:
 def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) -> Memory:
     """Of pipeline rank `rank`."""
     states, job = rank_states(job, rank), frozen(job)
+    messages = max(turn.messages + turn.takes for turn in turns(job, rank)) * stage_message_bytes(
+        job
+    )
     last, element = job.rank_of[-1] == rank, job.element_bytes
     loss = chunk_bytes(job) + (job.program.last_norm + 2) * job.hidden_bytes if last else 0.0
     sizes = [one * other for one, other in matrices(job.shape)]
@@ -58,7 +62,7 @@ def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) ->
         optimizer=states.optimizer,
         activations=activation_bytes(job, rank),
         logits=0.0 if work > loss else loss,
-        transients=gathered + stage_messages_bytes(job, rank) + (work if work > loss else 0.0),
+        transients=gathered + messages + (work if work > loss else 0.0),
         context=context_bytes,
         host=offloaded_bytes(job, rank),
     )

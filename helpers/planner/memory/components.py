@@ -3,10 +3,9 @@ model, what is gathered or on its way, what a block's backward works with. step_
 of them stand beside each other.
 """
 
-from helpers.engine.pipeline.runner import AHEAD
 from helpers.planner.memory.activations import bytes_of, kept_bytes, largest_unit
-from helpers.planner.memory.gradient_messages import messages, one_message, sends_now
-from helpers.planner.memory.microbatches_in_flight import in_flight, in_halves
+from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
+from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
@@ -19,6 +18,7 @@ ROUNDED = Widths(ffn=5, up=0.5)
 BROUGHT_BACK = Widths(inside=1, ffn=1)
 # alive beside each other at the end of a block's backward
 LAST = Widths(inside=4, query=1, kv=1)
+LAST_OF_INPUT = Widths(inside=4)  # of the half whose gradients of queries, keys and values wait
 
 
 def loss_work_bytes(job: Job, gathered: float = 0.0) -> float:
@@ -63,23 +63,16 @@ def end_bytes(job: Job) -> float:
     return hidden_states * job.hidden_bytes + (0 if _made_late(job) else 4 * _head(job))
 
 
-def stage_messages_bytes(job: Job, rank: int, later: bool = False) -> float:
-    """Hidden states and their gradients on their way between pipeline ranks, when a backward begins
-    and most micro-batches are in flight: what was sent last, receives that are posted ahead, and
-    the gradient that it begins with, of which the last stage makes its own.
+def stage_message_bytes(job: Job) -> float:
+    """Hidden states of a micro-batch, or their gradient, on their way between stages."""
+    return job.hidden_bytes / job.sequence_ranks
 
-    Args:
-        later: of the backward after that one, instead.
 
-    Source: the engine's pipeline/messages.py and runner.py.
-    """
-    if job.plan.pp == 1:
-        return 0.0
-    flying, pairs = sum(in_flight(job, rank)) - later, job.microbatches * len(job.stages_of(rank))
-    messages = 2 + (AHEAD if flying < pairs - later else min(AHEAD, flying - 1))
-    if job.rank_of[-1] == rank and len(job.stages_of(rank)) == 1:
-        messages = min(2, pairs - 1)
-    return messages * job.hidden_bytes / job.sequence_ranks
+def late_matrix_bytes(job: Job) -> float:
+    """The largest gradient of a matrix that is made later, on its way into its sum; ZeRO-3 has it
+    in the dtype of sums, too."""
+    each = job.element_bytes + (job.sum_bytes if _sharded(job) else 0)
+    return each * _largest_matrix(job)
 
 
 def root_bytes(job: Job, rank: int) -> float:
@@ -99,21 +92,33 @@ def sent_bytes(job: Job, rank: int, blocks: int) -> float:
     return job.sum_bytes * blocks * job.block_parameters
 
 
-def left_over_bytes(job: Job, rank: int) -> float:
-    """The gradients that ZeRO-3 sent last in a micro-batch, of what is in no block: fully_shard
-    holds them until it sends others in the next, or in that of another stage."""
-    if not _sharded(job) or len(job.stages_of(rank)) > 1:
+def stage_ends(job: Job, rank: int, stage: int) -> int:
+    """Parameters in no block whose first gradients a stage makes. One matrix for both ends of the
+    model has gradients from its last stage on."""
+    begin = job.begin_parameters(rank) if stage == 0 else 0
+    if stage < len(job.layers) - 1:
+        both = job.shape.tied and job.rank_of[0] == job.rank_of[-1]
+        return begin - (_head(job) if both and begin else 0)
+    return job.end_parameters(rank) - (0 if begin else _positions(job, rank))
+
+
+def left_over_bytes(job: Job, rank: int, stage: int) -> float:
+    """The gradients that ZeRO-3 sent last in a backward of a stage, of what is in no block:
+    fully_shard holds them until it sends others, in the next, or sees blocks of the rank that had
+    none to send: another stage's."""
+    others = sum(job.layers[other] for other in job.stages_of(rank) if other != stage)
+    if not _sharded(job) or others:
         return 0.0
     # in halves a block's gradients are summed apart
     of_block = 0 if in_halves(job, rank) else job.block_parameters * largest_unit(job, rank)
-    return job.sum_bytes * (job.end_parameters(rank) or of_block)
+    return job.sum_bytes * (stage_ends(job, rank, stage) or of_block)
 
 
-def waiting_head_bytes(job: Job) -> float:
+def waiting_head_bytes(job: Job, rank: int) -> float:
     """The head's gradient where it waits for the end of the backward: for the embedding's, if one
     matrix is both, or for the message that this would go in; for the sum of what is in no block,
     with ZeRO-3."""
-    waits = _sharded(job) or (job.shape.tied and (job.plan.pp == 1 or sends_now(job)))
+    waits = _sharded(job) or (job.shape.tied and (job.plan.pp == 1 or sends_now(job, rank)))
     return _head(job) * job.element_bytes if waits else 0.0
 
 
@@ -122,9 +127,10 @@ def unit_gradient_bytes(job: Job, blocks: int) -> float:
     return blocks * job.block_parameters * job.element_bytes + last_bytes(job)
 
 
-def last_bytes(job: Job) -> float:
-    """What is alive of a block at the end of its backward, beside its gradients."""
-    return bytes_of(job, LAST)
+def last_bytes(job: Job, halved: bool = False) -> float:
+    """What is alive of a block at the end of its backward, or of the half that makes its input's
+    gradient, beside its gradients and what waits."""
+    return bytes_of(job, LAST_OF_INPUT if halved else LAST)
 
 
 def reduced_bytes(job: Job, blocks: int) -> float:
@@ -141,18 +147,20 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
     if job.plan.activation != "none":
         whole = blocks * bytes_of(job, job.program.kept["none"])
         again = max(0.0, whole - kept_bytes(job, blocks))
-    of_matrix = 0.0 if job.adapters else job.element_bytes * _largest_matrix(job)
+    late = in_halves(job, rank)
+    of_matrix = 0.0 if job.adapters or late else job.element_bytes * _largest_matrix(job)
     gradients = job.program.gradients
     if job.plan.sequence_parallel:  # of the block's result, which is gathered
         gradients += INPUT
-    of_mlp = bytes_of(job, gradients) + of_matrix
-    if job.plan.precision == "fp8" and not in_halves(job, rank):  # the matrix in 8 bits, and turned
+    stays = Widths(ffn=1 if late else 0)  # what the MLP's last product had
+    of_mlp = bytes_of(job, gradients + stays) + of_matrix
+    if job.plan.precision == "fp8":  # brought to one scale, or the matrix in 8 bits
         matrix = _largest_matrix(job)
-        of_mlp = max(of_mlp + 2 * matrix, bytes_of(job, ROUNDED) + matrix)
+        of_mlp = max(bytes_of(job, gradients) + 4 * matrix, bytes_of(job, ROUNDED) + matrix)
     if job.plan.offload and job.plan.activation == "none":
         of_mlp += bytes_of(job, BROUGHT_BACK)
     of_attention = context_work_bytes(job) - bytes_of(job, Widths(ffn=after_attention))
-    if _sharded(job) and not in_halves(job, rank):  # the MLP's gradients wait for the block's end
+    if _sharded(job) and not late:  # the MLP's gradients wait for the block's end
         made = sum(linear.parameters for linear in job.shape.block[2:]) / job.plan.tp
         of_attention += job.element_bytes * made
     of_norm = bytes_of(job, Widths(outside=job.program.norm_gradients, ffn=-after_attention))
@@ -188,16 +196,15 @@ def table_work_bytes(job: Job, rank: int, first: bool) -> float:
     element, of_sum, shards = job.element_bytes, job.sum_bytes, job.plan.shards
     low, table = job.plan.precision != "fp32", job.begin_parameters(rank)
     if _sharded(job):
-        # in low precision it is freed when its sum is there
-        own = of_sum / shards if first and low else 0
+        own = of_sum / shards if first else 0
         return (element + of_sum + own) * job.end_parameters(rank)
     twice = job.shape.tied and job.plan.pp == 1
     made = 3 * element * table if twice else element * table
-    if not sends_now(job):
+    if not sends_now(job, rank):
         return max(made, (element + of_sum) * table) if first and low else made
     if one_message(job, rank):
         return made
-    last = messages(job, rank)[-1]
+    last = stage_messages(job, 0)[-1]
     back = of_sum * last.elements / shards if job.plan.zero else 0
     if last.parameters > 1:
         waited = element * (last.elements - table)
@@ -212,6 +219,12 @@ def swapped_bytes(job: Job) -> float:
     if not job.shape.tied or job.plan.pp == 1:
         return 0.0
     return job.sum_bytes * _head(job) / (job.plan.shards if job.plan.zero else 1)
+
+
+def _positions(job: Job, rank: int) -> int:
+    """What a rank has of the model's beginning and not of its end."""
+    begin = job.begin_parameters(rank)
+    return begin - (_head(job) if begin and job.shape.tied else 0)
 
 
 def _largest_matrix(job: Job) -> float:

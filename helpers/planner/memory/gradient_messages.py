@@ -7,12 +7,13 @@ Source: the engine's data_parallel/buckets.py.
 import bisect
 import itertools
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES, ReduceScattered
-from helpers.planner.memory.microbatches_in_flight import in_halves
+from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.training_job import Job
 from helpers.planner.shape.parameters import Held, begin_parameters, end_parameters
 
@@ -36,54 +37,55 @@ class Message(NamedTuple):
         return self.elements if self.parameters > 1 else 0
 
 
-def messages(job: Job, rank: int) -> tuple[Message, ...]:
-    """All of a pipeline rank, in the order in which they are full."""
-    first, last = job.rank_of[0] == rank, job.rank_of[-1] == rank
+def messages(job: Job, rank: int) -> Iterator[Message]:
+    """All of a pipeline rank, stage after stage from its last to its first."""
+    stages = reversed(job.stages_of(rank))
+    return itertools.chain.from_iterable(stage_messages(job, stage) for stage in stages)
+
+
+def stage_messages(job: Job, stage: int) -> tuple[Message, ...]:
+    """Those of a stage, in the order in which they are full."""
+    first, last = stage == 0, stage == len(job.layers) - 1
     begin = begin_parameters(job.shape) if first else ()
     end = end_parameters(job.shape) if last else ()
-    if job.shape.tied and last:  # one matrix for both ends, which comes first in the model
+    if job.shape.tied and job.rank_of[-1] == job.rank_of[stage]:
+        # one matrix for both ends, which comes first in the model
         table = begin_parameters(job.shape)[0]
-        begin = begin or (table,)
+        if last and job.rank_of[0] != job.rank_of[stage]:
+            begin = (table,)
         end = tuple(held for held in end if held.sizes != table.sizes)
     block, norms = job.block, job.shape.block_norm // job.shape.hidden
     if job.shape.family in NORMS_FIRST:
         block = (*block[-norms:], *block[:-norms])
     most = BUCKET_BYTES // job.sum_bytes
-    layers = tuple(job.layers[stage] for stage in job.stages_of(rank))
-    return _filled(begin, block, layers, end, job.plan.tp, most)
+    return _filled(begin, block, job.layers[stage], end, job.plan.tp, most)
 
 
 @lru_cache(maxsize=4096)
 def _filled(
     begin: tuple[Held, ...],
     block: tuple[Held, ...],
-    layers: tuple[int, ...],
+    layers: int,
     end: tuple[Held, ...],
     tp: int,
     most: int,
 ) -> tuple[Message, ...]:
-    """From the last parameter to the first, of so many elements at most and of one stage."""
+    """From the last parameter to the first, of so many elements at most."""
     of_begin, of_block, of_end = (
         [math.prod(held.on(tp)) for held in some] for some in (begin, block, end)
     )
-    stages = [count * of_block for count in layers]
-    stages[0] = of_begin + stages[0]
-    stages[-1] = stages[-1] + of_end
-    found, filled_to = [], 0
-    for stage in reversed(stages):
-        elements = parameters = 0
-        for size in reversed(stage):
-            if elements and elements + size > most:
-                found.append(Message(elements, parameters, filled_to))
-                elements = parameters = 0
-            elements, parameters, filled_to = elements + size, parameters + 1, filled_to + size
-        found.append(Message(elements, parameters, filled_to))
-    return tuple(found)
+    found, filled_to, elements, parameters = [], 0, 0, 0
+    for size in reversed(of_begin + layers * of_block + of_end):
+        if elements and elements + size > most:
+            found.append(Message(elements, parameters, filled_to))
+            elements = parameters = 0
+        elements, parameters, filled_to = elements + size, parameters + 1, filled_to + size
+    return (*found, Message(elements, parameters, filled_to))
 
 
-def full_messages(job: Job, rank: int, elements: float) -> tuple[Message, ...]:
-    """Those that are full when so many gradients are there."""
-    found = messages(job, rank)
+def full_messages(job: Job, stage: int, elements: float) -> tuple[Message, ...]:
+    """Those of a stage that are full when so many of its gradients are there."""
+    found = stage_messages(job, stage)
     return found[: bisect.bisect_right(found, elements, key=END)]
 
 
@@ -100,11 +102,11 @@ def in_messages(job: Job) -> bool:
     return job.plan.zero != 3 and (low or job.plan.dp * job.plan.cp > 1)
 
 
-def sends_now(job: Job) -> bool:
+def sends_now(job: Job, rank: int) -> bool:
     """Are messages sent in the backwards at which most is held?"""
-    if not in_messages(job) or job.plan.splits_backward:
+    if not in_messages(job) or in_halves(job, rank):
         return False
-    return job.plan.zero == 2 or job.microbatches == 1
+    return job.microbatches == 1 or (job.plan.zero == 2 and not job.plan.splits_backward)
 
 
 class Made(NamedTuple):
@@ -114,18 +116,19 @@ class Made(NamedTuple):
     on_the_way: float
 
 
-def made_bytes(job: Job, rank: int, elements: float, gradients: float) -> Made:
-    """When so many gradients were made.
+def made_bytes(job: Job, stage: int, elements: float, gradients: float) -> Made:
+    """When so many gradients of a stage were made.
 
     Those of a message wait in the arithmetic's dtype until it is full. ZeRO-1 and 2 have two
     messages and what comes back of them before the sums are there.
 
     Args:
-        gradients: bytes of all of them, when they are there.
+        gradients: bytes of all of the rank's, when they are there.
     """
-    if not sends_now(job):
+    rank = job.rank_of[stage]
+    if not sends_now(job, rank):
         return Made(gradients * elements / job.parameters_of(rank), 0.0)
-    full = full_messages(job, rank, elements)
+    full = full_messages(job, stage, elements)
     under_way = full[-ReduceScattered.most_under_way :] if job.plan.zero else ()
     shards = job.plan.shards if job.plan.zero else 1
     ended = full[-1].end if full else 0
@@ -134,7 +137,7 @@ def made_bytes(job: Job, rank: int, elements: float, gradients: float) -> Made:
     return Made((sent - coming) / shards, waiting + coming * (1 + 1 / shards))
 
 
-def first_sent_bytes(job: Job, rank: int, before: float) -> float:
+def first_sent_bytes(job: Job, stage: int, before: float) -> float:
     """More on its way when a block's largest matrix was sent, while the gradient of another is
     made.
 
@@ -143,18 +146,18 @@ def first_sent_bytes(job: Job, rank: int, before: float) -> float:
     """
     matrices = [linear.parameters / job.plan.tp for linear in job.shape.block]
     then = before + max(matrices) + job.block_parameters - sum(matrices)
-    if full_messages(job, rank, before) == full_messages(job, rank, then):
+    if full_messages(job, stage, before) == full_messages(job, stage, then):
         return 0.0
-    ways = [made_bytes(job, rank, elements, 0).on_the_way for elements in (before, then)]
+    ways = [made_bytes(job, stage, elements, 0).on_the_way for elements in (before, then)]
     return max(0.0, ways[1] - ways[0])
 
 
-def message_work_bytes(job: Job, rank: int, before: float, after: float) -> float:
+def message_work_bytes(job: Job, stage: int, before: float, after: float) -> float:
     """While messages are made that are full when `after` gradients are there and were not with
     `before`: what is copied into the largest, and the message that ZeRO-1 and 2 wait for."""
-    if not sends_now(job):
+    if not sends_now(job, job.rank_of[stage]):
         return 0.0
-    begun, full = (full_messages(job, rank, elements) for elements in (before, after))
+    begun, full = (full_messages(job, stage, elements) for elements in (before, after))
     copied = max((message.copied for message in full[len(begun) :]), default=0)
     too_many = job.plan.zero and len(begun) < len(full) > ReduceScattered.most_under_way
     waits = full[-1 - ReduceScattered.most_under_way].elements if too_many else 0
@@ -183,12 +186,12 @@ def last_message_bytes(job: Job, rank: int, gradients: float) -> float:
     if not in_messages(job):
         return 0.0
     shards = job.plan.shards if job.plan.zero else math.inf
-    first = messages(job, rank)[: 1 + ReduceScattered.most_under_way]
+    first = list(itertools.islice(messages(job, rank), 1 + ReduceScattered.most_under_way))
     if one_message(job, rank):
         earlier = job.plan.zero == 2 and job.microbatches > 1 and not job.plan.splits_backward
         every = job.sum_bytes * first[0].elements
         gradients = every + (every / shards if earlier else 0.0)
-    elif job.plan.zero and sends_now(job):
+    elif job.plan.zero and sends_now(job, rank):
         return 0.0
     back = itertools.accumulate(message.elements / shards for message in first)
     most = max(message.copied + sums for message, sums in zip(first, back, strict=True))
@@ -199,4 +202,4 @@ def sent_last_bytes(job: Job, rank: int) -> float:
     """This rank's share of the first message of what waited so."""
     if not unsent_bytes(job, rank):
         return 0.0
-    return job.sum_bytes * messages(job, rank)[0].elements / job.plan.shards
+    return job.sum_bytes * next(messages(job, rank)).elements / job.plan.shards

@@ -6,23 +6,19 @@ frees in it. Only those are listed that can have the step's fullest moment.
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from helpers.planner.memory.activations import (
-    activation_bytes,
-    kept_bytes,
-    largest_unit,
-    waiting_bytes,
-)
+from helpers.engine.pipeline.schedules import FORWARD, INPUT, WEIGHT
+from helpers.planner.memory.activations import kept_bytes, waiting_bytes
 from helpers.planner.memory.components import (
     end_bytes,
     gathered_bytes,
     last_bytes,
-    left_over_bytes,
+    late_matrix_bytes,
     loss_work_bytes,
     reduced_bytes,
     root_bytes,
     sent_bytes,
+    stage_message_bytes,
     swapped_bytes,
     table_work_bytes,
     unit_gradient_bytes,
@@ -35,32 +31,15 @@ from helpers.planner.memory.gradient_messages import (
     last_message_bytes,
     made_bytes,
     message_work_bytes,
-    messages,
-    sends_now,
     sent_last_bytes,
+    stage_messages,
 )
-from helpers.planner.memory.microbatches_in_flight import in_halves, put_off
+from helpers.planner.memory.moments import Moment, moments
 from helpers.planner.memory.timeline import Event, Held, free, hold
-from helpers.planner.memory.turns import Turn, put_off_bytes, turns
+from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.training_job import Job
 
 Stretch = tuple[Held, list[Event]]
-
-
-class Common(NamedTuple):
-    """What several stretches have alike.
-
-    gradients: bytes of the rank's, when all are there.
-    units: blocks of each unit of a stage, in the order of its backward: what is gathered together,
-        and recomputed together.
-    turns: backwards at which most can be held.
-    sends: are messages of gradients sent in them?
-    """
-
-    gradients: float
-    units: list[int]
-    turns: list[Turn]
-    sends: bool
 
 
 def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
@@ -69,123 +48,137 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
     Args:
         gradients: bytes of the rank's, when all are there.
     """
-    common = Common(
-        gradients=gradients,
-        units=_units(job, rank),
-        turns=turns(job, rank, gradients),
-        sends=sends_now(job),
-    )
-    for turn in common.turns:
-        if job.rank_of[-1] == rank:
-            yield _loss(job, rank, turn, common)
-        if common.units:
-            yield from _backward(job, rank, turn, common)
-    if in_halves(job, rank):
-        yield _weights_wait(job, rank, common)
-    if job.plan.zero == 3 and job.microbatches > 1:
-        yield _next_forward(job, rank, common)
-    yield from _end(job, rank, common)
+    for moment in moments(job, rank, gradients):
+        turn = moment.turn
+        if turn.kind == FORWARD:
+            yield _forward(moment)
+            continue
+        if turn.kind == WEIGHT:
+            yield _weights(moment)
+            continue
+        if moment.last:
+            yield _loss(moment)
+        if moment.units:
+            yield from _backward(moment)
+        if turn.stage == 0:
+            yield _table(moment)
+        if moment.sends:
+            yield _last_message(moment)
+    yield from _end(job, rank, gradients)
 
 
-def _units(job: Job, rank: int) -> list[int]:
-    blocks = max(job.layers[stage] for stage in job.stages_of(rank))
-    if not blocks:
-        return []
-    whole, rest = divmod(blocks, largest_unit(job, rank))
-    return ([rest] if rest else []) + whole * [largest_unit(job, rank)]
-
-
-def _loss(job: Job, rank: int, turn: Turn, common: Common) -> Stretch:
-    gathered = gathered_bytes(job, common.units[0]) if common.units else 0.0
+def _loss(now: Moment) -> Stretch:
+    job = now.job
+    gathered = gathered_bytes(job, now.units[0]) if now.units else 0.0
     # no block frees the buffer from which a forward copied what is in no block
-    kept = job.layers[-1] == 0 and job.plan.schedule != "gpipe"
-    buffer = root_bytes(job, rank) if kept else 0.0
+    kept = now.turn.fresh and not now.units and job.plan.schedule != "gpipe"
+    buffer = root_bytes(job, now.rank) if kept else 0.0
     start = Held(
-        gradients=turn.before,
-        activations=turn.activations,
-        logits=turn.ends,
-        transients=turn.always + turn.left_over + buffer,
+        gradients=now.before,
+        activations=now.activations,
+        logits=now.ends,
+        transients=now.always + now.left_over + buffer,
     )
     return start, [hold("logits", end_bytes(job)), hold("logits", loss_work_bytes(job, gathered))]
 
 
-def _backward(job: Job, rank: int, turn: Turn, common: Common) -> Iterator[Stretch]:
+def _backward(now: Moment) -> Iterator[Stretch]:
     """Of one unit of blocks, where it can be the fullest of all of them."""
-    head = waiting_head_bytes(job) if job.rank_of[-1] == rank else 0.0
-    units = common.units
-    for done in _turning_points(job, rank, turn, common):
-        made = Made(0.0, 0.0)
-        if common.sends or not turn.before:
-            made = made_bytes(job, rank, _made(job, rank, sum(units[:done])), common.gradients)
-        sent = sent_bytes(job, rank, units[done - 1]) if done else turn.left_over
-        # the gradient that came is that of the first unit's result, which it works with
-        taken = 0.0 if done or job.rank_of[-1] == rank else job.hidden_bytes / job.sequence_ranks
+    job, units = now.job, now.units
+    head = waiting_head_bytes(job, now.rank) if now.last else 0.0
+    for done in _turning_points(now):
+        over = sum(units[:done])
+        made = _made_bytes(now, over)
+        sent = sent_bytes(job, now.rank, units[done - 1]) if done else now.left_over
+        waiting = over * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
+        left = min(now.activations, now.others + kept_bytes(job, sum(units[done:]))) + waiting
         start = Held(
-            gradients=turn.before or made.summed,
-            activations=min(turn.activations, turn.others + kept_bytes(job, sum(units[done:]))),
-            logits=turn.ends + head,
-            transients=turn.always + sent - taken + made.on_the_way,
+            gradients=now.before + made.summed,
+            activations=left if done else now.activations,
+            logits=now.ends + head,
+            # at first it is the gradient of the first unit's result, which that works with
+            transients=now.always + sent + made.on_the_way + (now.taken if done else 0.0),
         )
-        yield start, _unit_events(job, rank, turn, common, done, sent)
+        yield start, _unit_events(now, done, sent)
 
 
-def _turning_points(job: Job, rank: int, turn: Turn, common: Common) -> list[int]:
+def _turning_points(now: Moment) -> list[int]:
     """How many units' backward is over where the next one's can be the fullest: none; one, if the
     second is larger, or ZeRO-3 has gradients of the first on their way; those that fill one, two
     and three messages; or all but two or one, for between them activations go as evenly as
-    gradients come."""
-    units = common.units
+    gradients come, or as what waits for those of weights."""
+    job, units = now.job, now.units
     points = {0, 1} if job.plan.zero == 3 or units[0] < units[-1] else {0}
-    if common.sends:
-        each, head = job.block_parameters * units[-1], _made(job, rank, 0)
-        first = messages(job, rank)[:3]
-        points |= {math.ceil((message.end - head) / each) - 1 for message in first}
-    if not (turn.before or in_halves(job, rank)):
+    if now.sends:
+        each, above = job.block_parameters * units[-1], _made(now, 0)
+        first = stage_messages(job, now.turn.stage)[:3]
+        points |= {math.ceil((message.end - above) / each) - 1 for message in first}
+    if now.turn.kind == INPUT:
+        points.add(len(units) - 1)
+    elif not now.added:
         points |= {len(units) - 2, len(units) - 1}
     return sorted(point for point in points if 0 <= point < len(units))
 
 
-def _made(job: Job, rank: int, blocks: int) -> float:
-    """Gradients that are there when the last blocks' backward is over: theirs, if they do not come
-    later, and those of the norm and head above if these do not wait."""
-    made = 0 if in_halves(job, rank) else blocks * job.block_parameters
-    if job.plan.zero == 3:
+def _made(now: Moment, blocks: int) -> float:
+    """Gradients of the stage that are there when its last blocks' backward is over: theirs, if they
+    do not come later, and those of the norm and head above if these do not wait."""
+    job = now.job
+    made = 0 if now.turn.kind == INPUT else blocks * job.block_parameters
+    if job.plan.zero == 3 or not now.last:
         return made
-    end = job.end_parameters(rank) - job.begin_parameters(rank)
+    end = job.end_parameters(now.rank) - job.begin_parameters(now.rank)
     matrix = job.vocab_rows * job.shape.hidden
-    waits = waiting_head_bytes(job) and end > matrix
+    waits = waiting_head_bytes(job, now.rank) and end > matrix
     return made + end - (matrix if waits else 0)
 
 
-def _unit_events(
-    job: Job, rank: int, turn: Turn, common: Common, done: int, sent: float
-) -> list[Event]:
+def _made_bytes(now: Moment, blocks: int) -> Made:
+    """Of the gradients that this backward has made, after so many blocks: more that is summed than
+    before; and what is on its way."""
+    elements = _made(now, blocks)
+    if not now.sends:
+        summed = now.gradients * elements / now.job.parameters_of(now.rank)
+        return Made(0.0 if now.added else summed, 0.0)
+    made = made_bytes(now.job, now.turn.stage, elements, now.gradients)
+    return Made(0.0 if now.added else made.summed, made.on_the_way)
+
+
+def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
     """A unit's backward.
 
     Args:
         done: units whose backward is over.
         sent: bytes that were sent before and are freed when its own gradients are sent.
     """
-    blocks, *later = common.units[done:]
+    job, rank = now.job, now.rank
+    blocks, *later = now.units[done:]
     gathered, working = gathered_bytes(job, blocks), working_bytes(job, rank, blocks)
-    if common.sends and not done:  # later two messages are on their way already
-        working += first_sent_bytes(job, rank, _made(job, rank, 0))
+    if now.sends and not done:  # later two messages are on their way already
+        working += first_sent_bytes(job, now.turn.stage, _made(now, 0))
     last_of_many = job.plan.schedule == "interleaved" and rank == job.plan.pp - 1
     # fully_shard gathers the unit before, at a stage's first one another stage's
-    if not later and len(job.stages_of(rank)) > 1 and not last_of_many:
+    if not later and len(now.turn.whole) > 1 and not last_of_many:
         later = [blocks]
+    # no forward has gathered what is in no block
+    buffer = root_bytes(job, rank) if now.turn.again and not done else 0.0
     events = [
+        hold("transients", buffer),
         hold("transients", 2 * gathered),  # a buffer, and the parameters that are copied out of it
-        free("transients", gathered),
+        free("transients", buffer + gathered),
         hold("transients", gathered_bytes(job, later[0]) if later else 0.0),
         hold("transients", working),
         free("transients", working),
-        free("activations", min(kept_bytes(job, blocks), turn.activations)),
+        free("activations", min(kept_bytes(job, blocks), now.activations)),
     ]
-    if in_halves(job, rank):
-        return events
+    if now.turn.kind == INPUT:
+        return [
+            *events,
+            hold("activations", blocks * waiting_bytes(job)),
+            hold("transients", last_bytes(job, halved=True)),
+        ]
     if not gathered:
-        return [*events, *_gradient_events(job, rank, turn, common, done)]
+        return [*events, *_gradient_events(now, done)]
     gradients = unit_gradient_bytes(job, blocks)
     return [
         *events,
@@ -195,80 +188,88 @@ def _unit_events(
     ]
 
 
-def _gradient_events(job: Job, rank: int, turn: Turn, common: Common, done: int) -> list[Event]:
+def _gradient_events(now: Moment, done: int) -> list[Event]:
     """A unit's gradients, where ZeRO-3 does not gather it. What is added to earlier ones takes no
     memory, unless it is sent."""
-    if turn.before and not common.sends:
+    if now.added and not now.sends:
         return []
-    before, after = (_made(job, rank, sum(common.units[:units])) for units in (done, done + 1))
-    begun = made_bytes(job, rank, before, common.gradients)
-    grown = made_bytes(job, rank, after, common.gradients)
-    last = last_bytes(job)
+    blocks = [sum(now.units[:units]) for units in (done, done + 1)]
+    begun, grown = (_made_bytes(now, some) for some in blocks)
+    before, after = (_made(now, some) for some in blocks)
+    last = last_bytes(now.job)
     return [
         hold("transients", grown.on_the_way - begun.on_the_way),
-        hold("gradients", 0.0 if turn.before else grown.summed - begun.summed),
+        hold("gradients", grown.summed - begun.summed),
         hold("transients", last),
         free("transients", last),
-        hold("transients", message_work_bytes(job, rank, before, after)),
+        hold("transients", message_work_bytes(now.job, now.turn.stage, before, after)),
     ]
 
 
-def _weights_wait(job: Job, rank: int, common: Common) -> Stretch:
-    """Most gradients of weights wait. What a block's backward works with and what it kept becomes,
-    in part, what waits."""
-    start = Held(
-        gradients=common.turns[0].before,
-        activations=activation_bytes(job, rank, put_off(job, rank)),
-        transients=common.turns[-1].always,
-    )
-    blocks = max(common.units, default=0)
-    gathered, waiting = gathered_bytes(job, blocks), blocks * waiting_bytes(job)
-    work = max(0.0, working_bytes(job, rank, blocks) - waiting) if blocks else 0.0
+def _weights(now: Moment) -> Stretch:
+    """What waits becomes the gradients of weights, a matrix at a time."""
+    job, blocks = now.job, sum(now.units)
+    made = now.gradients * blocks * job.block_parameters / job.parameters_of(now.rank)
+    matrix = late_matrix_bytes(job) if blocks else 0.0
+    start = Held(gradients=now.before, activations=now.activations, transients=now.always)
     return start, [
-        hold("transients", 2 * gathered),
-        free("transients", gathered),
-        hold("transients", work),
-        free("transients", work + gathered),
-        free("activations", put_off_bytes(job, rank)),
-        hold("gradients", common.gradients - start.gradients),
+        hold("transients", matrix),
+        free("transients", matrix),
+        free("activations", blocks * waiting_bytes(job)),
+        hold("gradients", 0.0 if now.added else made),
+        hold("transients", matrix),
     ]
 
 
-def _next_forward(job: Job, rank: int, common: Common) -> Stretch:
-    """ZeRO-3 gathers the first block of the next micro-batch, while the buffer from which what is
-    in no block was copied is still there."""
+def _forward(now: Moment) -> Stretch:
+    """After a backward ZeRO-3 gathers anew: the forward's first block, while the buffer from which
+    what is in no block was copied is still there."""
+    job = now.job
     start = Held(
-        gradients=common.gradients,
-        activations=common.turns[0].others,
-        logits=common.turns[-1].ends,
-        transients=common.turns[-1].always + left_over_bytes(job, rank),
+        gradients=now.before,
+        activations=now.activations,
+        logits=now.ends,
+        transients=now.always + now.left_over,
     )
-    gathered = gathered_bytes(job, common.units[-1]) if common.units else 0.0
+    gathered = gathered_bytes(job, now.units[-1]) if now.units else 0.0
     times = 1 if job.plan.schedule == "gpipe" else 2  # gathered, and copied out
-    return start, [hold("transients", root_bytes(job, rank) + times * gathered)]
+    return start, [hold("transients", root_bytes(job, now.rank) + times * gathered)]
 
 
-def _end(job: Job, rank: int, common: Common) -> Iterator[Stretch]:
-    """All gradients are there, and the embedding's is made; a matrix that is embedding and head has
-    one on two ranks, which they swap."""
-    if job.rank_of[0] == rank:
-        others = _made(job, rank, sum(common.units))
-        if common.sends:  # the positions' too
-            last = messages(job, rank)[-1]
-            others = max(others, last.end - last.elements)
-        made = made_bytes(job, rank, others, common.gradients)
-        for turn in common.turns:
-            start = Held(
-                gradients=turn.before or made.summed,
-                activations=turn.others,
-                transients=turn.always - root_bytes(job, rank) + made.on_the_way,
-            )
-            yield start, [hold("transients", table_work_bytes(job, rank, not turn.before))]
+def _table(now: Moment) -> Stretch:
+    """All gradients of the first stage are there, and the embedding's is made."""
+    job, rank = now.job, now.rank
+    made = _made_bytes(now, sum(now.units))
+    if now.sends:  # the positions' too
+        last = stage_messages(job, 0)[-1]
+        others = max(_made(now, sum(now.units)), last.end - last.elements)
+        on_the_way = made_bytes(job, 0, others, now.gradients)
+        made = Made(0.0 if now.added else on_the_way.summed, on_the_way.on_the_way)
+    waiting = sum(now.units) * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
+    # freed by the backward of a block that gathers, or by the forward before
+    root = root_bytes(job, rank) if now.units or not now.turn.again else 0.0
+    start = Held(
+        gradients=now.before + made.summed,
+        activations=now.others + waiting,
+        transients=now.always - root + made.on_the_way + now.taken,
+    )
+    return start, [hold("transients", table_work_bytes(job, rank, not now.added))]
+
+
+def _last_message(now: Moment) -> Stretch:
+    """The rank's last message of a micro-batch, while others are in flight."""
+    gradients = last_message_bytes(now.job, now.rank, now.gradients)
+    others = now.others if now.job.plan.zero == 2 else 0.0
+    return Held(gradients=gradients, activations=others, transients=now.always), []
+
+
+def _end(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
+    """All gradients are there; a matrix that is embedding and head has one on two ranks, which they
+    swap."""
+    sent = stage_message_bytes(job) if job.plan.pp > 1 else 0.0
     if rank in (job.rank_of[0], job.rank_of[-1]):
-        yield Held(gradients=common.gradients), [hold("transients", swapped_bytes(job))]
+        yield Held(gradients=gradients), [hold("transients", swapped_bytes(job))]
     if in_halves(job, rank):
-        yield Held(gradients=common.gradients), [hold("transients", sent_last_bytes(job, rank))]
-    sends = job.plan.zero == 2 and not job.plan.splits_backward
-    others = common.turns[0].others if sends else 0.0
-    gradients = last_message_bytes(job, rank, common.gradients)
-    yield Held(gradients=gradients, activations=others, transients=common.turns[-1].always), []
+        yield Held(gradients=gradients), [hold("transients", sent_last_bytes(job, rank))]
+    last = last_message_bytes(job, rank, gradients)
+    yield Held(gradients=last, transients=root_bytes(job, rank) + sent), []

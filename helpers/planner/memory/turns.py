@@ -1,85 +1,173 @@
-"""The backwards of a rank at which most can be held, and what is there when each begins.
+"""The backwards of a pipeline rank at which most can be held, and what is there when each begins:
+a walk along the rank's own order.
 
-turns(job, rank, gradients)
+for turn in turns(job, rank): turn.stage, turn.whole, turn.messages
 """
 
+from collections.abc import Iterator
+from functools import lru_cache
+from operator import ge
 from typing import NamedTuple
 
-from helpers.planner.memory.activations import activation_bytes, waiting_bytes
-from helpers.planner.memory.components import (
-    end_bytes,
-    left_over_bytes,
-    root_bytes,
-    stage_messages_bytes,
+from helpers.engine.pipeline.runner import AHEAD
+from helpers.engine.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Actions,
+    rank_actions,
 )
-from helpers.planner.memory.microbatches_in_flight import in_flight, in_halves
 from helpers.planner.model.training_job import Job
+
+CHANGE = {FORWARD: (1, 0), BACKWARD: (-1, 0), INPUT: (-1, 1), WEIGHT: (0, -1)}  # whole, halved
 
 
 class Turn(NamedTuple):
-    """The backward of a micro-batch, in bytes: what is there when it begins.
+    """A backward of one micro-batch, or the half of it that makes the weights' gradients.
 
-    before: gradients of earlier ones. left_over: what the last of them left behind.
-    always: parameters that stay gathered, and messages between stages.
-    activations: of all micro-batches in flight; others: of all but this.
-    ends: of the others, what they keep at the end of the model.
+    stage: whose; place: which of the rank's that is, in the model's order.
+    kind: as an Action's.
+    summed, ended: has each of the rank's stages gradients of blocks; and of what is in none?
+    whole: micro-batches of each stage whose backward is still to come, this one included.
+    halved: those whose weights' gradients are.
+    messages: hidden states and gradients that are on their way or wait, without the gradient that
+        this backward begins with.
+    takes: does it begin with a gradient that a stage sent?
+    previous: the place of the backward before it, -1 for the first.
+    again: has there been no forward since? fresh: has there been one alone?
     """
 
-    before: float
-    left_over: float
-    always: float
-    activations: float
-    others: float
-    ends: float
+    stage: int
+    place: int
+    kind: str
+    summed: tuple[bool, ...]
+    ended: tuple[bool, ...]
+    whole: tuple[int, ...]
+    halved: tuple[int, ...]
+    messages: int
+    takes: bool
+    previous: int
+    again: bool
+    fresh: bool
 
 
-def turns(job: Job, rank: int, gradients: float) -> list[Turn]:
-    """That when most micro-batches are in flight; and the next, if that is the first of all.
+def turns(job: Job, rank: int) -> tuple[Turn, ...]:
+    """Of pipeline rank `rank`. Of those of one stage that find the same gradients, only the ones
+    with most in flight."""
+    return _turns(_order_of(job, rank), tuple(job.rank_of))
 
-    Args:
-        gradients: bytes of the rank's, when all are there.
-    """
-    flight, stages = in_flight(job, rank), len(job.stages_of(rank))
-    flying, activations = sum(flight), activation_bytes(job, rank)
-    done = flying < job.microbatches * stages  # is a backward over when most are in flight?
-    left_over, root = left_over_bytes(job, rank), root_bytes(job, rank)
-    keeps_ends = job.plan.schedule == "gpipe" and job.rank_of[-1] == rank
-    end = end_bytes(job) if keeps_ends else 0.0
-    each = 0.0 if job.plan.offload else activations / flying
-    begun = gradients * job.end_parameters(rank) / job.parameters_of(rank)
-    first = Turn(
-        before=gradients if done else begun if flight.halved else 0.0,
-        left_over=left_over if done else 0.0,
-        always=root + stage_messages_bytes(job, rank),
-        activations=activations,
-        others=activations - each if flying > 1 else 0.0,
-        ends=end * (flying - 1),
+
+def leading_forwards(job: Job, rank: int) -> int:
+    """Before the first backward of a pipeline rank."""
+    return _leading_forwards(_order_of(job, rank))
+
+
+class OrderOf(NamedTuple):
+    """Which rank of which pipeline; as rank_actions takes it."""
+
+    name: str
+    rank: int
+    pp: int
+    microbatches: int
+    virtual: int
+
+
+def _order_of(job: Job, rank: int) -> OrderOf:
+    plan = job.plan
+    name = plan.schedule if plan.pp > 1 else "1f1b"
+    return OrderOf(name, rank, plan.pp, job.microbatches, plan.stages // plan.pp)
+
+
+@lru_cache(maxsize=4096)
+def _leading_forwards(order: OrderOf) -> int:
+    return [action.kind == FORWARD for action in rank_actions(*order)].index(False)
+
+
+def in_halves(job: Job, rank: int) -> bool:
+    """Are gradients of weights made later than those of inputs? Not where no rank waits for the
+    inputs', the first of `zero-bubble`."""
+    return job.plan.splits_backward and (rank > 0 or job.plan.schedule != "zero-bubble")
+
+
+@lru_cache(maxsize=4096)
+def _turns(order: OrderOf, rank_of: tuple[int, ...]) -> tuple[Turn, ...]:
+    alike: dict[tuple, list[Turn]] = {}
+    for turn in dict.fromkeys(_walk(rank_actions(*order), rank_of, order.rank)):
+        others = alike.setdefault(
+            (turn.place, turn.kind, turn.summed, turn.ended, turn.previous), []
+        )
+        if not any(_holds(other, turn) for other in others):
+            others[:] = [other for other in others if not _holds(turn, other)] + [turn]
+    return tuple(turn for some in alike.values() for turn in some)
+
+
+def _holds(one: Turn, other: Turn) -> bool:
+    """Does one hold all that the other does?"""
+    mine = (*one.whole, *one.halved, one.messages, one.again, one.fresh)
+    return all(
+        map(ge, mine, (*other.whole, *other.halved, other.messages, other.again, other.fresh))
     )
-    if done or flying == 1:
-        return [first]
-    of_first = _first_gradients(job, rank) / job.parameters_of(rank)
-    halved = put_off_bytes(job, rank)
-    second = Turn(
-        before=begun if in_halves(job, rank) else gradients * of_first,
-        left_over=left_over,
-        always=root + stage_messages_bytes(job, rank, later=True),
-        activations=first.others + halved,
-        others=first.others - (each if flying > 2 else first.others) + halved,
-        ends=end * (flying - 2),
-    )
-    return [first, second]
 
 
-def _first_gradients(job: Job, rank: int) -> int:
-    """Gradients that a rank's first backward makes, of one stage."""
-    stages = job.stages_of(rank)
-    ends = len(stages) == 1 or job.rank_of[-1] == rank
-    blocks = job.layers[stages[-1]] * job.block_parameters
-    return blocks + (job.end_parameters(rank) if ends else 0)
+def _walk(actions: Actions, rank_of: tuple[int, ...], rank: int) -> Iterator[Turn]:
+    """Every backward, in the rank's order."""
+    owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
+    places = {stage: i for i, stage in enumerate(owned)}
+    whole, halved = [0] * len(places), [0] * len(places)
+    summed, ended = [False] * len(places), [False] * len(places)
+    passed_by = {
+        (kind, stage): _passed(kind, stage, rank_of) for kind in CHANGE for stage in places
+    }
+    own = [passed_by[action.kind, action.stage] for action in actions]
+    waiting = sent = 0  # messages to itself; is one to another rank still there?
+    previous, forwards = -1, 0  # since then
+    for index, (kind, stage, _) in enumerate(actions):
+        place, passed = places[stage], own[index]
+        waiting -= passed.from_itself
+        coming = [later.from_other for later in own[index + 1 : index + 1 + AHEAD]]
+        if kind != FORWARD or (forwards == 0 <= previous):
+            yield Turn(
+                stage,
+                place,
+                kind,
+                tuple(summed),
+                tuple(ended),
+                tuple(whole),
+                tuple(halved),
+                messages=sum(coming) + waiting + sent,
+                takes=kind not in (FORWARD, WEIGHT) and stage + 1 < len(rank_of),
+                previous=previous,
+                again=forwards == 0,
+                fresh=forwards == 1,
+            )
+        waiting, sent = waiting + passed.to_itself, sent or passed.to_other
+        more_whole, more_halved = CHANGE[kind]
+        whole[place] += more_whole
+        halved[place] += more_halved
+        ended[place] |= kind != FORWARD
+        summed[place] |= kind not in (FORWARD, INPUT)
+        if kind == FORWARD:
+            forwards += 1
+        elif kind != WEIGHT:
+            previous, forwards = place, 0
 
 
-def put_off_bytes(job: Job, rank: int) -> float:
-    """Bytes of a stage and micro-batch whose gradients of weights come later."""
-    if not in_halves(job, rank):
-        return 0.0
-    return job.layers_of(rank) / len(job.stages_of(rank)) * waiting_bytes(job)
+class Passed(NamedTuple):
+    """Where the message of an action comes from, and where its result goes."""
+
+    from_itself: bool
+    from_other: bool
+    to_itself: bool
+    to_other: bool
+
+
+def _passed(kind: str, stage: int, rank_of: tuple[int, ...]) -> Passed:
+    if kind == WEIGHT:
+        return Passed(False, False, False, False)
+    before, after = (stage - 1, stage + 1) if kind == FORWARD else (stage + 1, stage - 1)
+    comes = rank_of[before] if 0 <= before < len(rank_of) else None
+    goes = rank_of[after] if 0 <= after < len(rank_of) else None
+    rank = rank_of[stage]
+    others = (None, rank)
+    return Passed(comes == rank, comes not in others, goes == rank, goes not in others)

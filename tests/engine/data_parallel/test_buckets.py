@@ -104,14 +104,14 @@ def test_a_bucket_of_one_even_matrix_is_sent_as_it_lies():
     assert torch.equal(both[12:24], uneven[:3].flatten())
 
 
-def sent_by_stage(plan: ParallelPlan) -> tuple[list[set[int]], list[int]]:
+def sent_by_stage(plan: ParallelPlan, family: str) -> tuple[list[set[int]], list[int]]:
     """Of each bucket the stages whose parameters it has, and how often it was sent in a step."""
-    trainer = make(plan, layers=4)
+    trainer = make(plan, family, layers=4)
     stage_of = {
         id(p): stage.index
         for stage in trainer.model.stages
-        for block in stage.blocks.values()
-        for p in block.parameters()
+        for module in (*stage.blocks.values(), stage.entry)
+        for p in module.parameters()
     }
     buckets, sent = trainer.data.buckets, []
     with patch.object(buckets, "start", side_effect=buckets.start) as start:
@@ -125,13 +125,19 @@ def sent_by_stage(plan: ParallelPlan) -> tuple[list[set[int]], list[int]]:
 
 
 @pytest.mark.parametrize(
+    "family, partition", [("gptj", "1,1,1,1"), ("gptj", "1,1,2,0"), ("gpt2", "1,1,2,0")]
+)
+@pytest.mark.parametrize(
     "layout, each", [({"dp_replicate": 2}, 1), ({"zero_stage": 1}, 1), ({"zero_stage": 2}, 2)]
 )
-def test_no_bucket_has_two_stages_or_is_sent_with_nothing_but_zeros(layout: dict, each: int):
+def test_no_bucket_has_two_stages_or_is_sent_with_nothing_but_zeros(
+    layout: dict, each: int, family: str, partition: str
+):
     """Small models fit in one bucket, half of which would be zeros in each stage's backward."""
     layout = layout if "dp_replicate" in layout else layout | {"dp_shard": 2}
+    layout = layout | {"partition": partition}
     plan = ParallelPlan(pp=2, virtual_stages=2, schedule="interleaved", microbatches=2, **layout)
-    for stages, sent in pool(4).run(sent_by_stage, plan):
+    for stages, sent in pool(4).run(sent_by_stage, plan, family):
         assert [len(some) for some in stages] == [1, 1]
         assert sent == [each, each]
 
@@ -142,7 +148,7 @@ def sums_of_two_micro_batches(plan: ParallelPlan) -> dict[str, list[float]]:
     groups = mesh.get_group("dp_shard"), mesh.get_group("dp_replicate")
     used = {name: torch.nn.Parameter(torch.ones(2)) for name in ("always", "once")}
     with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", 1):
-        buckets = ReduceScattered(used, set(), torch.float32, *groups)
+        buckets = ReduceScattered(used, dict.fromkeys(used, 0), torch.float32, *groups)
     for micro_batch in range(2):
         buckets.begin(sends=True, last=micro_batch == 1)
         both = micro_batch == 0 or groups[0].rank() == 0
