@@ -128,7 +128,8 @@ class _TokenLoss(torch.autograd.Function):
         if ctx.late:
             *inputs, labels = ctx.saved_tensors
             _, grads = _all_chunks(inputs, labels, *ctx.options, ctx.wants)
-        scaled = (None if g is None else _scaled(g, grad_total).to(ctx.dtype) for g in grads)
+        rows = ctx.options[1]
+        scaled = (None if g is None else _scale_(g, grad_total, rows).to(ctx.dtype) for g in grads)
         return *scaled, None, None, None, None, None, None
 
 
@@ -152,12 +153,14 @@ def _all_chunks(inputs, labels, start, rows, group, transform, wants):
     return total, grads
 
 
-def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
-    """In place if it can be, for the head's is as large as the head; a loss scale of 2^16 does not
-    fit into fp16."""
+def _scale_(gradient: Tensor, factor: Tensor, rows: int) -> Tensor:
+    """In place, for the head's is as large as the head. One in fewer bits goes through the factor's
+    a few rows at a time: a loss scale of 2^16 does not fit into fp16."""
     if gradient.dtype == factor.dtype:
         return gradient.mul_(factor)
-    return gradient.to(factor.dtype) * factor
+    for part in gradient.split(rows):
+        part.copy_(part.to(factor.dtype).mul_(factor))
+    return gradient
 
 
 def _chunk_loss(
