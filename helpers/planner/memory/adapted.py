@@ -42,9 +42,8 @@ def frozen(job: Job) -> Job:
 def adapted_memory(job: Job, rank: int, context_bytes: float = CONTEXT_BYTES) -> Memory:
     """Of pipeline rank `rank`."""
     states, job = rank_states(job, rank), frozen(job)
-    messages = max(turn.messages + turn.takes for turn in turns(job, rank)) * stage_message_bytes(
-        job
-    )
+    on_the_way = max(turn.messages + turn.takes for turn in turns(job, rank))
+    messages = on_the_way * stage_message_bytes(job)
     last, element = job.rank_of[-1] == rank, job.element_bytes
     loss = chunk_bytes(job) + (job.program.last_norm + 2) * job.hidden_bytes if last else 0.0
     sizes = [one * other for one, other in matrices(job.shape)]
