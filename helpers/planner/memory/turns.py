@@ -55,7 +55,7 @@ class Turn(NamedTuple):
 def turns(job: Job, rank: int) -> tuple[Turn, ...]:
     """Of pipeline rank `rank`. Of those of one stage that find the same gradients, only the ones
     with most in flight."""
-    return _turns(_order_of(job, rank), tuple(job.rank_of))
+    return _turns(_order_of(job, rank), job.rank_of)
 
 
 def leading_forwards(job: Job, rank: int) -> int:
