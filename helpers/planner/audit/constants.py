@@ -72,7 +72,7 @@ PROGRAM = (1.0, 0.1, 0.8, 1.25)  # programs call the same library
 # Triton's kernel of FlashAttention's first edition, beside the second's: arXiv 2307.08691, figure 4
 FIRST_EDITION = (0.65, 0.1, 0.3, 1.0)
 HIDDEN = (0.9, 0.3, 0.0, 1.0)  # of messages that a program means to hide
-TITAN = ("torchtitan-eager", "llm-foundry")
+TITAN = ("torchtitan-2024", "torchtitan-eager", "kempnerforge", "kempnerforge-eager")
 CONSTANTS = (
     Constant("generation", "volta", "products", *PRODUCTS),
     Constant("generation", "ampere", "products", *PRODUCTS),
@@ -80,16 +80,16 @@ CONSTANTS = (
     Constant("generation", "blackwell", "products", *PRODUCTS),
     Constant("generation", "ampere", "attention", *ATTENTION),
     Constant("generation", "hopper", "attention", *ATTENTION),
-    Constant("program", "torchtitan", "products_reached", *PROGRAM, TITAN[:1]),
+    Constant("program", "torchtitan", "products_reached", *PROGRAM, TITAN),
     Constant("program", "llm-foundry", "products_reached", *PROGRAM),
     Constant("program", "llm-foundry", "attention_reached", *FIRST_EDITION),
-    Constant("program", "torchtitan", "slows", 0.2, 0.2, 0.0, 1.0, TITAN),
+    Constant("program", "torchtitan", "slows", 0.2, 0.2, 0.0, 1.0, (*TITAN, "llm-foundry")),
     Constant("program", "megatron-2024", "tensor", *HIDDEN),
     Constant("program", "megatron-2021", "gathers", *HIDDEN),
     Constant("program", "megatron-2021", "one_card", 0.8, 0.3, 0.3, 1.0),
     Constant("cluster", "cluster", "deviation", 0.0, 0.02, 0.0, 0.05),
 )
-TODAY = "2026-11-25"
+TODAY = "2026-11-26"
 OF_HIDDEN = ("tensor", "gathers", "sums", "updates", "slows")
 Values = dict[str, float]
 

@@ -6,10 +6,21 @@ from typing import NamedTuple
 
 from helpers.planner.memory.activations import activation_bytes
 from helpers.planner.memory.peak import fullest
-from helpers.planner.published.runs import RUNS, Run, all_runs, cluster_of, figure_1, job_of, runs
+from helpers.planner.published.runs import (
+    RUNS,
+    Run,
+    all_runs,
+    cluster_of,
+    figure_1,
+    job_of,
+    runs,
+    sources,
+)
 
 GIB = 2**30
 KORTHIKANTI = "arXiv 2205.05198, table 5"
+# what a source states, as of Memory
+STATED = {"allocated": "allocated", "reserved": "reserved", "device": "total"}
 PAPERS_BYTES = 18  # of a parameter's weight, gradient and states in its figure 1
 
 
@@ -53,4 +64,5 @@ def measured_peaks() -> Iterator[tuple[Run, float]]:
     """Runs whose peak was measured, and what is predicted of it, in GiB."""
     for run in all_runs():
         if run.memory_gib is not None:
-            yield run, fullest(job_of(run), context_bytes=cluster_of(run).context_bytes).total / GIB
+            memory = fullest(job_of(run), context_bytes=cluster_of(run).context_bytes)
+            yield run, getattr(memory, STATED[sources()[run.source].memory]) / GIB

@@ -153,8 +153,11 @@ def _memory() -> list[str]:
         "",
         *_table(("model", "what", "published", "ours", "error"), body),
         "",
-        "Measured peaks. The planner's memory is the engine's, and these programs keep other "
-        "states and buffers: where theirs is not known the error is what that amounts to.",
+        "Measured peaks, as each source states them: of the device, reserved by torch's allocator, "
+        "or allocated. What a program holds was read in its code "
+        "(`helpers/planner/model/programs.json`), and nothing of it is fitted. What is too small "
+        "here is most of all what no code says: the buffers of NCCL's groups and the allocator's "
+        "fragments.",
         "",
         *_table(("rows of", "rows", "mean", "bias"), by_source),
         "",

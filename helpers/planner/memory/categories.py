@@ -44,6 +44,11 @@ class Memory:
         return self.states + self.activations + self.logits + self.transients
 
     @property
+    def reserved(self) -> float:
+        """What torch.cuda.max_memory_reserved counts: with the allocator's fragments."""
+        return self.allocated * (1 + FRAGMENTS)
+
+    @property
     def total(self) -> float:
-        """With the context and the allocator's fragments: what the device must have."""
-        return self.allocated * (1 + FRAGMENTS) + self.context
+        """With the context, too: what the device must have."""
+        return self.reserved + self.context

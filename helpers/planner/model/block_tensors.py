@@ -16,11 +16,13 @@ from pathlib import Path
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES
 from helpers.engine.errors import UserError
 from helpers.planner.model.eight_bits import in_8_bits
+from helpers.planner.model.holds import Holds
 from helpers.planner.model.widths import NOTHING, Widths
 from helpers.tables import read_table
 
 PROGRAMS = Path(__file__).with_name("programs.json")
 KEEPS = ("none", "selective")  # policies whose kept tensors a program lists
+AGAIN = ("scores", "others", "second products", "nothing")
 LIKE = "llama"  # most families that the engine lays out have its blocks
 
 
@@ -67,7 +69,8 @@ class Program:
     products_reached, attention_reached: of what the generation's GPUs reach.
     fused_scores: masking and softmax are one kernel where samples times heads on a rank are a
         multiple of it; 0 where they always are.
-    again: what `selective` computes again: `scores`, `others` than products, or `nothing`.
+    again: what `selective` computes again: `scores`, `others` than products, `second products`,
+        which is these and every second product beside them, or `nothing`.
     logit_bytes: moved for each logit of the loss.
     gradients_in_loss: are the head's gradients computed in the forward?
     weight_gradient_bytes: moved for an element of a weight's gradient by its product, where that
@@ -88,6 +91,8 @@ class Program:
         they use all cards of a node.
     placement: of its ranks, as plan.placement, where it has one of its own.
     bucket_bytes: of a message of the data axes, at least; bucket_rank_bytes: for each of its ranks.
+    holds: on a device, beside what blocks keep, by precision; none where it holds what the engine
+        does, or nobody has said.
     """
 
     name: str
@@ -130,6 +135,7 @@ class Program:
     placement: str = ""
     bucket_bytes: float = BUCKET_BYTES
     bucket_rank_bytes: float = 0.0
+    holds: dict[str, Holds] = field(default_factory=dict, hash=False)
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -137,8 +143,8 @@ class Program:
             raise UserError(f"kept is of {' and '.join(KEEPS)}, not of {', '.join(self.kept)}")
         if self.attention not in ("one kernel", "scores"):
             raise UserError(f"attention is 'one kernel' or 'scores', not {self.attention!r}")
-        if self.again not in ("scores", "others", "nothing"):
-            raise UserError(f"again is 'scores', 'others' or 'nothing', not {self.again!r}")
+        if self.again not in AGAIN:
+            raise UserError(f"again is one of {', '.join(AGAIN)}, not {self.again!r}")
 
 
 INPUT = Widths(outside=1)  # of a block: all that `full` keeps

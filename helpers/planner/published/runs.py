@@ -48,6 +48,7 @@ class Machine:
     source: str
     devices_per_node: int | None = None
     memory_gib: int | None = None
+    context_gib: float | None = None
     memory_gb_per_s: float | None = None
     inter_gbit_per_s: float | None = None
     rails: int | None = None
@@ -65,6 +66,7 @@ class Source:
     date: str
     source: str
     flops: str = ""
+    memory: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,8 @@ def _node_of(machine: Machine) -> Cluster:
         node = replace(node, devices_per_node=machine.devices_per_node)
     if machine.memory_gib is not None:
         node = replace(node, memory_bytes=machine.memory_gib * GIB)
+    if machine.context_gib is not None:
+        node = replace(node, context_bytes=machine.context_gib * GIB)
     if machine.memory_gb_per_s is not None:
         bytes_per_s = machine.memory_gb_per_s * GIGA * REACHED["memory"]
         node = replace(node, memory_bytes_per_s=bytes_per_s)

@@ -39,7 +39,7 @@ def estimate(
         batch: samples of a step, over all ranks.
         program: who computes it: `engine`, `engine-compiled`, `megatron`, `torchtitan`,
             `llm-foundry` or another of model/programs.json; or a Program of your own. Memory is the
-            engine's, but for what blocks keep.
+            program's where its row says what it holds; else the engine's, but for what blocks keep.
         optimizer: `adamw`, or `adamw8bit` as `--optimizer adamw8bit`.
         adapters: LoRA or QLoRA beside a frozen model, Adapters(rank=64, quantize="nf4").
 

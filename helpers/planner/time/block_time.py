@@ -129,8 +129,8 @@ def _computing_s(block: Block) -> tuple[float, float, float, float]:
     elif activation == "selective" and program.again == "scores":
         scores = Widths(scores=program.forward.scores)
         again_s = attention_forward_s + _others_s(block, scores, 0)
-    elif activation == "selective" and program.again == "others":
-        again_s = others_s
+    elif activation == "selective" and program.again in ("others", "second products"):
+        again_s = others_s + (products.second_s if program.again == "second products" else 0.0)
     input_s = products.input_s + attention_backward_s + others_back_s
     return forward_s, input_s, products.weight_s, again_s
 
@@ -147,8 +147,9 @@ def _host_s(block: Block) -> tuple[float, float]:
         backward += UNFUSED
     if block.activation == "full":
         backward += forward
-    elif block.activation == "selective" and program.again == "others":
+    elif block.activation == "selective" and program.again in ("others", "second products"):
         backward += program.operations[0]
+        backward += products // 2 if program.again == "second products" else 0
     each_s = start_s(block.cluster, program)
     return each_s * forward, each_s * backward
 
@@ -194,12 +195,13 @@ def _attention_s(block: Block) -> tuple[float, float]:
 
 
 class Products(NamedTuple):
-    """Seconds of a block's matrix products, and of the last one forward."""
+    """Seconds of a block's matrix products, of the last one forward, and of every second one."""
 
     forward_s: float
     input_s: float
     weight_s: float
     last_s: float
+    second_s: float
 
 
 def _products(block: Block) -> Products:
@@ -208,14 +210,18 @@ def _products(block: Block) -> Products:
         block.program.weight_gradient_bytes,
         block.tokens,
     )
-    forward_s = input_s = weight_s = last_s = 0.0
+    forward_s = input_s = weight_s = last_s = second_s = 0.0
+    matrices = 0
     for linear in block.shape.block:
         inputs, outputs = _local_sizes(linear, block)
         last_s = _product_s(block, tokens, inputs, outputs, element)
         forward_s += last_s
+        own = linear.name.count(",") + 1  # "key, value" are two products
+        second_s += last_s * ((matrices + own) // 2 - matrices // 2) / own
+        matrices += own
         input_s += _product_s(block, tokens, outputs, inputs, element)
         weight_s += _product_s(block, inputs, tokens, outputs, of_weight)
-    return Products(forward_s, input_s, weight_s, last_s)
+    return Products(forward_s, input_s, weight_s, last_s, second_s)
 
 
 def _product_s(
