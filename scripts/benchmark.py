@@ -6,6 +6,7 @@
     python scripts/benchmark.py memory              # bytes by layout and by what is recomputed
     python scripts/benchmark.py qlora               # adapters on 4 bits; naive split or pipeline
     python scripts/benchmark.py compile             # blocks compiled and not, GPT-2 of 6 x 384
+    python scripts/benchmark.py bf16                # layouts in bf16, and what they reach, GPT-NeoX
     python scripts/benchmark.py two-nodes           # FSDP and HSDP over a link of --mbit, GPT-NeoX
     python scripts/benchmark.py plan                # the planner's pick among all layouts, 4 ranks
     python scripts/benchmark.py long                # context parallelism by length, Llama, 2 x 256

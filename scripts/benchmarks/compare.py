@@ -20,10 +20,12 @@ from benchmarks.serve import Group, PeerFailed
 from benchmarks.work import Work
 from helpers.lab.launch.nodes.network_namespaces import Network
 
-LOSS_TOLERANCE = 1e-4  # relative, of any step's loss
+# relative, of any step's loss; bf16 has 8 bits
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 2**-7}
 REPEATS = 3
 FEWEST = 3  # quiet steps; with fewer, all steps count and the table says so
-NORM_TOLERANCE = 1e-3  # relative; torch sums squares in float32, the engine in float64
+# relative; torch sums squares in float32, the engine in float64
+NORM_TOLERANCE = {"fp32": 1e-3, "bf16": 2**-6}
 
 
 @dataclass
@@ -57,10 +59,11 @@ class Row:
 
     @property
     def agrees(self) -> bool:
+        precision = limit.precision_of(self.peer) or "fp32"
         return (
             self.loss_off is not None
-            and self.loss_off <= LOSS_TOLERANCE
-            and (self.norm_off is None or self.norm_off <= NORM_TOLERANCE)
+            and self.loss_off <= LOSS_TOLERANCE[precision]
+            and (self.norm_off is None or self.norm_off <= NORM_TOLERANCE[precision])
         )
 
 

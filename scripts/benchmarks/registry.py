@@ -130,6 +130,25 @@ COMPILE = (
         "engine-bf16-compiled", "**this engine, bf16, compiled**", precision="bf16", compile=True
     ),
 )
+BF16 = (
+    ONE,
+    Peer(
+        "one-autocast", "the same, torch.autocast to bf16", "plain_peer", 1, {"precision": "bf16"}
+    ),
+    *(
+        engine(f"bf16-{name}", f"**this engine, bf16, {what}**", precision="bf16", **plan)
+        for name, what, plan in (
+            ("one", "one process", {}),
+            ("tp", "tp=2", {"tp": 2}),
+            ("sp", "tp=2, sequence parallel", {"tp": 2, "sequence_parallel": True}),
+            ("ddp", "DDP", {"dp_replicate": 2}),
+            ("zero1", "ZeRO-1", {"dp_shard": 2, "zero_stage": 1}),
+            ("zero3", "ZeRO-3", {"dp_shard": 2}),
+            ("pp", "1f1b, m=8", {"pp": 2, "microbatches": 8}),
+            ("cp", "cp=2, ring", {"cp": 2}),
+        )
+    ),
+)
 TWO_NODES = (
     ONE,
     engine("fsdp", "**this engine, FSDP over both nodes**", dp_shard=4),
@@ -177,6 +196,7 @@ BENCHMARKS = {
     "memory": MEMORY,
     "pipeline": PIPELINE,
     "compile": COMPILE,
+    "bf16": BF16,
     "two-nodes": TWO_NODES,
     "qlora": QLORA,
     "long": LONG,

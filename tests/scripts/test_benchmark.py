@@ -48,6 +48,7 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
         ("pipeline", "gptj", "1f1b-8-gloo,torch-1f1b-8"),
         pytest.param("fsdp", "neox", "ddp", marks=pytest.mark.exhaustive),
         pytest.param("qlora", "falcon", "engine-one", marks=pytest.mark.exhaustive),
+        pytest.param("bf16", "neox", "one-autocast,bf16-tp", marks=pytest.mark.exhaustive),
     ],
 )
 def test_peers_take_the_same_steps(tmp_path, name, family, peers):

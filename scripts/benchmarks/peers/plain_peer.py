@@ -13,15 +13,22 @@ from helpers.engine.precision.compiling import compile_s
 class Peer:
     """One process with all cores: what every other peer is a share of.
 
-    `keep`: keep freed memory, as this engine does.
+    `keep`: keep freed memory, as this engine does. `precision`: bf16 by torch.autocast.
     """
 
     def __init__(
-        self, work: Work, rank: int, ranks: int, keep: bool = False, **options: Any
+        self,
+        work: Work,
+        rank: int,
+        ranks: int,
+        keep: bool = False,
+        precision: str = "fp32",
+        **options: Any,
     ) -> None:
         if keep:
             keep_freed_memory()
         self.rank, self.ranks = rank, ranks
+        self.low = precision == "bf16"
         self.gradient_bytes = 0
         self.model = self.lay_out(plain_model(work), work, **options)
         self.optimizer = self.make_optimizer()
@@ -44,7 +51,8 @@ class Peer:
     def __call__(self, ids: Tensor) -> tuple[float, float | None]:
         """One training step on a global batch; the loss of this rank's rows, the gradient norm."""
         ids = self.rows(ids)
-        loss = self.model(input_ids=ids, labels=ids).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.low):
+            loss = self.model(input_ids=ids, labels=ids).loss
         loss.backward()
         self.gradient_bytes = self.gradient_bytes or self.count_gradients()
         norm = self.clip()

@@ -207,7 +207,8 @@ def to_dict(found: Regret) -> dict[str, Any]:
 
 
 def _near(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    return all(abs(a - b) <= LOSS_TOLERANCE * abs(b) for a, b in zip(ours, theirs, strict=True))
+    allowed = LOSS_TOLERANCE["fp32"]
+    return all(abs(a - b) <= allowed * abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
 def _agreement(found: Regret) -> str:
