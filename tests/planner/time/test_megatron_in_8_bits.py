@@ -1,10 +1,12 @@
-"""NeMo's published runs in 8 bits on DGX H100, to which nothing was fitted.
+"""NVIDIA's published runs in 8 bits, to which nothing was fitted.
 
-Source: NVIDIA, NeMo Framework User Guide, performance summaries of the containers 24.12 and 25.02,
-read 2026-11-25: samples a step and of a micro-batch, tokens of a row, degrees, virtual stages, and
-tokens per second and GPU.
+Sources: NeMo Framework User Guide, performance summaries of the containers 24.12 and 25.02, read
+2026-11-25; NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md and its archive, containers
+25.09 to 26.02, read 2026-11-26: samples a step and of a micro-batch, tokens of a row, degrees, virtual
+stages, and tokens per second and GPU.
 """
 
+from dataclasses import replace
 from statistics import mean
 from typing import NamedTuple
 
@@ -27,6 +29,8 @@ class Published(NamedTuple):
     cp: int
     virtual: int
     tokens_per_s: float
+    zero_stage: int = 1
+    machine: str = "dgx-h100"
 
 
 PUBLISHED = (
@@ -42,17 +46,61 @@ PUBLISHED = (
 )
 
 
+# read after the estimate was written, and changed nothing of it
+LATER = (
+    Published("llama3-70b", 64, 256, 1, 8192, 4, 8, 1, 5, 1621),
+    Published("llama3-405b", 1024, 1536, 1, 8192, 8, 8, 2, 8, 311),
+    Published("llama3-8b", 8, 128, 1, 8192, 1, 1, 1, 1, 14451, zero_stage=3),
+    Published("llama3-70b", 64, 128, 1, 8192, 4, 8, 1, 5, 1602),
+    Published("llama3-405b", 1024, 512, 1, 8192, 8, 8, 2, 8, 292),
+    Published("llama3-8b", 8, 128, 1, 8192, 1, 1, 1, 1, 14079, zero_stage=3),
+    Published("llama3-70b", 64, 128, 1, 8192, 4, 8, 1, 5, 1619),
+    Published("llama3-405b", 1024, 512, 1, 8192, 8, 8, 2, 8, 302),
+)
+BLACKWELL = (
+    Published("llama3-8b", 8, 128, 2, 8192, 1, 1, 1, 1, 30624, machine="dgx-b200"),
+    Published("llama3-405b", 128, 64, 1, 8192, 4, 8, 2, 8, 661, machine="dgx-b200"),
+    Published("llama3-8b", 8, 128, 2, 8192, 1, 1, 1, 1, 29994, machine="dgx-b200"),
+    Published("llama3-405b", 128, 64, 1, 8192, 4, 8, 2, 8, 664, machine="dgx-b200"),
+    Published("llama3-8b", 8, 128, 2, 8192, 1, 1, 1, 1, 31508, machine="gb200-nvl72"),
+    Published("llama3-70b", 64, 256, 2, 8192, 1, 1, 1, 1, 4312, 3, "gb200-nvl72"),
+    Published("llama3-405b", 256, 1536, 1, 8192, 4, 16, 1, 4, 813, machine="gb200-nvl72"),
+    Published("llama3-70b", 64, 128, 2, 8192, 1, 1, 1, 1, 3986, 3, "gb200-nvl72"),
+    Published("llama3-70b", 64, 256, 2, 8192, 1, 1, 1, 1, 4040, 3, "gb200-nvl72"),
+    Published("llama3-405b", 256, 1536, 1, 8192, 4, 16, 1, 4, 793, machine="gb200-nvl72"),
+)
+
+
+def stages(run: Published) -> dict:
+    """Of the plan. Where layers do not divide, embedding and head count as one each, as NeMo has
+    Llama 3.1 of 405B."""
+    count, layers = run.pp * run.virtual, published_shape(run.model).layers
+    if run.pp == 1:
+        return {}
+    found = {"schedule": "interleaved", "virtual_stages": run.virtual}
+    if layers % count:
+        each = (layers + 2) // count
+        partition = [each - 1, *[each] * (count - 2), each - 1]
+        found["partition"] = ",".join(map(str, partition))
+    return found
+
+
+def cluster_of(run: Published):
+    """As many GPUs of the machine; of a rack of 72, 64 in a node."""
+    node = make_cluster(run.machine)
+    devices = min(run.gpus, 64 if node.devices_per_node == 72 else node.devices_per_node)
+    return replace(node, nodes=run.gpus // devices, devices_per_node=devices)
+
+
 def predicted_s(run: Published, precision: str = "fp8") -> float:
     dp = run.gpus // (run.tp * run.pp * run.cp)
-    several = {"schedule": "interleaved", "virtual_stages": run.virtual} if run.pp > 1 else {}
     over = {"cp_attention": "ring", "cp_split": "balanced"} if run.cp > 1 else {}
     plan = ParallelPlan(
-        tp=run.tp, sequence_parallel=run.tp > 1, pp=run.pp, cp=run.cp, dp_shard=dp, zero_stage=1,
-        microbatches=run.batch // dp // run.rows, precision=precision, reduce_dtype="bf16",
-        **several, **over,
+        tp=run.tp, sequence_parallel=run.tp > 1, pp=run.pp, cp=run.cp, dp_shard=dp,
+        zero_stage=run.zero_stage, microbatches=run.batch // dp // run.rows, precision=precision,
+        reduce_dtype="bf16", **stages(run), **over,
     )  # fmt: skip
-    cluster = make_cluster("dgx-h100", nodes=run.gpus // 8)
-    shape = published_shape(run.model)
+    shape, cluster = published_shape(run.model), cluster_of(run)
     return estimate(shape, plan, cluster, run.batch, run.seq_len, program="megatron").time.total_s
 
 
@@ -66,6 +114,22 @@ def test_they_are_within_5_per_cent_in_the_mean():
     assert mean(map(abs, errors)) < 0.05
     assert max(map(abs, errors)) < 0.1
     assert abs(mean(errors)) < 0.03
+
+
+def test_later_runs_are_within_5_per_cent_in_the_mean():
+    """2.9 % when this was written, of 8 to 1,024 H100."""
+    errors = [error(run) for run in LATER]
+    assert mean(map(abs, errors)) < 0.05
+    assert max(map(abs, errors)) < 0.1
+
+
+def test_blackwell_is_faster_in_8_bits_than_is_said():
+    """By 11 % in the mean, and by 20 % where attention is most: its pace there is not known, and
+    half of the products' is taken."""
+    errors = [error(run) for run in BLACKWELL]
+    assert min(errors) > 0
+    assert max(errors) < 0.21
+    assert mean(errors) < 0.13
 
 
 @pytest.mark.parametrize("run", PUBLISHED[2:5], ids=lambda run: run.model)
