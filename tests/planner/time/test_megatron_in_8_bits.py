@@ -2,8 +2,8 @@
 
 Sources: NeMo Framework User Guide, performance summaries of the containers 24.12 and 25.02, read
 2026-11-25; NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md and its archive, containers
-25.09 to 26.02, read 2026-11-26: samples a step and of a micro-batch, tokens of a row, degrees, virtual
-stages, and tokens per second and GPU.
+25.09 to 26.02, read 2026-11-26: samples a step and of a micro-batch, tokens of a row, degrees,
+virtual stages, and tokens per second and GPU.
 """
 
 from dataclasses import replace
