@@ -25,7 +25,7 @@ from .models.architecture import candidates, text_config
 from .models.causal_loss import apply_loss
 from .models.families import Family
 from .models.objectives import build, objective_of
-from .models.self_check import Trial, WholeRows
+from .models.self_check import PACKED, Trial, WholeRows
 from .pipeline.micro_batches import MicroBatch, own_tokens
 from .pipeline.stages import cut
 from .plan import ParallelPlan
@@ -160,17 +160,28 @@ def _kind(model: nn.Module) -> _Kind:
 
 
 @lru_cache(maxsize=64)
-def check_documents(kind: _Kind, device: str) -> None:
-    """Raise a UserError if such a model, given a mask of documents, does not keep them apart."""
+def check_documents(kind: _Kind, device: str) -> bool:
+    """Can attention take the documents of packed rows one by one? Else a mask keeps them apart.
+
+    Raises:
+        UserError: neither gives the documents of a row what the class gives to each alone.
+    """
     plan = ParallelPlan()
     family = _admitted(kind, plan, (None, None), device)
     trial = Trial(kind.model_class, kind.config, device=device)
     alone = Boundary(None, False, None)
-    if not trial.keeps_documents(lambda model, rank: lay_out(model, family, plan, alone, rank)):
-        raise UserError(
-            f"{kind.config.model_type} lets documents of a row see each other, whatever mask it is "
-            "given: train it without packing"
-        )
+    for by_documents in (True, False):
+        row = own_tokens(MicroBatch(**PACKED), 0, 1, by_documents=by_documents)
+        inputs = row.to(torch.device(device)).inputs(kind.config)
+        with alone.working_on(None, row.rows):
+            if trial.keeps_documents(
+                lambda model, rank: lay_out(model, family, plan, alone, rank), inputs
+            ):
+                return by_documents
+    raise UserError(
+        f"{kind.config.model_type} lets documents of a row see each other, however they are kept "
+        "apart: train it without packing"
+    )
 
 
 def check_documents_of(config: Any) -> None:

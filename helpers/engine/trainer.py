@@ -281,9 +281,19 @@ class Trainer:
 
     def _check(self, batch: MicroBatch) -> None:
         check_batch(batch, self.model, self.plan.cp)
-        packed = batch.documents is not None and self.plan.cp == 1  # cp makes its own masks
-        if packed and self.model.kind is not None:
-            check_documents(self.model.kind, self.device.type)
+        if batch.documents is not None:
+            self._by_documents()
+
+    def _by_documents(self) -> bool:
+        """Does attention take the documents of packed rows one by one? Over cp it does, and of a
+        model that was not checked.
+
+        Raises:
+            UserError: the model does not keep them apart.
+        """
+        if self.plan.cp > 1 or self.model.kind is None:
+            return True
+        return check_documents(self.model.kind, self.device.type)
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
@@ -294,7 +304,9 @@ class Trainer:
         own = some_rows(batch, ranks, self.group.rank())
         parts = (some_rows(own, n, index) for index in range(n))
         pad_id = None if objective.shift else config.pad_token_id or 0
+        by_documents = batch.documents is None or self._by_documents()
         how = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts, pad_id
+        how = *how, by_documents
         return [placed(own_tokens(part, *how), objective).to(self.device) for part in parts]
 
     def _over_samples(self, sums: Tensor) -> Tensor:

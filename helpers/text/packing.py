@@ -1,4 +1,4 @@
-"""Several documents in one row; engine/models/document_mask.py keeps attention inside each.
+"""Several documents in one row; engine/models/documents.py keeps attention inside each.
 
 Documents stay whole: rows are filled by best fit, longest first, and what remains is a shorter row.
 Only a document that is longer than a row is cut, into parts of its own.

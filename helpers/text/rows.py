@@ -29,7 +29,7 @@ class TokenData:
         offsets: integers [rows + 1]; row i is ids[offsets[i]:offsets[i + 1]].
         pad_id: fills the end of a shorter row in a batch; its label is IGNORED.
         documents: integers [tokens], of which document of its row a token is; None where each row
-            is one. See engine/models/document_mask.py for what a model does with it.
+            is one. See engine/models/documents.py for what a model does with it.
         truncated: rows that were longer than seq_len and kept their beginning.
         label_names: the classes in order; empty for language modelling.
         label_token_ids: the one token that stands for each class.

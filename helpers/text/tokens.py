@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from helpers.engine.errors import UserError
-from helpers.engine.models.document_mask import PADDING
+from helpers.engine.models.documents import PADDING
 from helpers.engine.models.objectives import IGNORED
 from helpers.text import instructions
 from helpers.text import readers as text_files

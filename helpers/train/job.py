@@ -24,7 +24,6 @@ from helpers.engine.models.configurations import (
     load_config,
     presets,
 )
-from helpers.engine.models.document_mask import check_packing
 from helpers.engine.parallelize import check_documents_of
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import check_compiler
@@ -166,7 +165,6 @@ def prepare(args: argparse.Namespace) -> Job:
     files = find_local_weights(args)  # what is missing is said before anything starts
     fit_vocabulary(config, args, tokenizer)
     if args.task == "instruct" and args.pack:
-        check_packing(config, args.seq_len)
         check_documents_of(config)
     check_rotary(config, args.seq_len, plan, args.task == "instruct" and args.pack)
     train = read_tokens(args.data or bundled(BUNDLED[args.task]), "train", args, tokenizer)

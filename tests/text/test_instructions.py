@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
-from helpers.engine.models import document_mask
+from helpers.engine.models import documents as packed_rows
 from helpers.text import packing
 from helpers.text.instructions import encode, load_instructions
 from helpers.text.tokenizer import load_tokenizer
@@ -223,10 +223,10 @@ def test_our_set_packs_well_and_batches_carry_the_documents(tokenizer):
     seen = 0
     for batch in batches(data, 4, seed=0):
         assert batch.documents.shape == batch.input_ids.shape
-        padded = batch.documents == document_mask.PADDING
+        padded = batch.documents == packed_rows.PADDING
         assert int((~padded).sum()) == batch.tokens
         assert (batch.labels[padded] == IGNORED).all()
-        begins = document_mask.positions(batch.documents) == 0
+        begins = packed_rows.positions(batch.documents) == 0
         assert (batch.labels[begins] == IGNORED).all()
         seen += int((begins & ~padded).sum())
     assert seen == 300

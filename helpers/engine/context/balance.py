@@ -19,7 +19,7 @@ Brandon et al. 2023, Striped Attention, section 3 (why contiguous parts wait for
 from collections.abc import Sequence
 
 from ..errors import UserError
-from .documents import Document
+from ..models.documents import Document
 
 SPLITS = ("balanced", "contiguous")
 FINER = (4, 2, 1)  # times 2 cp blocks for packed rows: the first that fits

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.document_mask import positions
+from ..models.documents import Document, documents_of, positions
 from ..models.objectives import IGNORED
 from .balance import deal
-from .documents import Document, documents_of
 from .stretches import Rows, Stretch, pairs, stretches
 
 

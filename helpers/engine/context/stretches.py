@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .documents import Document
+from ..models.documents import Document
 
 WHOLE, CAUSAL, MASKED = "whole", "causal", "masked"
 

@@ -4,7 +4,7 @@ Read families.py first: a record a family, where it keeps its parts and how each
 architecture.py finds the same for a model without a record, block_rules.py by its linear layers'
 names and shapes, and self_check.py tries on a small copy whether a layout gives the class's own
 loss and gradients, before any model is laid out. blocks.py has forwards in the place of
-transformers' own that cannot be split. attention.py is the one attention call, and document_mask.py
+transformers' own that cannot be split. attention.py is the one attention call, and documents.py
 keeps the documents of a packed row apart in it. objectives.py says what each kind of head is
 trained for; chunked_loss.py is cross-entropy without the logits of all tokens, and causal_loss.py
 gives it to a model's own forward. configurations.py finds a configuration (a preset of

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
+from .documents import by_documents
 
 NAME = "helpers"  # under which transformers finds our attention
 # what transformers hands on beside: already in the mask, of caches, of kernels of other names, or
@@ -41,8 +42,9 @@ def attend(
 
     Args:
         boundary: the tensor-parallel boundary, whose own random stream dropout draws from. Where
-            it has a context with a part of the rows, attention is over the whole sequence, whose
-            masks are made there: `mask` is not looked at, and `window` and `key_bias` are.
+            it has a context with a part of the rows, attention is over the whole sequence; where it
+            has documents, inside each of them. `mask` is then not looked at, and `window` and
+            `key_bias` are.
         query, key, value: [batch, heads, seq, head_dim]; key and value may have fewer heads.
         mask: additive or boolean, broadcastable to [batch, heads, seq, keys]; None means causal.
         dropout: probability, 0 outside training.
@@ -59,23 +61,46 @@ def attend(
         return _over_context(
             boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
         )
+    if boundary.documents is not None:
+        return _over_documents(
+            boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
+        )
     causal = causal and mask is None
     if causal and query.shape[2] == 1:  # by a branch: of a compiled shape `> 1` would be a symbol
         causal = False
-    if softcap is not None:
-        with boundary.own_stream(True) if dropout > 0 else nullcontext():
-            return _capped(query, key, value, mask, dropout, scale, causal, softcap)
     with boundary.own_stream(True) if dropout > 0 else nullcontext():
-        out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            dropout_p=dropout,
-            is_causal=causal,
-            scale=scale,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
+        out = _whole(query, key, value, mask, dropout, scale, causal, softcap)
+    return out.transpose(1, 2)
+
+
+def _whole(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
+    """[batch, heads, seq, head_dim]; arguments as of `attend`."""
+    if softcap is not None:
+        return _capped(query, key, value, mask, dropout, scale, causal, softcap)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+
+
+def _over_documents(
+    boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
+) -> Tensor:
+    """Attention inside the documents of packed rows; arguments and result as of `attend`."""
+    if not causal:
+        raise UserError("packed rows have causal attention, and this model asks for another kind")
+
+    def attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return _whole(q, k, v, mask, dropout, scale, mask is None, softcap)
+
+    with boundary.own_stream(True) if dropout > 0 else nullcontext():
+        out = by_documents(attend_one, query, key, value, boundary.documents, window, key_bias)
     return out.transpose(1, 2)
 
 
@@ -102,7 +127,7 @@ def _over_context(
 
 
 def _capped(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
-    """The formula itself, with the scores in memory; arguments and result as of `attend`."""
+    """The formula itself, with the scores in memory; arguments and result as of `_whole`."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     scores = query @ key.transpose(2, 3) * (scale or query.shape[3] ** -0.5)
@@ -115,7 +140,7 @@ def _capped(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
         scores = scores + mask
     # in float32 whatever the dtype, as in the classes that have a softcap
     weights = F.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
-    return (weights @ value).transpose(1, 2)
+    return weights @ value
 
 
 def use(model: nn.Module) -> None:

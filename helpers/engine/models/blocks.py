@@ -194,11 +194,13 @@ def bloom_alibi(self: nn.Module, query: Tensor) -> Tensor | None:
 
 def _alibi(self: nn.Module, query: Tensor, build: Callable[..., Tensor]) -> Tensor | None:
     """What ALiBi adds to the scores, by the key's place in the whole row, [heads, seq], where ranks
-    of cp have parts of it; None where it is in the mask."""
+    of cp have parts of it, or attention is inside documents; None where it is in the mask."""
     context = self.boundary.context
-    if context is None or context.part is None:
+    split = context is not None and context.part is not None
+    if not split and self.boundary.documents is None:
         return None
-    ones = torch.ones(1, context.part.length, dtype=torch.long, device=query.device)
+    length = context.part.length if split else query.shape[2]
+    ones = torch.ones(1, length, dtype=torch.long, device=query.device)
     alibi = build(ones, self.num_heads, dtype=query.dtype)
     return self.boundary.heads(alibi.transpose(0, 1))[0]
 

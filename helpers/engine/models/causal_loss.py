@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import NoToken, UserError
-from .document_mask import one_document_a_row
+from .documents import one_document_a_row
 from .families import Family
 from .objectives import IGNORED, objective_of
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .architecture import text_config
-from .document_mask import WINDOWS, model_inputs, positions
+from .documents import positions
 from .families import MLP_WIDTHS, kv_heads
 from .objectives import IGNORED, Objective, objective_of
 from .overrides import fewer_layers, override
@@ -31,6 +31,16 @@ HEAD = 16  # a head's width
 LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+
+WINDOWS = ("sliding_window", "window_size")  # of a configuration: keys that a query sees at most
+DOCUMENTS = torch.tensor([[0] * 6 + [1] * 3 + [2] * 2])  # the first longer than a small window
+ROW = torch.arange(1, 12).view(1, -1)
+# a row of several documents, as a MicroBatch has it
+PACKED = {
+    "ids": ROW,
+    "labels": ROW.where(positions(DOCUMENTS) > 0, IGNORED),
+    "documents": DOCUMENTS,
+}
 
 LayOut = Callable[[nn.Module, int], nn.Module]  # a model and a pipeline rank, to this rank's stage
 
@@ -152,24 +162,23 @@ class Trial:
                 return f"the gradient of {name} would be wrong"
         return None
 
-    def keeps_documents(self, lay_out: LayOut) -> bool:
-        """Does the small model, laid out, give the documents of a row the loss that the class gives
-        to each alone? They are shorter than its windows."""
-        truth = self.truth
-        documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2]], device=self.device)
-        ids = torch.arange(1, 10, device=self.device).view(1, -1)
-        labels = ids.where(positions(documents) > 0, IGNORED)
-        given = model_inputs(documents) | {"labels": labels, "num_items_in_batch": 1}
+    def keeps_documents(self, lay_out: LayOut, inputs: dict[str, Any]) -> bool:
+        """Does the small model, laid out and given PACKED by these inputs, have the loss that the
+        class gives to each document alone? One is longer than its windows."""
+        truth, documents = self.truth, PACKED["documents"][0]
         try:
             with torch.no_grad():
-                packed = lay_out(copy.deepcopy(truth.model), 0)(input_ids=ids, **given).loss
+                model = lay_out(copy.deepcopy(truth.model), 0)
+                packed = model(**inputs, num_items_in_batch=1).loss
                 alone = sum(
                     nn.functional.cross_entropy(
                         copy.deepcopy(truth.model)(own[:, :-1], use_cache=False).logits[0],
                         own[0, 1:],
                         reduction="sum",
                     )
-                    for own in (ids[documents == number][None] for number in range(3))
+                    for own in (
+                        PACKED["ids"][:, documents == number].to(self.device) for number in range(3)
+                    )
                 )
         except Exception:  # whatever breaks a class's forward
             return False

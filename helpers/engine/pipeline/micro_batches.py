@@ -10,7 +10,7 @@ from ..context.check import check_rotary
 from ..context.parts import Part, share
 from ..errors import UserError
 from ..models.causal_loss import check_tokens, label_places
-from ..models.document_mask import PADDING, check_packing, model_inputs
+from ..models.documents import PADDING, Document, documents_of, model_inputs, positions
 from ..models.families import has_alibi
 from ..models.objectives import IGNORED, Objective
 
@@ -20,11 +20,12 @@ MASKS = ("attention_mask", "token_type_ids")  # as transformers calls them
 
 class MicroBatch(NamedTuple):
     """[rows, seq] each; labels may be [rows], see models/objectives.py. Documents of packed rows,
-    see models/document_mask.py.
+    see models/documents.py.
 
     positions, part: where ranks of cp have parts of the rows; the labels are then those of
         context/parts.py, which stand beside the token that predicts them.
     places: [n] of what predicts a label, see models/causal_loss.py.
+    rows: the documents of each row as numbers on the host, where attention takes them one by one.
     """
 
     ids: Tensor
@@ -35,6 +36,7 @@ class MicroBatch(NamedTuple):
     positions: Tensor | None = None
     part: Part | None = None
     places: Tensor | None = None
+    rows: list[list[Document]] | None = None
 
     def targets(self, objective: Objective) -> Tensor:
         """What is predicted: see objectives.py; of a part [rows, seq]."""
@@ -54,13 +56,23 @@ class MicroBatch(NamedTuple):
         """What the model with this configuration is called with."""
         if self.part is None:
             given = {"input_ids": self.ids, "labels": self.labels, "places": self.places}
-            packed = {} if self.documents is None else model_inputs(self.documents)
+            packed = {} if self.documents is None else self._packed(config)
             masks = {name: getattr(self, name) for name in MASKS}
             return given | packed | {name: mask for name, mask in masks.items() if mask is not None}
-        # attention makes its own masks; this keeps the model from making any. ALiBi's takes none
-        mask = None if has_alibi(config) else self.ids.new_ones(1, 1, 1, 1).bool()
-        given = {"position_ids": self.positions, "attention_mask": mask, "places": self.places}
+        given = {"position_ids": self.positions, "places": self.places}
+        given |= {"attention_mask": self._no_mask(config)}
         return {"input_ids": self.ids, "shift_labels": self.labels} | given
+
+    def _packed(self, config: Any) -> dict[str, Any]:
+        if self.rows is None:
+            return model_inputs(self.documents)
+        where = {"position_ids": positions(self.documents)}
+        return where | {"attention_mask": self._no_mask(config)}
+
+    def _no_mask(self, config: Any) -> Tensor | None:
+        """Attention makes its own masks; this keeps the model from making any. ALiBi's takes
+        none."""
+        return None if has_alibi(config) else self.ids.new_ones(1, 1, 1, 1).bool()
 
 
 def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
@@ -82,8 +94,6 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             f"documents make the mask of packed rows: leave attention_mask out, and number padding "
             f"{PADDING}"
         )
-    if batch.documents is not None and cp == 1:  # whose attention makes its own masks
-        check_packing(model.config, batch.ids.shape[1])
     check_rotary(model.config, batch.ids.shape[1], model.plan, batch.documents is not None)
     for name in MASKS:
         mask = getattr(batch, name)
@@ -112,6 +122,7 @@ def own_tokens(
     split: str = "balanced",
     multiple: int = 1,
     pad_id: int | None = None,
+    by_documents: bool = True,
 ) -> MicroBatch:
     """What a rank of cp has of whole rows, on the CPU.
 
@@ -119,11 +130,19 @@ def own_tokens(
         split: one of context.balance.SPLITS.
         multiple: what the number of its tokens must be one of.
         pad_id: of a model whose tokens see those after them: what is added is masked.
+        by_documents: does attention take the documents of packed rows one by one?
     """
     if ranks > 1:
         own = share(*batch[:3], rank, ranks, split, multiple)
         return MicroBatch(own.ids, own.targets, positions=own.positions, part=own.part)
-    short = -batch.ids.shape[1] % multiple
+    batch = _padded(batch, -batch.ids.shape[1] % multiple, pad_id)
+    if batch.documents is None or not by_documents:
+        return batch
+    return batch._replace(rows=documents_of(batch.documents, batch.ids.shape[1]))
+
+
+def _padded(batch: MicroBatch, short: int, pad_id: int | None) -> MicroBatch:
+    """With so many tokens more in each row."""
     if not short:
         return batch
     if pad_id is not None and batch.attention_mask is None:

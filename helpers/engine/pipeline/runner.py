@@ -13,7 +13,7 @@ only its graph and its input are kept, and the backward frees both.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -129,9 +129,8 @@ class Pipeline:
             self.messages.finish()
 
     def _part(self, batch: MicroBatch) -> AbstractContextManager:
-        """For so long, attention is over the whole of the rows of which this rank has a part."""
-        context = self.model.boundary.context
-        return nullcontext() if context is None else context.working_on(batch.part)
+        """For so long attention knows what this rank has of the rows, and their documents."""
+        return self.model.boundary.working_on(batch.part, batch.rows)
 
     @record_function("wait")
     def _take(self, key: MessageKey) -> Tensor:

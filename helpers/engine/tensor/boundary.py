@@ -10,7 +10,7 @@ Sources: Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, s
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..context.attention import Context
+from ..context.parts import Part
+from ..models.documents import Document
 from . import collectives
 
 
@@ -30,11 +32,14 @@ class Boundary:
     mesh: None where there is one rank.
     sequence_parallel: is the sequence split outside?
     context: the ranks over which it is split inside attention too; None where there are none.
+    documents: of the packed rows under way, which attention takes one by one; None where rows are
+        not packed, or a mask says which tokens see each other.
     """
 
     mesh: DeviceMesh | None = None
     sequence_parallel: bool = False
     context: Context | None = None
+    documents: list[list[Document]] | None = None
 
     @property
     def group(self) -> ProcessGroup | None:
@@ -47,6 +52,19 @@ class Boundary:
     @property
     def rank(self) -> int:
         return self.mesh.get_local_rank() if self.mesh else 0
+
+    @contextmanager
+    def working_on(
+        self, part: Part | None, documents: list[list[Document]] | None
+    ) -> Iterator[None]:
+        """For so long attention is over the whole of the rows of which the rank has this part, or
+        inside these documents."""
+        before, self.documents = self.documents, documents
+        try:
+            with nullcontext() if self.context is None else self.context.working_on(part):
+                yield
+        finally:
+            self.documents = before
 
     @contextmanager
     def whole_sequence(self) -> Iterator[None]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from helpers.engine import shares_of_work
 from helpers.engine.context.balance import SPLITS, deal
-from helpers.engine.context.documents import Document
 from helpers.engine.errors import UserError
+from helpers.engine.models.documents import Document
 from helpers.lab.figures.drawing import WAITING, box, fill, key, name_columns, name_rows, words_at
 from helpers.lab.figures.style import Look, Picture, new_figure, part_look
 from helpers.lab.figures.tables import in_words, table_of

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.engine.models.document_mask import PADDING
+from helpers.engine.models.documents import PADDING
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import gradient_norm

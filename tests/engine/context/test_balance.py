@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.context.balance import SPLITS, deal, shares_of_work, work
-from helpers.engine.context.documents import Document, documents_of
 from helpers.engine.context.stretches import stretches
 from helpers.engine.errors import UserError
-from helpers.engine.models.document_mask import PADDING, attention_mask
+from helpers.engine.models.documents import PADDING, Document, attention_mask, documents_of
 
 
 @st.composite

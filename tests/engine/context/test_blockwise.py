@@ -12,7 +12,7 @@ from helpers.engine.context.balance import SPLITS
 from helpers.engine.context.blockwise import Gradients, Joined
 from helpers.engine.context.formula import Scores
 from helpers.engine.context.parts import Share, share
-from helpers.engine.models.document_mask import PADDING
+from helpers.engine.models.documents import PADDING
 
 HEADS, DIM, SCALE = 4, 8, 0.3
 

@@ -3,8 +3,8 @@
 import pytest
 
 from helpers.engine.context.balance import deal, work
-from helpers.engine.context.documents import Document
 from helpers.engine.errors import UserError
+from helpers.engine.models.documents import Document
 from helpers.lab.drawings.sequence_parts import draw_ring, draw_shares
 from helpers.lab.figures.sharding_plots import plot_by_length
 

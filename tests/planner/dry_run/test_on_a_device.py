@@ -9,7 +9,8 @@ pytest.importorskip("transformers")
 import torch
 
 from helpers.engine import trainer
-from helpers.engine.models import chunked_loss, document_mask
+from helpers.engine.models import chunked_loss, documents
+from helpers.engine.pipeline import micro_batches
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.dry_run.dry_run import DryRun, dry_run
 from tests.support import tiny
@@ -69,7 +70,6 @@ def covering() -> list:
         )
         for number, layout in enumerate(LAYOUTS | MORE_LAYOUTS)
         for place, family in enumerate(FAMILIES)
-        if "packed" not in layout or family != "falcon-alibi"  # ALiBi takes no mask of documents
     ]
 
 
@@ -93,11 +93,11 @@ def test_no_tensor_meets_one_of_the_cpu(family: str, layout: str) -> None:
 
 
 def test_what_meets_one_fails() -> None:
-    def mask(documents: torch.Tensor) -> torch.Tensor:
-        return torch.ones(len(documents), 1, 16, 16, dtype=torch.bool)  # of the CPU
+    def mask(query: torch.Tensor, *rest: object) -> torch.Tensor:
+        return torch.zeros(1, 1, query.shape[2], query.shape[2])  # of the CPU
 
-    with patch.object(document_mask, "attention_mask", mask), pytest.raises(RuntimeError):
-        runs("gptj", "packed")
+    with patch.object(documents, "_mask", mask), pytest.raises(RuntimeError):
+        runs("falcon-alibi", "packed")
 
 
 def test_what_the_host_waits_for_is_counted() -> None:
@@ -106,7 +106,7 @@ def test_what_the_host_waits_for_is_counted() -> None:
     with patch.object(trainer, "placed", lambda batch, objective: batch):
         [run] = runs("gptj", "fp16, micro-batches")
     assert run.host_waits == 1 + 2
-    with patch.object(document_mask, "positions", lambda documents: torch.arange(16).expand(8, 16)):
+    with patch.object(micro_batches, "positions", lambda documents: torch.arange(16).expand(8, 16)):
         [run] = runs("gptj", "packed")
     assert run.host_waits == 1 + 2
 
