@@ -11,6 +11,7 @@
     python scripts/benchmark.py plan                # the planner's pick among all layouts, 4 ranks
     python scripts/benchmark.py long                # context parallelism by length, Llama, 2 x 256
     python scripts/benchmark.py messages            # gloo and shared memory, by size, 2 to 8 ranks
+    python scripts/benchmark.py packed              # documents one by one, and a mask of the row
     python scripts/benchmark.py small-step          # where a step of tens of ms goes, by layout
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
@@ -42,6 +43,7 @@ from benchmarks.studies import (
     memory,
     messages,
     naive_split,
+    packed,
     predicted,
     regret,
     small_step,
@@ -238,6 +240,12 @@ def _small_step(args: argparse.Namespace) -> dict[str, Any]:
     return {"layouts": found}
 
 
+def _packed(args: argparse.Namespace) -> dict[str, Any]:
+    rows = packed.measure(args.rounds)
+    print(packed.table(rows))
+    return {"rows": rows}
+
+
 def say(text: str) -> None:
     """Progress, out of the table's way."""
     print(text, file=sys.stderr, flush=True)
@@ -270,7 +278,11 @@ def main() -> None:
             print(f"{peer.name:20} {peer.title.strip('*')}")
         return
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
-    alone = {"messages": _messages, "small-step": partial(_small_step, args)}  # of no peers
+    alone = {  # of no peers
+        "messages": _messages,
+        "packed": partial(_packed, args),
+        "small-step": partial(_small_step, args),
+    }
     try:
         if args.benchmark in alone:
             results = [alone[args.benchmark]()]

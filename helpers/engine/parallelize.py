@@ -105,8 +105,7 @@ def lay_out(
         apply_float8(model, family, boundary)
     if plan.compile:
         apply_compile(model, family)  # inside what is recomputed, which then runs the graph again
-        if boundary.context:
-            boundary.context.stay_out_of_graphs()
+        boundary.stay_out_of_graphs()
     kept = boundary.context.kept if boundary.context else None
     apply_activations(model, family, plan.activation, plan.offload, kept)
     apply_loss(model, family)

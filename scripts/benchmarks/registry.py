@@ -202,5 +202,6 @@ BENCHMARKS = {
     "long": LONG,
     "plan": (),  # its layouts are those that a search looks at
     "messages": (),  # trains nothing
+    "packed": (),  # two ways of the engine's attention
     "small-step": (),  # layouts of the engine alone
 }

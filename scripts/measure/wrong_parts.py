@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from helpers.engine.context import parts
-from helpers.engine.context.documents import Document
+from helpers.engine.models.documents import Document
 from helpers.engine.models.objectives import IGNORED
 from helpers.engine.parallelize import load_model
 from helpers.engine.pipeline import micro_batches, runner

@@ -171,6 +171,24 @@ def test_a_model_whose_documents_see_each_other_is_refused(kind: str) -> None:
     assert "documents of a row see each other" in said
 
 
+@pytest.mark.parametrize(
+    "plan",
+    (
+        ParallelPlan(activation="full"),
+        ParallelPlan(activation="selective"),
+        pytest.param(ParallelPlan(compile=True), marks=pytest.mark.exhaustive),
+    ),
+    ids=("full", "selective", "compiled"),
+)
+@pytest.mark.parametrize("family", ("llama", "falcon-alibi"))
+def test_recomputed_and_compiled_blocks_keep_documents_apart(family, plan) -> None:
+    batch = tiny.batch(0, rows=2, length=18)[0]
+    given = (batch, batch, (torch.arange(18) // 7).repeat(2, 1))
+    [plain] = pool(1).run(packed_loss, family, ParallelPlan(), given)
+    [found] = pool(1).run(packed_loss, family, plan, given)
+    parity.close("loss and norm", found, plain, 1e-10)
+
+
 def windowed_losses() -> tuple[float, float, float]:
     """Runs on a rank: of a document of 12 tokens and one of 4, in a row, under a window of 5: the
     trainer's loss, the class's of each alone, and the class's without the window."""

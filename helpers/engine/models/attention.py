@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .documents import by_documents
 
 NAME = "helpers"  # under which transformers finds our attention
 # what transformers hands on beside: already in the mask, of caches, of kernels of other names, or
@@ -100,7 +99,7 @@ def _over_documents(
         return _whole(q, k, v, mask, dropout, scale, mask is None, softcap)
 
     with boundary.own_stream(True) if dropout > 0 else nullcontext():
-        out = by_documents(attend_one, query, key, value, boundary.documents, window, key_bias)
+        out = boundary.by_documents(attend_one, query, key, value, window, key_bias)
     return out.transpose(1, 2)
 
 

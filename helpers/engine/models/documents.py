@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 PADDING = -1
 
@@ -42,6 +41,8 @@ def documents_of(numbers: Tensor | None, length: int) -> list[list[Document]]:
     """
     if numbers is None:
         return [[Document(0, 0, length)]]
+    from torch._subclasses.fake_tensor import FakeTensor  # which needs more than torch
+
     if isinstance(numbers, FakeTensor):  # in a dry run, where nobody knows their values
         return [[Document(0, 0, length)] for _ in numbers]
     return [_documents(row) for row in numbers]
@@ -100,7 +101,6 @@ def one_document_a_row() -> Iterator[None]:
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-@torch.compiler.disable  # where documents end is another in every row, and a graph would be, too
 def by_documents(
     attend: Attend,
     query: Tensor,

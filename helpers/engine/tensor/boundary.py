@@ -12,6 +12,7 @@ Sources: Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, s
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..context.attention import Context
 from ..context.parts import Part
-from ..models.documents import Document
+from ..models.documents import Document, by_documents
 from . import collectives
 
 
@@ -65,6 +66,17 @@ class Boundary:
                 yield
         finally:
             self.documents = before
+
+    def by_documents(self, attend: Any, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+        """Attention inside the documents under way, see models/documents.py."""
+        return by_documents(attend, q, k, v, self.documents, *how)
+
+    def stay_out_of_graphs(self) -> None:
+        """Let compiled blocks call attention over ranks or documents, and not compile it: where
+        these end is another in every row, and a graph would be, too."""
+        self.by_documents = torch.compiler.disable(self.by_documents)
+        if self.context is not None:
+            self.context.stay_out_of_graphs()
 
     @contextmanager
     def whole_sequence(self) -> Iterator[None]:
