@@ -186,7 +186,8 @@ def test_recomputed_and_compiled_blocks_keep_documents_apart(family, plan) -> No
     given = (batch, batch, (torch.arange(18) // 7).repeat(2, 1))
     [plain] = pool(1).run(packed_loss, family, ParallelPlan(), given)
     [found] = pool(1).run(packed_loss, family, plan, given)
-    parity.close("loss and norm", found, plain, 1e-10)
+    limit = 1e-7 if plan.compile else 1e-10  # norms of Llama's class are in float32, and fused then
+    parity.close("loss and norm", found, plain, limit)
 
 
 def windowed_losses() -> tuple[float, float, float]:
