@@ -304,9 +304,8 @@ class Trainer:
         own = some_rows(batch, ranks, self.group.rank())
         parts = (some_rows(own, n, index) for index in range(n))
         pad_id = None if objective.shift else config.pad_token_id or 0
-        by_documents = batch.documents is None or self._by_documents()
-        how = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts, pad_id
-        how = *how, by_documents
+        parted = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts
+        how = *parted, pad_id, batch.documents is None or self._by_documents()
         return [placed(own_tokens(part, *how), objective).to(self.device) for part in parts]
 
     def _over_samples(self, sums: Tensor) -> Tensor:

@@ -124,32 +124,27 @@ def by_documents(
     """
     found = []
     for of_row, *states in zip(rows, query.unbind(0), key.unbind(0), value.unbind(0), strict=True):
-        sizes = list(_sizes(of_row, query.shape[2]))
-        parts = zip(*(state.unsqueeze(0).split(sizes, 2) for state in states))
-        documents = iter(of_row)
-        row = []
-        for place, (q, k, v) in enumerate(parts):
-            if place % 2 == 0:  # what is before a document is padding
-                row.append(torch.zeros_like(q))
-                continue
-            mask = _mask(q, next(documents), window, key_bias)
-            row.append(attend(q, k, v, mask))
+        spans = _spans(of_row, query.shape[2])
+        parts = zip(*(state.unsqueeze(0).split(list(map(len, spans)), 2) for state in states))
+        row = [
+            attend(q, k, v, _mask(q, span, window, key_bias))
+            for span, (q, k, v) in zip(spans, parts, strict=True)
+        ]
         found.append(torch.cat(row, 2))
     return torch.cat(found)
 
 
-def _sizes(documents: Sequence[Document], length: int) -> list[int]:
-    """Of padding and document in turn, with padding at both ends, each of which may be none."""
-    sizes, end = [], 0
+def _spans(documents: Sequence[Document], length: int) -> list[range]:
+    """All of a row: documents, and the padding around them, which sees itself like one more, so
+    that every weight has a gradient whatever a row holds."""
+    spans, end = [], 0
     for document in documents:
-        sizes += [document.first - end, document.end - document.first]
+        spans += [range(end, document.first), range(document.first, document.end)]
         end = document.end
-    return [*sizes, length - end]
+    return [span for span in (*spans, range(end, length)) if span]
 
 
-def _mask(
-    query: Tensor, document: Document, window: int | None, key_bias: Tensor | None
-) -> Tensor | None:
+def _mask(query: Tensor, span: range, window: int | None, key_bias: Tensor | None) -> Tensor | None:
     """What is added to a document's scores, or which keys are seen; None where it is causality
     alone."""
     length = query.shape[2]
@@ -161,5 +156,5 @@ def _mask(
         seen = seen.triu(1 - window)
     if key_bias is None:
         return seen
-    bias = key_bias[:, None, document.first : document.end].to(query.dtype)
+    bias = key_bias[:, None, span.start : span.stop].to(query.dtype)
     return bias.masked_fill(~seen, -torch.inf).unsqueeze(0)
