@@ -99,7 +99,7 @@ def test_there_are_enough_published_runs():
 @pytest.mark.parametrize("run", titan_runs(), ids=lambda run: run.name)
 def test_torchtitans_own_tables(read, run):
     flavor = {4096: "8B", 8192: "70B"}[run.shape.hidden]
-    compiles = run.program == "torchtitan"
+    compiles = not run.program.endswith("-eager")
     text = TITAN.format(
         flavor=flavor,
         local=run.batch // run.parallel_plan.dp,
@@ -109,6 +109,6 @@ def test_torchtitans_own_tables(read, run):
     )
     found = read(text, "run.toml", run.parallel_plan.world_size)
     same(found, run)
-    assert found.planner == run.program
+    assert found.planner == run.program.removesuffix("-2024")  # as torchtitan is today
     ours = model_shape(found.model)
     assert (ours.block_parameters, ours.vocab) == (run.shape.block_parameters, run.shape.vocab)
