@@ -18,7 +18,14 @@ from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
 from .parallelize import check_documents
-from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
+from .pipeline.micro_batches import (
+    MicroBatch,
+    check_batch,
+    own_tokens,
+    placed,
+    some_rows,
+    takes_mask,
+)
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
@@ -282,18 +289,20 @@ class Trainer:
     def _check(self, batch: MicroBatch) -> None:
         check_batch(batch, self.model, self.plan.cp)
         if batch.documents is not None:
-            self._by_documents()
+            self._by_documents(batch)
 
-    def _by_documents(self) -> bool:
-        """Does attention take the documents of packed rows one by one? Over cp it does, and of a
-        model that was not checked.
+    def _by_documents(self, batch: MicroBatch) -> bool:
+        """Does attention take the documents of packed rows one by one? Over cp it does.
 
         Raises:
             UserError: the model does not keep them apart.
         """
-        if self.plan.cp > 1 or self.model.kind is None:
+        if batch.documents is None or self.plan.cp > 1:
             return True
-        return check_documents(self.model.kind, self.device.type)
+        kind = self.model.kind
+        if kind is not None and not check_documents(kind, self.device.type):
+            return False
+        return not takes_mask(self.model.config, batch.ids.shape[1])
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
@@ -305,7 +314,7 @@ class Trainer:
         parts = (some_rows(own, n, index) for index in range(n))
         pad_id = None if objective.shift else config.pad_token_id or 0
         parted = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts
-        how = *parted, pad_id, batch.documents is None or self._by_documents()
+        how = *parted, pad_id, self._by_documents(batch)
         return [placed(own_tokens(part, *how), objective).to(self.device) for part in parts]
 
     def _over_samples(self, sums: Tensor) -> Tensor:

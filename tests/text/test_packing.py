@@ -2,6 +2,7 @@
 
 import copy
 from itertools import combinations
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from helpers.engine.errors import UserError
 from helpers.engine.models import documents as packed_rows
 from helpers.engine.parallelize import parallelize
+from helpers.engine.pipeline import micro_batches
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import gradient_norm
 from helpers.engine.trainer import Trainer
@@ -224,11 +226,15 @@ def test_a_window_stays_inside_its_document() -> None:
     assert abs(unaware - expected) > 1e-4 * expected
 
 
-def packed_loss(family: str, plan: ParallelPlan, batch: tuple[Tensor, ...]) -> tuple[float, float]:
-    """Runs on each rank: the trainer's loss of packed rows, and the norm of its gradient."""
+def packed_loss(
+    family: str, plan: ParallelPlan, batch: tuple[Tensor, ...], long: int = 0
+) -> tuple[float, float]:
+    """Runs on each rank: the trainer's loss of packed rows, and the norm of its gradient. Rows of
+    `long` tokens and more have their documents taken one by one."""
     mesh = mesh_of(plan)
     trainer = Trainer(parallelize(tiny.fresh(family, torch.float64), plan, mesh), plan, mesh, lr=0)
-    loss = trainer.backward(*batch)
+    with patch.object(micro_batches, "LONG_ROW", long):
+        loss = trainer.backward(*batch)
     return loss.item(), gradient_norm(trainer.parts, trainer.gradients()).item()
 
 
@@ -253,5 +259,6 @@ def test_a_layout_keeps_documents_apart(family: str, plan: ParallelPlan) -> None
             loss.backward()
             total += loss.item()
     squares = sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None)
-    for found in pool(2).run(packed_loss, family, plan, (ids, labels, documents)):
-        parity.close("loss and norm", found, (total, squares.sqrt().item()), 1e-10)
+    for long in (0, 512):
+        for found in pool(2).run(packed_loss, family, plan, (ids, labels, documents), long):
+            parity.close("loss and norm", found, (total, squares.sqrt().item()), 1e-10)

@@ -9,13 +9,16 @@ from torch import Tensor, nn
 from ..context.check import check_rotary
 from ..context.parts import Part, share
 from ..errors import UserError
+from ..models.architecture import text_config
 from ..models.causal_loss import check_tokens, label_places
 from ..models.documents import PADDING, Document, documents_of, model_inputs, positions
 from ..models.families import has_alibi
 from ..models.objectives import IGNORED, Objective
+from ..models.self_check import WINDOWS
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MASKS = ("attention_mask", "token_type_ids")  # as transformers calls them
+LONG_ROW = 512  # tokens, from which documents one by one are quicker than one call with a mask
 
 
 class MicroBatch(NamedTuple):
@@ -103,6 +106,13 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             raise UserError(f"{name} is not split over cp, whose attention makes its own masks")
         if mask.shape != batch.ids.shape:
             raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
+
+
+def takes_mask(config: Any, length: int) -> bool:
+    """Are the documents of rows of this length better kept apart by a mask than taken one by one?
+    Short rows are; but ALiBi takes no mask, and one of a row would hide a window."""
+    windows = (getattr(text_config(config), name, None) or length for name in WINDOWS)
+    return length < LONG_ROW and length <= min(windows) and not has_alibi(config)
 
 
 def some_rows(batch: MicroBatch, n: int, index: int) -> MicroBatch:

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from helpers.engine.parallelize import parallelize
+from helpers.engine.pipeline.micro_batches import MicroBatch
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks.meeting import distributed
 from helpers.engine.trainer import Trainer
@@ -23,13 +24,20 @@ class Case(NamedTuple):
     document: int
 
 
-CASES = (Case(8, 512, 64), Case(2, 2048, 200), Case(1, 4096, 256))
+CASES = (Case(32, 128, 32), Case(8, 512, 64), Case(2, 2048, 200), Case(1, 4096, 256))
+
+
+class ByDocuments(Trainer):
+    """However short the rows."""
+
+    def _by_documents(self, batch: MicroBatch) -> bool:
+        return True
 
 
 class Masked(Trainer):
-    """As for models that attend in ways of their own: a mask says what a token may see."""
+    """A mask says what a token may see."""
 
-    def _by_documents(self) -> bool:
+    def _by_documents(self, batch: MicroBatch) -> bool:
         return False
 
 
@@ -46,7 +54,7 @@ def _measured(case: Case, rounds: int, mesh: Any) -> dict[str, Any]:
     ids = torch.randint(VOCABULARY, (case.rows, case.seq_len), generator=generator)
     documents = (torch.arange(case.seq_len) // case.document).repeat(case.rows, 1)
     ways = {
-        "documents": (Trainer, documents),
+        "documents": (ByDocuments, documents),
         "mask": (Masked, documents),
         "whole": (Trainer, None),
     }

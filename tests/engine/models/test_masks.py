@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from helpers.engine.models import documents as packed_rows
 from helpers.engine.parallelize import check_documents, parallelize
+from helpers.engine.pipeline import micro_batches
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
@@ -15,8 +16,9 @@ from tests.support.ranks import mesh_of, pool
 FAMILIES = (*tiny.FAMILIES, *tiny.PUBLISHED)
 
 
-def masked(families: tuple[str, ...], packed: bool) -> dict[str, bool]:
-    """By family: does each layer's attention get a mask in a step?"""
+def masked(families: tuple[str, ...], packed: bool, long: int = 0) -> dict[str, bool]:
+    """By family: does each layer's attention get a mask in a step? Packed rows of `long` tokens and
+    more have their documents taken one by one."""
     plan, plain = ParallelPlan(), F.scaled_dot_product_attention
     ids, labels = tiny.batch(0, length=16)
     documents = (torch.arange(16) // 6).expand(8, 16) if packed else None
@@ -32,9 +34,12 @@ def masked(families: tuple[str, ...], packed: bool) -> dict[str, bool]:
         trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
         if packed:  # the trial calls attention, too
             check_documents(model.kind, "cpu")
-        with patch.object(F, "scaled_dot_product_attention", attention):
+        with (
+            patch.object(F, "scaled_dot_product_attention", attention),
+            patch.object(micro_batches, "LONG_ROW", long),
+        ):
             trainer.step(ids, labels, documents)
-        calls = 2 * 8 * 3 if packed else 2  # layers, rows and documents
+        calls = 2 * 8 * 3 if packed and long == 0 else 2  # layers, rows and documents
         assert len(seen) == calls and len(set(seen)) == 1, family
         [found[family]] = set(seen)
     return found
@@ -46,10 +51,11 @@ def test_whole_rows_need_none() -> None:
     assert found == {family: family == "falcon-alibi" for family in FAMILIES}
 
 
-def test_packed_rows_need_none_either() -> None:
-    """Each of their documents is causal by itself."""
-    [found] = pool(1).run(masked, FAMILIES, True)
-    assert found == {family: family == "falcon-alibi" for family in FAMILIES}
+def test_long_packed_rows_need_none_either() -> None:
+    """Each of their documents is causal by itself. Of short ones a mask is quicker."""
+    families = tuple(family for family in FAMILIES if family != "falcon-alibi")
+    [short], [long] = (pool(1).run(masked, families, True, length) for length in (512, 0))
+    assert all(short.values()) and not any(long.values())
 
 
 def looked_for_documents() -> list[int]:

@@ -106,7 +106,8 @@ def test_what_the_host_waits_for_is_counted() -> None:
     with patch.object(trainer, "placed", lambda batch, objective: batch):
         [run] = runs("gptj", "fp16, micro-batches")
     assert run.host_waits == 1 + 2
-    with patch.object(micro_batches, "positions", lambda documents: torch.arange(16).expand(8, 16)):
+    places = patch.object(micro_batches, "positions", lambda _: torch.arange(16).expand(8, 16))
+    with places, patch.object(micro_batches, "LONG_ROW", 0):
         [run] = runs("gptj", "packed")
     assert run.host_waits == 1 + 2
 
