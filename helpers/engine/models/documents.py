@@ -7,8 +7,8 @@ attention   a token sees itself and what came before it in its own document
 Attention takes the documents one after another (`by_documents`): as many fused calls as documents,
 and no mask. A mask of a row of n tokens has n^2 numbers, and with one no kernel leaves a half out;
 documents of l tokens take l^2 each. Where they begin and end is known on the host, so that no
-device is asked, and a dry run, whose tensors have no values, settles it alike. Models that attend
-in other ways of their own get the mask (`model_inputs`).
+device is asked, and a dry run, whose tensors have no values, settles it alike. Short rows, and
+models that attend in ways of their own, get the mask (`model_inputs`).
 
 Source: Krell et al. 2021, Efficient Sequence Packing without Cross-contamination, section 3.2.3.
 """
