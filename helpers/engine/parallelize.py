@@ -159,6 +159,7 @@ def _kind(model: nn.Module) -> _Kind:
 
 
 @lru_cache(maxsize=64)
+@torch.enable_grad()  # who only evaluates has turned gradients off
 def check_documents(kind: _Kind, device: str) -> bool:
     """Can attention take the documents of packed rows one by one? Else a mask keeps them apart.
 
@@ -204,6 +205,7 @@ def _tried(plan: ParallelPlan) -> ParallelPlan:
 
 
 @lru_cache(maxsize=256)  # a run asks once, a test suite many times
+@torch.enable_grad()
 def _admitted(kind: _Kind, plan: ParallelPlan, axes: Axes, device: str) -> Family:
     heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
     trial = Trial(kind.model_class, kind.config, heads, group_size(plan.activation), device)

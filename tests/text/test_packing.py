@@ -1,6 +1,7 @@
 """Documents that share a row: each token once, and no document knows of another."""
 
 import copy
+import sys
 from itertools import combinations
 from unittest.mock import patch
 
@@ -136,6 +137,28 @@ def loss_and_gradients(family: str) -> dict[str, Tensor]:
 def test_a_packed_row_trains_as_its_documents_do(family: str) -> None:
     for gradients in pool(2).run(loss_and_gradients, family):
         assert max(g.abs().max() for g in gradients.values()) < 1e-11
+
+
+def evaluated_first(family: str) -> tuple[float, float]:
+    """Runs on a rank: the loss of packed rows before anything was checked with gradients."""
+    of_models = sys.modules[parallelize.__module__]
+    of_models._admitted.cache_clear()
+    of_models.check_documents.cache_clear()
+    plan, (ids, _) = ParallelPlan(), tiny.batch(0, rows=1, length=12)
+    with torch.no_grad():
+        model = parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=0)
+    labels = ids.clone()
+    labels[:, [0, 7]] = -100
+    found = trainer.evaluate([(ids, labels, (torch.arange(12) // 7).view(1, 12))])["loss"]
+    model = tiny.reference(family)
+    alone = [tiny.plain_loss(model, part, part).item() for part in ids.split((7, 5), 1)]
+    return found, (6 * alone[0] + 4 * alone[1]) / 10
+
+
+def test_packed_rows_can_be_evaluated_before_they_are_trained() -> None:
+    [(found, expected)] = pool(1).run(evaluated_first, "llama")
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 HIDDEN_FROM_NO_MASK = {
