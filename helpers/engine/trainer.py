@@ -208,10 +208,9 @@ class Trainer:
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
         batch = MicroBatch(input_ids, labels, documents, **masks)
-        self._check(batch)
+        batches = self._micro_batches(batch)
         self.model.train()
         labelled = max(1, self.model.objective.count(labels))
-        batches = self._micro_batches(batch)
         with products(self.plan, self.device):
             loss = self.pipeline.train(batches, labelled, self.scaler.scale)
         return self._over_samples(loss)
@@ -267,9 +266,7 @@ class Trainer:
         among = range(self.model.classes) if objective.of_rows else answers
         allowed = None if among is None else torch.tensor(among, device=self.device)
         for batch in batches:
-            whole = MicroBatch(*batch)
-            self._check(whole)
-            parts = self._micro_batches(whole)
+            parts = self._micro_batches(MicroBatch(*batch))
             with products(self.plan, self.device):
                 outputs = self.pipeline.forward_only(
                     parts, num_items_in_batch=1, label_logits=allowed is not None
@@ -286,11 +283,6 @@ class Trainer:
         result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
         return result if allowed is None else result | {"accuracy": right / max(1, count)}
 
-    def _check(self, batch: MicroBatch) -> None:
-        check_batch(batch, self.model, self.plan.cp)
-        if batch.documents is not None:
-            self._by_documents(batch)
-
     def _by_documents(self, batch: MicroBatch) -> bool:
         """Does attention take the documents of packed rows one by one? Over cp it does.
 
@@ -306,7 +298,8 @@ class Trainer:
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
-        tokens, on the device."""
+        tokens, on the device; once the model can train on them."""
+        check_batch(batch, self.model, self.plan.cp)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         objective, config = self.model.objective, self.model.config

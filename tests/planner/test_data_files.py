@@ -63,6 +63,12 @@ FILES = [
         "forward: no field is called 'inner'",
     ),
     File(
+        block_tensors.PROGRAMS,
+        lambda path: program("GPT-J", path),
+        {"like": "none"},
+        "there is no row 'none' before it",
+    ),
+    File(
         eight_bits.EIGHT_BITS,
         lambda path: read_table(path, eight_bits.EightBits),
         {"operations": [1, 2, 3]},

@@ -215,6 +215,7 @@ RECORDS = FAMILIES | {family.model_type: family for family in (GPT_NEO, BLOOM, B
 
 
 MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size", "ffn_dim")  # a field of each kind
+WINDOWS = ("sliding_window", "window_size")  # of a configuration: keys that a query sees at most
 
 
 def kv_heads(config: Any) -> int:

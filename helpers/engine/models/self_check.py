@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .architecture import text_config
 from .documents import positions
-from .families import MLP_WIDTHS, kv_heads
+from .families import MLP_WIDTHS, WINDOWS, kv_heads
 from .objectives import IGNORED, Objective, objective_of
 from .overrides import fewer_layers, override
 
@@ -32,7 +32,6 @@ LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot 
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
-WINDOWS = ("sliding_window", "window_size")  # of a configuration: keys that a query sees at most
 DOCUMENTS = torch.tensor([[0] * 6 + [1] * 3 + [2] * 2])  # the first longer than a small window
 ROW = torch.arange(1, 12).view(1, -1)
 # a row of several documents, as a MicroBatch has it

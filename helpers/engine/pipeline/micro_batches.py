@@ -12,9 +12,8 @@ from ..errors import UserError
 from ..models.architecture import text_config
 from ..models.causal_loss import check_tokens, label_places
 from ..models.documents import PADDING, Document, documents_of, model_inputs, positions
-from ..models.families import has_alibi
+from ..models.families import WINDOWS, has_alibi
 from ..models.objectives import IGNORED, Objective
-from ..models.self_check import WINDOWS
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MASKS = ("attention_mask", "token_type_ids")  # as transformers calls them

@@ -18,7 +18,7 @@ from helpers.engine.errors import UserError
 from helpers.planner.model.eight_bits import in_8_bits
 from helpers.planner.model.holds import Holds
 from helpers.planner.model.widths import NOTHING, Widths
-from helpers.tables import read_table
+from helpers.tables import make_row, read_rows
 
 PROGRAMS = Path(__file__).with_name("programs.json")
 KEEPS = ("none", "selective")  # policies whose kept tensors a program lists
@@ -52,7 +52,8 @@ class Hidden:
 class Program:
     """How blocks are computed.
 
-    also: older names of the row.
+    also: older names of the row. like: another row above it, as which it is in all that it does not
+        say itself.
     family, precisions: whose blocks the engine computes so, with which arithmetic; no family where
         it is another's way.
     measured: are there published rows to which its constants were fitted?
@@ -103,6 +104,7 @@ class Program:
     date: str
     source: str
     also: tuple[str, ...] = ()
+    like: str = ""
     family: str = ""
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
     measured: bool = False
@@ -150,13 +152,30 @@ class Program:
 INPUT = Widths(outside=1)  # of a block: all that `full` keeps
 
 
+@cache
+def _rows(path: Path = PROGRAMS) -> tuple[Program, ...]:
+    """The programs of a file, with what rows that are like others leave out."""
+    written: dict[str, dict] = {}
+    found = []
+    for where, values in read_rows(path):
+        like = values.get("like", "")
+        if like and like not in written:
+            raise UserError(f"{where}: there is no row {like!r} before it")
+        values = {
+            name: one for name, one in written.get(like, {}).items() if name != "also"
+        } | values
+        written[values.get("name", "")] = values
+        found.append(make_row(Program, values, where))
+    return tuple(found)
+
+
 def program(name: str, path: Path = PROGRAMS) -> Program:
     """The program with this name in programs.json, or in another file with its fields.
 
     Raises:
         UserError: there is none, or a row is wrong.
     """
-    by_name = {each: row for row in read_table(path, Program) for each in (row.name, *row.also)}
+    by_name = {each: row for row in _rows(path) for each in (row.name, *row.also)}
     if name not in by_name:
         raise UserError(f"no program {name!r} in {path.name}; there is {', '.join(by_name)}")
     return by_name[name]
@@ -168,7 +187,7 @@ def program_of(family: str, precision: str) -> Program:
     of the one that it is most like."""
     if precision == "fp8":
         return in_8_bits(program_of(family, "bf16"))
-    rows = read_table(PROGRAMS, Program)
+    rows = _rows()
     counted = {row.family for row in rows}
     family = family if family in counted else LIKE
     return next(row for row in rows if row.family == family and precision in row.precisions)
@@ -177,7 +196,7 @@ def program_of(family: str, precision: str) -> Program:
 @cache
 def program_names() -> list[str]:
     """What `program_for` knows: the names that estimate takes."""
-    rows = [row for row in read_table(PROGRAMS, Program) if not row.family]
+    rows = [row for row in _rows() if not row.family]
     names = ["engine", *(row.edition_of or row.name for row in rows), *(row.name for row in rows)]
     return list(dict.fromkeys(names))
 
@@ -203,7 +222,7 @@ def program_for(
 
 
 def _by_others(name: str, generation: str, saves: bool) -> Program:
-    rows = [row for row in read_table(PROGRAMS, Program) if not row.family]
+    rows = [row for row in _rows() if not row.family]
     editions = [row for row in rows if name and row.edition_of == name]
     of_gpu = [row for row in editions if generation in row.generations] or editions[-1:]
     if of_gpu:

@@ -53,12 +53,12 @@ def in_8_bits(program: "Program") -> "Program":
     if program.weight_bytes:
         return program  # it is one already
     by_name = {row.name: row for row in read_table(EIGHT_BITS, EightBits)}
-    if program.name not in by_name:
+    more = by_name.get(program.name) or by_name.get(program.like)
+    if more is None:
         raise UserError(
             f"no formula knows precision=fp8 of the program {program.name!r}; there is "
             f"{', '.join(by_name)}"
         )
-    more = by_name[program.name]
     forward, backward = (a + b for a, b in zip(program.operations, more.operations, strict=True))
     weight_bytes, back_bytes = more.weight_bytes
     return replace(
