@@ -11,6 +11,7 @@ from typing import Any
 class Linear:
     """A linear layer of one block: a matrix of inputs x outputs, and a bias of outputs.
 
+    name: of what it makes; "key, value" are two matrices beside each other.
     cut: how tensor parallelism splits it. `column`: by outputs, the bias with them. `row`: by
     inputs, the bias on every rank. `kv`: by outputs, in whole key-value heads; a rank holds at
     least one, so with fewer heads than ranks they are held several times.
@@ -25,6 +26,11 @@ class Linear:
     @property
     def parameters(self) -> int:
         return self.inputs * self.outputs + (self.outputs if self.bias else 0)
+
+    @property
+    def matrices(self) -> int:
+        """How many it stands for, each a product of its own where they are not fused."""
+        return self.name.count(",") + 1
 
 
 @dataclass(frozen=True)

@@ -216,9 +216,8 @@ def _products(block: Block) -> Products:
         inputs, outputs = _local_sizes(linear, block)
         last_s = _product_s(block, tokens, inputs, outputs, element)
         forward_s += last_s
-        own = linear.name.count(",") + 1  # "key, value" are two products
-        second_s += last_s * ((matrices + own) // 2 - matrices // 2) / own
-        matrices += own
+        before, matrices = matrices, matrices + linear.matrices
+        second_s += last_s * (matrices // 2 - before // 2) / linear.matrices
         input_s += _product_s(block, tokens, outputs, inputs, element)
         weight_s += _product_s(block, inputs, tokens, outputs, of_weight)
     return Products(forward_s, input_s, weight_s, last_s, second_s)
