@@ -4,7 +4,8 @@ Read plan.py first (degrees and switches as one frozen value) with placement.py 
 where), then parallelize.py, the one page that shows the order in which a model is laid out, then
 trainer.py, one step over a global batch.
 A room for each idea, from the ground up: models, messages, context, pipeline, tensor, memory,
-data_parallel, precision, files, adapters; ranks is how processes meet, agree, wait and leave.
+admission, data_parallel, precision, files, adapters; ranks is how processes meet, agree, wait and
+leave.
 
     from . import ParallelPlan, Trainer, distributed, load_model
 

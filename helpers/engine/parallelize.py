@@ -1,38 +1,31 @@
 """The one page that shows the order: what is done to a model to lay it out over a mesh."""
 
-import copy
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .admission.admitted import admitted, kind_of
 from .context.attention import Context
 from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
-from .memory.recomputing import apply_activations, group_size, heed_switch
-from .messages.carriers import sum_of
+from .memory.recomputing import apply_activations, heed_switch
 from .models.architecture import candidates, text_config
 from .models.causal_loss import apply_loss
 from .models.families import Family
-from .models.objectives import build, objective_of
-from .models.self_check import PACKED, Trial, WholeRows
-from .pipeline.micro_batches import MicroBatch, own_tokens
+from .models.objectives import objective_of
 from .pipeline.stages import cut
 from .plan import ParallelPlan
 from .precision.compiling import apply_compile
 from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
-from .tensor.partial_gradients import whole_gradients
 from .tensor.split import apply_tensor
 
 
@@ -67,9 +60,11 @@ def parallelize(
     if plan.precision == "fp8":
         check_float8(mesh.device_type)
     began = time.perf_counter()
-    family = admitted(model, plan, mesh) if check else candidates(model, plan.tp, plan.cp)[0]
+    family = (
+        admitted(model, plan, mesh, lay_out) if check else candidates(model, plan.tp, plan.cp)[0]
+    )
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
-    model.kind = _kind(model) if check else None  # whose documents are tried, too
+    model.kind = kind_of(model) if check else None  # whose documents are tried, too
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
     model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began
@@ -127,160 +122,6 @@ def answer_transformers(model: nn.Module) -> None:
 
     model.save_pretrained = save_pretrained
     model.resize_token_embeddings = resize_token_embeddings
-
-
-def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Family:
-    """The first way to lay the model out under the plan that gives the class's own results.
-
-    Every rank must call it, for the ranks of tp try their parts together.
-
-    Raises:
-        UserError: there is none; the line says what would be different, and what works.
-    """
-    kind = _kind(model)
-    axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
-    return _admitted(kind, _tried(plan), axes, mesh.device_type)
-
-
-Axes = tuple[DeviceMesh | None, DeviceMesh | None]  # tp and cp, where they are wider than 1
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A model's class and configuration. Two are alike if they say the same."""
-
-    model_class: type[nn.Module]
-    facts: str
-    config: Any = field(compare=False)
-
-
-def _kind(model: nn.Module) -> _Kind:
-    return _Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
-
-
-@lru_cache(maxsize=64)
-@torch.enable_grad()  # who only evaluates has turned gradients off
-def check_documents(kind: _Kind, device: str) -> bool:
-    """Can attention take the documents of packed rows one by one? Else a mask keeps them apart.
-
-    Raises:
-        UserError: neither gives the documents of a row what the class gives to each alone.
-    """
-    plan = ParallelPlan()
-    family = _admitted(kind, plan, (None, None), device)
-    trial = Trial(kind.model_class, kind.config, device=device)
-    alone = Boundary(None, False, None)
-    for by_documents in (True, False):
-        row = own_tokens(MicroBatch(**PACKED), 0, 1, by_documents=by_documents)
-        inputs = row.to(torch.device(device)).inputs(kind.config)
-        with alone.working_on(None, row.rows):
-            if trial.keeps_documents(
-                lambda model, rank: lay_out(model, family, plan, alone, rank), inputs
-            ):
-                return by_documents
-    raise UserError(
-        f"{kind.config.model_type} lets documents of a row see each other, however they are kept "
-        "apart: train it without packing"
-    )
-
-
-def check_documents_of(config: Any) -> None:
-    """The same of a model that is not made yet."""
-    with torch.device("meta"):
-        model = build(config, None, torch.float32)
-    check_documents(_kind(model), "cpu")
-
-
-def _tried(plan: ParallelPlan) -> ParallelPlan:
-    """What of a plan can change the results, in its smallest form."""
-    group = group_size(plan.activation)
-    return ParallelPlan(
-        tp=plan.tp,
-        pp=min(plan.pp, 2),
-        cp=plan.cp,
-        cp_attention=plan.cp_attention,
-        sequence_parallel=plan.sequence_parallel,
-        activation="group_2" if group > 1 else plan.activation,
-    )
-
-
-@lru_cache(maxsize=256)  # a run asks once, a test suite many times
-@torch.enable_grad()
-def _admitted(kind: _Kind, plan: ParallelPlan, axes: Axes, device: str) -> Family:
-    heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
-    trial = Trial(kind.model_class, kind.config, heads, group_size(plan.activation), device)
-    with torch.device("meta"):
-        model = kind.model_class._from_config(copy.deepcopy(kind.config))
-    reasons = []
-    for family in candidates(model, plan.tp, plan.cp):
-        difference = _difference(trial, family, plan, axes)
-        if difference is None:
-            return family
-        reasons.append(difference)
-    works = [
-        words
-        for words, simpler in _simpler(plan)
-        if any(
-            not _difference(trial, f, simpler, axes)
-            for f in candidates(model, simpler.tp, simpler.cp)
-        )
-    ]
-    raise UserError(
-        f"{kind.config.model_type} would not be exact under {_words(plan)}: {reasons[0]}; "
-        + (f"exact here: {', '.join(works)}" if works else "no other layout would be, either")
-    )
-
-
-def _difference(trial: Trial, family: Family, plan: ParallelPlan, axes: Axes) -> str | None:
-    tp, cp = axes
-    context = Context(cp, plan.cp_attention) if plan.cp > 1 else None
-    boundary = Boundary(tp if plan.tp > 1 else None, plan.sequence_parallel, context)
-    return trial.difference(
-        lambda model, rank: lay_out(model, family, plan, boundary, rank),
-        ranks=plan.pp,
-        gradients=whole_gradients,
-        rows=PartsOfRows(context, plan, cp.get_local_rank()) if context else None,
-    )
-
-
-class PartsOfRows(WholeRows):
-    """How ranks of cp hand a batch to a laid-out model."""
-
-    def __init__(self, context: Context, plan: ParallelPlan, rank: int) -> None:
-        self.context, self.plan, self.rank = context, plan, rank
-
-    def inputs(self, batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
-        ids = batch["input_ids"]
-        whole = MicroBatch(ids.cpu(), batch["labels"].cpu())
-        own = own_tokens(whole, self.rank, self.plan.cp, multiple=self.plan.sequence_parts)
-        self.context.part = own.part
-        return own.to(ids.device).inputs(config)
-
-    def working(self) -> AbstractContextManager:
-        return self.context.working_on(None)
-
-    def whole(self, term: Tensor) -> Tensor:
-        return sum_of(term, self.context.group)
-
-
-def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
-    """Plans with less, and what to call them."""
-    alone = ParallelPlan()
-    options = {
-        "the same without cp": replace(plan, cp=1),
-        "tp without sequence_parallel": replace(plan, sequence_parallel=False),
-        "pp": replace(alone, pp=plan.pp),
-        "recomputing": replace(alone, activation=plan.activation),
-        "dp_shard and dp_replicate": alone,
-    }
-    words_of = {other: words for words, other in options.items() if other != plan}
-    yield from ((words, other) for other, words in words_of.items())
-
-
-def _words(plan: ParallelPlan) -> str:
-    extra = ["sequence_parallel"] * plan.sequence_parallel
-    extra += [f"activation={plan.activation}"] * (plan.activation != "none")
-    return " with ".join([plan.describe(), *extra])
 
 
 def load_model(

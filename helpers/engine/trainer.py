@@ -11,25 +11,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
+from .admission.packed_rows import documents_one_by_one
 from .data_parallel.axes import data_group, token_group
 from .data_parallel.layouts import data_parallel
 from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
-from .parallelize import check_documents
-from .pipeline.micro_batches import (
-    MicroBatch,
-    check_batch,
-    own_tokens,
-    placed,
-    some_rows,
-    takes_mask,
-)
+from .parallelize import lay_out
+from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
-from .precision.loss_scaling import LossScaler
+from .precision.loss_scaling import MOST_BAD_STEPS, LossScaler
+from .precision.not_finite import not_finite
 from .precision.optimizer import (
     adamw,
     check_schedule,
@@ -39,11 +34,7 @@ from .precision.optimizer import (
     scale_,
 )
 from .precision.replay import twice
-from .ranks import over_ranks
 from .tensor.partial_gradients import sum_partial_gradients
-from .tensor.shards import is_finite
-
-MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
 
 
 class Observer(Protocol):
@@ -176,28 +167,11 @@ class Trainer:
         lr = self.lr * self._lr_factor()
         self.steps_done += 1
         if self.scaler.bad_steps == MOST_BAD_STEPS:
-            raise Diverged(self._where_not_finite(gradients))
+            raise Diverged(not_finite(self.steps_done, self.parts, gradients))
         if self.device.type == "cuda":  # which is still at the update
             torch.cuda.current_stream(self.device).synchronize()
         elapsed = time.perf_counter() - started
         return StepResult(self.steps_done, loss, norm, lr, elapsed, skip)
-
-    def _where_not_finite(self, gradients: dict[str, Tensor]) -> str:
-        """Where it begins, in words, the same on every rank: the first rank's first parameter."""
-        weights = {part.name: part.tensor.detach() for part in self.parts}
-        places = [
-            f"{what} {name}"
-            for what, tensors in (("weight", weights), ("gradient", gradients))
-            for name, tensor in tensors.items()
-            if not is_finite(tensor)
-        ]
-        by_rank = enumerate(over_ranks(places[:1]))
-        first = next((f"the {of[0]} on rank {rank}" for rank, of in by_rank if of), "the loss")
-        return (
-            f"step {self.steps_done}: loss and gradient are not finite for the {MOST_BAD_STEPS}rd "
-            f"step in a row, first in {first}; go on from an earlier checkpoint with a smaller "
-            "learning rate"
-        )
 
     def backward(
         self,
@@ -283,19 +257,6 @@ class Trainer:
         result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
         return result if allowed is None else result | {"accuracy": right / max(1, count)}
 
-    def _by_documents(self, batch: MicroBatch) -> bool:
-        """Does attention take the documents of packed rows one by one? Over cp it does.
-
-        Raises:
-            UserError: the model does not keep them apart.
-        """
-        if batch.documents is None or self.plan.cp > 1:
-            return True
-        kind = self.model.kind
-        if kind is not None and not check_documents(kind, self.device.type):
-            return False
-        return not takes_mask(self.model.config, batch.ids.shape[1])
-
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
         tokens, on the device; once the model can train on them."""
@@ -307,8 +268,12 @@ class Trainer:
         parts = (some_rows(own, n, index) for index in range(n))
         pad_id = None if objective.shift else config.pad_token_id or 0
         parted = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts
-        how = *parted, pad_id, self._by_documents(batch)
+        one_by_one = batch.documents is None or self.plan.cp > 1 or self._one_by_one(batch)
+        how = *parted, pad_id, one_by_one
         return [placed(own_tokens(part, *how), objective).to(self.device) for part in parts]
+
+    def _one_by_one(self, packed: MicroBatch) -> bool:
+        return documents_one_by_one(self.model, packed.ids.shape[1], self.device, lay_out)
 
     def _over_samples(self, sums: Tensor) -> Tensor:
         """Sum over the ranks that see other tokens, from the pipeline ranks that have results."""

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from helpers.engine.adapters.lora import rank_and_alpha
 from helpers.engine.adapters.qlora import Adapting
+from helpers.engine.admission.packed_rows import check_documents_of
 from helpers.engine.context.check import check_rotary
 from helpers.engine.errors import UserError
 from helpers.engine.files import checkpoints
@@ -24,7 +25,7 @@ from helpers.engine.models.configurations import (
     load_config,
     presets,
 )
-from helpers.engine.parallelize import check_documents_of
+from helpers.engine.parallelize import lay_out
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import check_compiler
 from helpers.engine.ranks import world_size
@@ -165,7 +166,7 @@ def prepare(args: argparse.Namespace) -> Job:
     files = find_local_weights(args)  # what is missing is said before anything starts
     fit_vocabulary(config, args, tokenizer)
     if args.task == "instruct" and args.pack:
-        check_documents_of(config)
+        check_documents_of(config, lay_out)
     check_rotary(config, args.seq_len, plan, args.task == "instruct" and args.pack)
     train = read_tokens(args.data or bundled(BUNDLED[args.task]), "train", args, tokenizer)
     if args.task == "classify-head":

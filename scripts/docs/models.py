@@ -29,8 +29,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from helpers.engine.admission.trial import is_same_gradient
 from helpers.engine.errors import UserError
-from helpers.engine.models.self_check import is_same_gradient
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer

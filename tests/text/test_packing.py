@@ -1,7 +1,6 @@
 """Documents that share a row: each token once, and no document knows of another."""
 
 import copy
-import sys
 from itertools import combinations
 from unittest.mock import patch
 
@@ -12,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.engine.admission.admitted import admitted_kind
+from helpers.engine.admission.packed_rows import check_documents
 from helpers.engine.errors import UserError
 from helpers.engine.models import documents as packed_rows
 from helpers.engine.parallelize import parallelize
@@ -141,9 +142,8 @@ def test_a_packed_row_trains_as_its_documents_do(family: str) -> None:
 
 def evaluated_first(family: str) -> tuple[float, float]:
     """Runs on a rank: the loss of packed rows before anything was checked with gradients."""
-    of_models = sys.modules[parallelize.__module__]
-    of_models._admitted.cache_clear()
-    of_models.check_documents.cache_clear()
+    admitted_kind.cache_clear()
+    check_documents.cache_clear()
     plan, (ids, _) = ParallelPlan(), tiny.batch(0, rows=1, length=12)
     with torch.no_grad():
         model = parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan))

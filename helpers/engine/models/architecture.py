@@ -2,7 +2,7 @@
 
 A model without a record is laid out all the same: ranks share its state, stages its blocks, and tp
 splits of these what block_rules.py finds. Whether that gives the model's own loss is not believed
-but tried: see self_check.py.
+but tried: see the room admission.
 """
 
 import copy

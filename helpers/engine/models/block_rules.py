@@ -4,7 +4,7 @@
     gate_proj up_proj    | down_proj     by shape: out of the hidden width, and back into it
 
 What has neither (experts, state spaces, low-rank attention) stays whole on each rank. A name can
-mislead, so what is found here is not believed but tried: see self_check.py.
+mislead, so what is found here is not believed but tried: see the room admission.
 """
 
 from collections.abc import Iterable, Iterator

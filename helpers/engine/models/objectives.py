@@ -6,7 +6,7 @@
     classify-head   [batch]         the whole row           rows
 
 A model's class says which: transformers lists its classes by what their heads are for. That its
-loss is the one that is named here is not believed but tried: see self_check.py.
+loss is the one that is named here is not believed but tried: see the room admission.
 """
 
 from collections.abc import Iterable

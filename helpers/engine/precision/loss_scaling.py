@@ -10,6 +10,8 @@ Source: Micikevicius et al. 2018, Mixed Precision Training, section 3.2.
 
 from dataclasses import dataclass
 
+MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
+
 
 @dataclass
 class LossScaler:

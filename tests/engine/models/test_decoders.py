@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from helpers.engine.admission.trial import Trial
 from helpers.engine.errors import UserError
 from helpers.engine.models.architecture import candidates, family_of
 from helpers.engine.models.block_rules import block_rules
 from helpers.engine.models.blocks import gpt_neo_attention
-from helpers.engine.models.self_check import Trial
 from helpers.engine.parallelize import lay_out, parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor import layers

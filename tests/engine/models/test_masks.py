@@ -5,8 +5,9 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
+from helpers.engine.admission.packed_rows import check_documents
 from helpers.engine.models import documents as packed_rows
-from helpers.engine.parallelize import check_documents, parallelize
+from helpers.engine.parallelize import lay_out, parallelize
 from helpers.engine.pipeline import micro_batches
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
@@ -33,7 +34,7 @@ def masked(families: tuple[str, ...], packed: bool, long: int = 0) -> dict[str, 
 
         trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
         if packed:  # the trial calls attention, too
-            check_documents(model.kind, "cpu")
+            check_documents(model.kind, "cpu", lay_out)
         with (
             patch.object(F, "scaled_dot_product_attention", attention),
             patch.object(micro_batches, "LONG_ROW", long),

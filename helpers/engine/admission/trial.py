@@ -20,14 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .architecture import text_config
-from .documents import positions
-from .families import MLP_WIDTHS, WINDOWS, kv_heads
-from .objectives import IGNORED, Objective, objective_of
-from .overrides import fewer_layers, override
+from ..models.architecture import text_config
+from ..models.documents import positions
+from ..models.objectives import IGNORED, Objective, objective_of
+from .small_copies import small_configs
 
-VOCABULARY = 61  # a prime: no degree divides it
-HEAD = 16  # a head's width
 LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -254,51 +251,3 @@ def _randomize(model: nn.Module) -> None:
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)
         parameter.copy_(parameter + 0.3 * noise if parameter.dim() < 2 else 0.15 * noise)
-
-
-def small_configs(config: Any, tp: int, group: int) -> Iterator[Any]:
-    """Configurations of a model's kind with few layers: first with small widths, and for whoever
-    cannot have those with its own."""
-    for shrinks in ((_few_layers, _few_words, _small_widths), (_few_layers, _few_words), ()):
-        small = copy.deepcopy(config)
-        try:
-            for shrink in shrinks:
-                shrink(text_config(small), tp, group)
-        except Exception:  # configurations check themselves, each in its own way
-            continue
-        yield small
-
-
-def _few_layers(config: Any, tp: int, group: int) -> None:
-    """One of each kind; two of each where groups are recomputed."""
-    fewer_layers(config, each=2 if group > 1 else 1)
-
-
-def _few_words(config: Any, tp: int, group: int) -> None:
-    config.vocab_size = VOCABULARY
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        token = getattr(config, name, None)
-        if isinstance(token, int) and token >= VOCABULARY:
-            setattr(config, name, 1)
-    for name, value in list(vars(config).items()):
-        if isinstance(value, float) and "drop" in name:
-            setattr(config, name, 0.0)
-    for name in WINDOWS:
-        if getattr(config, name, None):
-            setattr(config, name, min(4, getattr(config, name)))
-    config._attn_implementation_internal = None  # the class's own
-
-
-def _small_widths(config: Any, tp: int, group: int) -> None:
-    groups = kv_heads(config)
-    heads = max(2, tp)
-    if groups == config.num_attention_heads:
-        for name in ("num_key_value_heads", "num_kv_heads"):
-            if getattr(config, name, None):
-                setattr(config, name, heads)
-    else:
-        heads = groups * -(-heads // groups)
-    override(config, num_attention_heads=heads, hidden_size=heads * HEAD)
-    for name in MLP_WIDTHS:
-        if getattr(config, name, None):
-            setattr(config, name, 12 * tp)

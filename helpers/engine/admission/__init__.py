@@ -1,0 +1,8 @@
+"""Which models are laid out: those of which a small copy, laid out in the same way, gives what the
+class itself gives in one process. What rules say of a model is not believed, but tried.
+
+Read trial.py first: a small copy of a model, its class's loss and gradients, and what differs from
+them. small_copies.py makes its configuration. admitted.py takes the first way to lay a model out
+under a plan that passes the trial, and says what is wrong, and what works, where none does.
+packed_rows.py tries how the documents of a packed row are kept apart.
+"""

@@ -1,0 +1,151 @@
+"""The first way to lay a model out that gives its class's own results, or what would be wrong."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..context.attention import Context
+from ..errors import UserError
+from ..memory.recomputing import group_size
+from ..messages.carriers import sum_of
+from ..models.architecture import candidates
+from ..models.families import Family
+from ..pipeline.micro_batches import MicroBatch, own_tokens
+from ..plan import ParallelPlan
+from ..tensor.boundary import Boundary
+from ..tensor.partial_gradients import whole_gradients
+from .trial import Trial, WholeRows
+
+# a model, its family, the plan, what passes between ranks, the pipeline rank whose part is made
+LayOut = Callable[[nn.Module, Family, ParallelPlan, Boundary, int], nn.Module]
+Axes = tuple[DeviceMesh | None, DeviceMesh | None]  # tp and cp, where they are wider than 1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model's class and configuration. Two are alike if they say the same."""
+
+    model_class: type[nn.Module]
+    facts: str
+    config: Any = field(compare=False)
+
+
+def kind_of(model: nn.Module) -> Kind:
+    return Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
+
+
+def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: LayOut) -> Family:
+    """The first way to lay the model out under the plan that gives the class's own results.
+
+    Every rank must call it, for the ranks of tp try their parts together.
+
+    Raises:
+        UserError: there is none; the line says what would be different, and what works.
+    """
+    axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
+    return admitted_kind(kind_of(model), _tried(plan), axes, mesh.device_type, lay_out)
+
+
+def _tried(plan: ParallelPlan) -> ParallelPlan:
+    """What of a plan can change the results, in its smallest form."""
+    group = group_size(plan.activation)
+    return ParallelPlan(
+        tp=plan.tp,
+        pp=min(plan.pp, 2),
+        cp=plan.cp,
+        cp_attention=plan.cp_attention,
+        sequence_parallel=plan.sequence_parallel,
+        activation="group_2" if group > 1 else plan.activation,
+    )
+
+
+@lru_cache(maxsize=256)  # a run asks once, a test suite many times
+@torch.enable_grad()  # who only evaluates has turned gradients off
+def admitted_kind(
+    kind: Kind, plan: ParallelPlan, axes: Axes, device: str, lay_out: LayOut
+) -> Family:
+    """The same of any model of that kind."""
+    heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
+    trial = Trial(kind.model_class, kind.config, heads, group_size(plan.activation), device)
+    with torch.device("meta"):
+        model = kind.model_class._from_config(copy.deepcopy(kind.config))
+
+    def difference(family: Family, plan: ParallelPlan) -> str | None:
+        return _difference(trial, family, plan, axes, lay_out)
+
+    reasons = []
+    for family in candidates(model, plan.tp, plan.cp):
+        reason = difference(family, plan)
+        if reason is None:
+            return family
+        reasons.append(reason)
+    works = [
+        words
+        for words, simpler in _simpler(plan)
+        if any(not difference(f, simpler) for f in candidates(model, simpler.tp, simpler.cp))
+    ]
+    raise UserError(
+        f"{kind.config.model_type} would not be exact under {_words(plan)}: {reasons[0]}; "
+        + (f"exact here: {', '.join(works)}" if works else "no other layout would be, either")
+    )
+
+
+def _difference(
+    trial: Trial, family: Family, plan: ParallelPlan, axes: Axes, lay_out: LayOut
+) -> str | None:
+    tp, cp = axes
+    context = Context(cp, plan.cp_attention) if plan.cp > 1 else None
+    boundary = Boundary(tp if plan.tp > 1 else None, plan.sequence_parallel, context)
+    return trial.difference(
+        lambda model, rank: lay_out(model, family, plan, boundary, rank),
+        ranks=plan.pp,
+        gradients=whole_gradients,
+        rows=PartsOfRows(context, plan, cp.get_local_rank()) if context else None,
+    )
+
+
+class PartsOfRows(WholeRows):
+    """How ranks of cp hand a batch to a laid-out model."""
+
+    def __init__(self, context: Context, plan: ParallelPlan, rank: int) -> None:
+        self.context, self.plan, self.rank = context, plan, rank
+
+    def inputs(self, batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
+        ids = batch["input_ids"]
+        whole = MicroBatch(ids.cpu(), batch["labels"].cpu())
+        own = own_tokens(whole, self.rank, self.plan.cp, multiple=self.plan.sequence_parts)
+        self.context.part = own.part
+        return own.to(ids.device).inputs(config)
+
+    def working(self) -> AbstractContextManager:
+        return self.context.working_on(None)
+
+    def whole(self, term: Tensor) -> Tensor:
+        return sum_of(term, self.context.group)
+
+
+def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
+    """Plans with less, and what to call them."""
+    alone = ParallelPlan()
+    options = {
+        "the same without cp": replace(plan, cp=1),
+        "tp without sequence_parallel": replace(plan, sequence_parallel=False),
+        "pp": replace(alone, pp=plan.pp),
+        "recomputing": replace(alone, activation=plan.activation),
+        "dp_shard and dp_replicate": alone,
+    }
+    words_of = {other: words for words, other in options.items() if other != plan}
+    yield from ((words, other) for other, words in words_of.items())
+
+
+def _words(plan: ParallelPlan) -> str:
+    extra = ["sequence_parallel"] * plan.sequence_parallel
+    extra += [f"activation={plan.activation}"] * (plan.activation != "none")
+    return " with ".join([plan.describe(), *extra])

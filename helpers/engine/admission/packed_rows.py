@@ -1,0 +1,61 @@
+"""How the documents of a packed row are kept apart: one by one, or by a mask; tried, too."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..models.objectives import build
+from ..pipeline.micro_batches import MicroBatch, own_tokens, takes_mask
+from ..plan import ParallelPlan
+from ..tensor.boundary import Boundary
+from .admitted import Kind, LayOut, admitted_kind, kind_of
+from .trial import PACKED, Trial
+
+
+def documents_one_by_one(
+    model: nn.Module, length: int, device: torch.device, lay_out: LayOut
+) -> bool:
+    """Does attention take the documents of packed rows of this length one by one?
+
+    Raises:
+        UserError: the model does not keep them apart.
+    """
+    if model.kind is not None and not check_documents(model.kind, device.type, lay_out):
+        return False
+    return not takes_mask(model.config, length)
+
+
+@lru_cache(maxsize=64)
+@torch.enable_grad()  # who only evaluates has turned gradients off
+def check_documents(kind: Kind, device: str, lay_out: LayOut) -> bool:
+    """Can attention take the documents of packed rows one by one? Else a mask keeps them apart.
+
+    Raises:
+        UserError: neither gives the documents of a row what the class gives to each alone.
+    """
+    plan = ParallelPlan()
+    family = admitted_kind(kind, plan, (None, None), device, lay_out)
+    trial = Trial(kind.model_class, kind.config, device=device)
+    alone = Boundary(None, False, None)
+    for by_documents in (True, False):
+        row = own_tokens(MicroBatch(**PACKED), 0, 1, by_documents=by_documents)
+        inputs = row.to(torch.device(device)).inputs(kind.config)
+        with alone.working_on(None, row.rows):
+            if trial.keeps_documents(
+                lambda model, rank: lay_out(model, family, plan, alone, rank), inputs
+            ):
+                return by_documents
+    raise UserError(
+        f"{kind.config.model_type} lets documents of a row see each other, however they are kept "
+        "apart: train it without packing"
+    )
+
+
+def check_documents_of(config: Any, lay_out: LayOut) -> None:
+    """The same of a model that is not made yet."""
+    with torch.device("meta"):
+        model = build(config, None, torch.float32)
+    check_documents(kind_of(model), "cpu", lay_out)
