@@ -18,6 +18,7 @@ from helpers.engine.files.manifest import list_checkpoints, read_manifest
 from helpers.engine.files.run_record import check_folder, claim, versions
 from helpers.engine.files.weight_files import WeightFiles
 from helpers.engine.files.weights import find_weights
+from helpers.engine.models.architecture import text_config
 from helpers.engine.models.configurations import (
     check_length,
     check_model,
@@ -39,6 +40,13 @@ from helpers.text.token_files import tokenized
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
 from helpers.train.arguments import AUTO, BUNDLED, is_first
 from helpers.train.tracking import check_trackers
+
+SIZES = {  # what a run's model must share with the one that it goes on from
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "vocabulary": "vocab_size",
+}
 
 
 @dataclasses.dataclass
@@ -124,10 +132,7 @@ class Job:
             "data of digest": self.train.digest,
             "base": self.adapting and self.weights,
             "model": self.config.model_type,
-            "layers": self.config.num_hidden_layers,
-            "hidden": self.config.hidden_size,
-            "heads": self.config.num_attention_heads,
-            "vocabulary": self.config.vocab_size,
+            **{word: getattr(text_config(self.config), name, None) for word, name in SIZES.items()},
         }
 
 
@@ -247,21 +252,22 @@ def fit_vocabulary(config: Any, args: argparse.Namespace, tokenizer: Tokenizer) 
     random = args.from_scratch or args.model in presets()
     special = None if head_of(args.task) == "lm" else SpecialTokens.of(tokenizer)
     ids = tokenizer.vocab_size if special is None else special.vocab_size
-    if ids > config.vocab_size:
+    text = text_config(config)
+    if ids > text.vocab_size:
         if not random:
             raise UserError(
                 f"the tokenizer has {ids} ids but {args.model} has weights for "
-                f"{config.vocab_size}: give the model's own tokenizer"
+                f"{text.vocab_size}: give the model's own tokenizer"
             )
-        config.vocab_size = ids
-    if special is None or special.pad == config.pad_token_id:
+        text.vocab_size = ids
+    if special is None or special.pad == text.pad_token_id:
         return
     if not random:
         raise UserError(
-            f"{args.model} pads with token {config.pad_token_id}, the tokenizer with "
+            f"{args.model} pads with token {text.pad_token_id}, the tokenizer with "
             f"{special.pad}: give the model's own tokenizer"
         )
-    config.pad_token_id = special.pad
+    text.pad_token_id = special.pad
 
 
 def head_of(task: str) -> str:

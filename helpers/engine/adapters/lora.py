@@ -24,7 +24,7 @@ from ..errors import UserError, need
 from ..files import weights
 from ..files.random_weights import seed_of
 from ..files.weight_files import WeightFiles, stored_names
-from ..models.architecture import family_of
+from ..models.architecture import family_of, text_config
 from ..models.objectives import objective_of
 from .head import head_modules, head_weights, train_head
 from .nf4 import linear_paths
@@ -285,6 +285,8 @@ def _check_names(model: nn.Module, folder: Path) -> None:
         if name.startswith(head):
             continue
         number = BLOCK.search(name)
-        beyond = number is not None and int(number[1]) >= model.config.num_hidden_layers
+        beyond = (
+            number is not None and int(number[1]) >= text_config(model.config).num_hidden_layers
+        )
         if beyond or BLOCK.sub(".*.", name) not in kinds:
             raise UserError(f"{folder} holds {name}, for which this model has no place")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files import weights
+from ..files.names_in_files import as_in_files
 from ..files.weight_files import write_weights
 from .lora import HALVES, NAME, Facts, adapted, everywhere, halves, is_first
 from .nf4 import dequantize, is_transposed
@@ -21,13 +22,13 @@ from .nf4 import dequantize, is_transposed
 @torch.no_grad()
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and values of a model without adapters and 4-bit layers that computes the same, one at
-    a time, as transformers stores them. Every rank must iterate.
+    a time. Every rank must iterate.
 
     To the weights that the adapters were trained beside (W4, not what it was made from) their
     product is added in float32, and the sum rounded once.
     """
     adapters = dict(adapted(model))
-    own: dict[str, str] = {}  # name in files -> name in this model
+    own: dict[str, str] = {}  # name without adapters -> name in this model
     facts: Facts = {}
     for name, parameter in model.named_parameters():
         path, _, leaf = name.rpartition(".")
@@ -36,10 +37,10 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         state = _quant_state(model.get_submodule(path), leaf)
         turned = state is not None and is_transposed(model.get_submodule(path))
         shape = parameter.shape if state is None else state.shape[:: -1 if turned else 1]
-        stored = weights.name_in_files(model, f"{path.removesuffix('.base_layer')}.{leaf}")
-        own[stored] = name
-        facts[stored] = (shape, parameter.dtype if state is None else state.dtype)
-    yield from everywhere(model, facts, lambda stored: _merged(model, own[stored], adapters))
+        plain = f"{path.removesuffix('.base_layer')}.{leaf}"
+        own[plain] = name
+        facts[plain] = (shape, parameter.dtype if state is None else state.dtype)
+    yield from everywhere(model, facts, lambda plain: _merged(model, own[plain], adapters))
     buffers = weights.stored_buffers(model)
     facts = {name: (buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
     yield from everywhere(model, facts, buffers.__getitem__)
@@ -74,4 +75,8 @@ def save_merged(model: nn.Module, folder: str | Path) -> None:
     if is_first():
         folder.mkdir(parents=True, exist_ok=True)
         model.config.save_pretrained(folder)
-    write_weights(merged_weights(model), folder if is_first() else None)
+    merged = merged_weights(model)
+    if is_first():
+        write_weights(as_in_files(model, merged), folder)
+    else:
+        write_weights(merged, None)

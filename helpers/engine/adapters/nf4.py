@@ -155,7 +155,7 @@ def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
         piece.to_empty(device="cpu")  # drawn there, so that every device has the same
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random_weights.seed_of(seed, name))
-            piece.apply(model._init_weights)
+            random_weights.initialise(model, name)
         for path in [names[id(module)] for module in piece.modules()]:
             if path in matrices:
                 _replace(model, path, *_drawn(model.get_submodule(path), device))

@@ -33,7 +33,7 @@ def draw(model: nn.Module, seed: int, only: Container[str] | None = None) -> Non
     for name, piece in pieces(model, base_of(model)):
         own = {id(p) for p in piece.parameters()} & wanted
         wanted -= own  # a tied parameter is that of the first piece that has it
-        works.append(partial(_draw_piece, piece, model._init_weights, seed_of(seed, name), own))
+        works.append(partial(_draw_piece, model, name, seed_of(seed, name), own))
     threads = torch.get_num_threads() if only is None else 1
     if threads == 1:
         for work in works:
@@ -55,13 +55,39 @@ def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tup
             yield prefix + name, child
 
 
+def initialise(model: nn.Module, path: str) -> None:
+    """As transformers does, each part by the model that it is in: a language model inside of
+    another has rules of its own."""
+    rule = model._init_weights
+    for name in (path[:place] for place, sign in enumerate(path) if sign == "."):
+        rule = _rule(model.get_submodule(name), rule)
+    _initialise(model.get_submodule(path), rule)
+
+
+Rule = Callable[[nn.Module], None]
+
+
+def _rule(module: nn.Module, outer: Rule) -> Rule:
+    from transformers import PreTrainedModel
+
+    return module._init_weights if isinstance(module, PreTrainedModel) else outer
+
+
+def _initialise(module: nn.Module, rule: Rule) -> None:
+    rule = _rule(module, rule)
+    for child in module.children():
+        _initialise(child, rule)
+    rule(module)
+
+
 @torch.no_grad()  # which each thread has for itself
-def _draw_piece(piece: nn.Module, initialise: Callable, seed: int, own: set[int]) -> None:
+def _draw_piece(model: nn.Module, path: str, seed: int, own: set[int]) -> None:
     """Put whole parameters in the place of this rank's slices, initialise, and keep the slices.
 
     Args:
         own: the parameters whose slices are kept, by their id.
     """
+    piece = model.get_submodule(path)
     slots = [
         (module, name, parameter)
         for module in piece.modules()
@@ -72,7 +98,7 @@ def _draw_piece(piece: nn.Module, initialise: Callable, seed: int, own: set[int]
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         module._parameters[name] = nn.Parameter(whole)
     with RandomStream(seed):
-        piece.apply(initialise)
+        initialise(model, path)
     for module, name, parameter in slots:
         whole, module._parameters[name] = module._parameters[name], parameter
         if id(parameter) in own:

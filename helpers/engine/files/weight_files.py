@@ -6,14 +6,15 @@ import json
 import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError, need
+from .names_in_files import Made, Recipe, recipes, shape_in_file
 
 SHARD_BYTES = 4 * 2**30
 SAMPLES, SAMPLE_BYTES = 256, 2**16  # of each file, for its digest
@@ -21,10 +22,15 @@ SAMPLES, SAMPLE_BYTES = 256, 2**16  # of each file, for its digest
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Which file of a folder holds each tensor."""
+    """Which file of a folder holds each tensor.
+
+    where: the name of a tensor's file.
+    recipes: of a model's weights, what each is made of; of none where tensors are read as they are.
+    """
 
     folder: Path
-    where: dict[str, str]  # name of a tensor -> name of its file
+    where: dict[str, str]
+    recipes: dict[str, Recipe] = field(default_factory=dict)
 
     @classmethod
     def find(cls, source: str) -> "WeightFiles | None":
@@ -57,8 +63,12 @@ class WeightFiles:
                     checksum.update(file.read(SAMPLE_BYTES))
         return checksum.hexdigest()[:12]
 
+    def of(self, model: nn.Module) -> "WeightFiles":
+        """The same files, asked by the names of the weights of a whole model."""
+        return replace(self, recipes=recipes(model, self.where))
+
     def has(self, name: str) -> bool:
-        return name in self.where
+        return name in (self.recipes or self.where)
 
     def read(
         self,
@@ -68,23 +78,23 @@ class WeightFiles:
         offset: Sequence[int],
         shape: Sequence[int],
     ) -> Tensor:
-        """The window at `offset` of `shape` of the first tensor of `names` that there is.
+        """The window at `offset` of `shape` of the first of `names` that there is.
 
         Args:
-            stored: the shape that the tensor must have in the file.
+            stored: the shape that it must have in the files.
             whole: the shape of the same elements in the model, in which the window lies.
 
         Raises:
-            UserError: none of the names is there, or the tensor has another shape.
+            UserError: none of the names is there, it has another shape, or cannot be made of what
+                is there.
         """
-        name = next((n for n in names if n in self.where), None)
+        name = next((n for n in names if self.has(n)), None)
         if name is None:
             raise UserError(f"{self.folder.name} holds no weight {names[0]!r}: is it this model's?")
-        tensor = _open(self.folder / self.where[name], name)
-        shape_in_file = tensor.get_shape() if hasattr(tensor, "get_shape") else tensor.shape
-        if list(shape_in_file) != list(stored):
+        tensor = self._tensor(name)
+        if (found := shape_in_file(tensor)) != list(stored):
             raise UserError(
-                f"{name} in {self.folder.name} has shape {list(shape_in_file)}, the configuration "
+                f"{name} in {self.folder.name} has shape {found}, the configuration "
                 f"says {list(stored)}"
             )
         window = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
@@ -94,6 +104,17 @@ class WeightFiles:
             rows = tensor[window[0]]
             return rows.reshape(-1, *whole[1:])[(slice(None), *window[1:])]
         return tensor[:].reshape(tuple(whole))[window]
+
+    def _tensor(self, name: str) -> Any:
+        """Something that can be indexed by slices and then reads only what these need."""
+        recipe = self.recipes.get(name)
+        if recipe is not None and recipe.converter is not None:
+            return Made(name, recipe, self.open, self.folder.name)
+        stored = name if recipe is None else recipe.tensors[0][0]
+        return self.open(stored)
+
+    def open(self, stored: str) -> Any:
+        return _open(self.folder / self.where[stored], stored)
 
 
 def _download(hub_id: str) -> Path:

@@ -20,12 +20,9 @@ from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
 from ..tensor.shards import is_finite, local, slice_of
+from .names_in_files import as_in_files, check_dtype
 from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
-
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# model type -> a parameter's name in the model -> its name in files, where transformers renames it
-NAMES_IN_FILES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
 
 def blank_model(
@@ -47,7 +44,7 @@ def blank_model(
     with torch.device("meta"):
         model = build(config, task, dtype)
     model.own_dtype = named_dtype(config)
-    return model, files
+    return model, None if files is None else files.of(model)
 
 
 def find_weights(source: str | Path, from_scratch: bool = False) -> WeightFiles | None:
@@ -137,34 +134,18 @@ def usable(values: Tensor, name: str, files: WeightFiles) -> Tensor:
     """The values, as they were read of a parameter.
 
     Raises:
-        UserError: they are no floating point of 16 bits or more, which would be taken for numbers
-            that they do not stand for, or not finite.
+        UserError: they are no floating point of 16 bits or more, or not finite.
     """
-    if values.dtype not in FLOATS:
-        raise UserError(
-            f"{name} in {files.folder.name} is of {str(values.dtype).removeprefix('torch.')}: "
-            "weights are read as float64, float32, float16 or bfloat16"
-        )
+    check_dtype(values, name, files.folder.name)
     if not is_finite(values):
         raise UserError(f"{name} in {files.folder.name} has values that are not finite")
     return values
 
 
 def aliases(model: nn.Module, name: str) -> list[str]:
-    """Names under which files may hold a parameter: its own and its tied twins', as transformers
-    writes them and as they are, and each of these without the base model's prefix, as older
-    checkpoints have them."""
+    """What the model calls a parameter: its name, and its tied twins'."""
     ours = dict(model.named_parameters(remove_duplicate=False))
-    twins = [twin for twin, parameter in ours.items() if parameter is ours[name]]
-    names = [name, *(twin for twin in twins if twin != name)]
-    names = [*(name_in_files(model, n) for n in names), *names]
-    prefix = model.base_model_prefix + "."
-    return names + [n.removeprefix(prefix) for n in names if n.startswith(prefix)]
-
-
-def name_in_files(model: nn.Module, name: str) -> str:
-    """What transformers calls a parameter in the files that it writes."""
-    return NAMES_IN_FILES.get(model.config.model_type, {}).get(name, name)
+    return [name, *(n for n, other in ours.items() if other is ours[name] and n != name)]
 
 
 def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
@@ -187,10 +168,14 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
     named = (
-        (name_in_files(model, name), value.to(dtype) if value.is_floating_point() else value)
+        (name, value.to(dtype) if value.is_floating_point() else value)
         for name, value in whole_weights(model, masters=True)
     )
-    write_weights(itertools.chain(named, whole_buffers(model)), folder if first else None)
+    named = itertools.chain(named, whole_buffers(model))
+    if first:
+        write_weights(as_in_files(model, named), folder)
+    else:
+        write_weights(named, None)
 
 
 def named_dtype(config: Any) -> torch.dtype:

@@ -91,7 +91,7 @@ def build(config: Any, task: str | None = None, dtype: torch.dtype | None = None
         task: of OBJECTIVES; what the configuration's `architectures` are for where None.
 
     Raises:
-        UserError: there is no such task.
+        UserError: there is no such task, or transformers cannot build the model.
     """
     transformers = need("transformers", "hf")
     if task is not None and task not in OBJECTIVES:
@@ -100,4 +100,8 @@ def build(config: Any, task: str | None = None, dtype: torch.dtype | None = None
     objective = named or CAUSAL if task is None else OBJECTIVES[task]
     options = {} if dtype is None else {"dtype": dtype}
     auto = getattr(transformers, objective.auto)
-    return auto.from_config(config, trust_remote_code=False, **options)
+    try:
+        return auto.from_config(config, trust_remote_code=False, **options)
+    except Exception as error:  # each model class has its own complaints
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"transformers cannot build this {config.model_type}: {reason}") from None

@@ -6,6 +6,7 @@ from ..errors import UserError
 from .families import MLP_WIDTHS, kv_heads
 
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers")
+SIZES = ("hidden_size", "num_attention_heads")
 AS_WIDE = ("word_embed_proj_dim", "embedding_size")  # as the model, where they were as wide
 
 
@@ -16,20 +17,24 @@ def override(config: Any, **fields: Any) -> None:
     follows, and GPT-J's rotary part shrinks to it where it must.
 
     Raises:
-        UserError: the heads do not divide the width, or heads and key-value heads do not fit.
+        UserError: the heads do not divide the width, heads and key-value heads do not fit, or the
+            model has no heads.
     """
-    before = {"hidden": config.hidden_size, "heads": config.num_attention_heads}
+    fields = {key: value for key, value in fields.items() if value is not None}
+    resized = not fields.keys().isdisjoint(SIZES)
+    if resized and not all(getattr(config, name, None) for name in SIZES):
+        raise UserError(f"{config.model_type} has no attention heads: its width stays as it is")
+    before = {name: getattr(config, name, None) for name in SIZES}
     for key, value in fields.items():
-        if value is not None:
-            setattr(config, key, value)
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    if {"hidden": hidden, "heads": heads} == before:
+        setattr(config, key, value)
+    if not resized or {name: getattr(config, name) for name in SIZES} == before:
         return
+    hidden, heads = config.hidden_size, config.num_attention_heads
     for key in MLP_WIDTHS:
         if getattr(config, key, None):
-            setattr(config, key, getattr(config, key) * hidden // before["hidden"])
+            setattr(config, key, getattr(config, key) * hidden // before["hidden_size"])
     for key in AS_WIDE:
-        if getattr(config, key, None) == before["hidden"]:
+        if getattr(config, key, None) == before["hidden_size"]:
             setattr(config, key, hidden)
     if hidden % heads:
         raise UserError(f"heads={heads} does not divide hidden={hidden}: change one of them")

@@ -218,8 +218,8 @@ def _whole_model(model: nn.Module, family: Family) -> "Stage":
 def auto_partition(model: nn.Module, stages: int, family: Family | None = None) -> tuple[int, ...]:
     """Layers of each stage by the modelled cost of the model's parts."""
     if stages == 1:
-        return (model.config.num_hidden_layers,)
-    longest = getattr(model.config, "max_position_embeddings", None) or SEQ_LEN
+        return (text_config(model.config).num_hidden_layers,)
+    longest = getattr(text_config(model.config), "max_position_embeddings", None) or SEQ_LEN
     family = family or family_of(model)
     costs = model_costs(model, min(SEQ_LEN, longest), family)
     return balance(costs if family.norm else costs.head_with_last_layer, stages)
