@@ -1,11 +1,13 @@
-"""Every causal model type of transformers under every kind of layout: exact, or refused and why.
+"""Every causal model type of transformers under every kind of layout, and in files: exact, or
+refused and why.
 
     python scripts/docs/models.py              # writes docs/models.md
     python scripts/docs/models.py mistral opt  # prints the rows of these
 
 A small model of each type with random weights is laid out, and the loss of a batch and every
 gradient are held against those of transformers' own class in one process, in float64 (float32 where
-the class takes no float64).
+the class takes no float64). Files are those that transformers itself saves: they are read, and
+what is written is what transformers reads again.
 """
 
 import copy
@@ -31,7 +33,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from helpers.engine.admission.trial import is_same_gradient
 from helpers.engine.errors import UserError
-from helpers.engine.parallelize import parallelize
+from helpers.engine.files.weights import save_model, whole_weights
+from helpers.engine.parallelize import load_model, parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 
@@ -46,7 +49,8 @@ LAYOUTS = {
     "cp 2": ParallelPlan(cp=2),
     "pp 2": ParallelPlan(pp=2),
 }
-EXACT = "exact"
+EXACT, FILES = "exact", "files"
+COLUMNS = (*LAYOUTS, FILES)
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
 TIMEOUT_S = 180
@@ -62,6 +66,8 @@ is laid out). Exact means that the loss of a batch and every gradient are those 
 class in one process: in float64, the loss to 1e-7 and a gradient to 1e-6 of its largest element
 (some classes compute norms or softmax in float32 whatever their dtype). All else is refused before
 anything starts, in the sentence below the table: before a model is laid out, a small copy of it is.
+Files are exact where every weight of what transformers saves is read as it is, under the names and
+in the pieces that the type has on the hub, and transformers reads what is written as it was.
 """
 
 
@@ -96,6 +102,29 @@ def verdict(model: nn.Module, plan: ParallelPlan, mesh: Any) -> str:
         whole = whole.reshape(shapes.get(part.name, right.shape))
         if not is_same_gradient(whole, right, limit, largest):
             return f"WRONG: gradient of {part.name}"
+    return EXACT
+
+
+def files_verdict(model: nn.Module, mesh: Any) -> str:
+    """Are the weights the same after transformers saved them, and after the engine did?"""
+    model.config.dtype = model.dtype
+    expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(Path(folder, "theirs"))
+        try:
+            laid = load_model(Path(folder, "theirs"), ParallelPlan(), mesh, dtype=model.dtype)
+        except UserError as error:
+            return str(error).replace(folder, "")
+        for name, value in whole_weights(laid):
+            if not torch.equal(value, expected[name]):
+                return f"WRONG: {name} as it is read"
+        save_model(laid, Path(folder, "ours"), model.dtype)
+        again = transformers.AutoModelForCausalLM.from_pretrained(
+            Path(folder, "ours"), dtype=model.dtype
+        )
+    for name, parameter in again.named_parameters():
+        if not torch.equal(parameter, expected[name]):
+            return f"WRONG: {name} as it is written"
     return EXACT
 
 
@@ -151,10 +180,11 @@ def _serve(rank: int, store: str, inbox: Any, answers: Any) -> None:
 def _quiet() -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 def rows(types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
-    """Of each type the verdict by layout, or why transformers has no small model of it."""
+    """Of each type the verdict by column, or why transformers has no small model of it."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     alone = ParallelPlan().mesh("cpu")
     ranks = Ranks()
@@ -177,6 +207,10 @@ def rows(types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
             if answer is None or answer.startswith("ERROR"):
                 ranks.close()
                 ranks = Ranks()
+        try:
+            found[FILES] = files_verdict(model, alone)
+        except Exception as error:
+            found[FILES] = f"ERROR: {type(error).__name__}: {error}"[:200]
         yield model_type, found
     ranks.close()
     dist.destroy_process_group()
@@ -184,7 +218,7 @@ def rows(types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
 
 def row(model_type: str, verdicts: dict[str, str]) -> str:
     """The type's line of the table."""
-    cells = ["exact" if verdicts[layout] == EXACT else "refused" for layout in LAYOUTS]
+    cells = ["exact" if verdicts[layout] == EXACT else "refused" for layout in COLUMNS]
     return f"| {model_type} | {' | '.join(cells)} |"
 
 
@@ -202,7 +236,7 @@ def page(results: dict[str, dict[str, str] | str]) -> str:
     tried = {name: found for name, found in results.items() if isinstance(found, dict)}
     not_built = {name: why for name, why in results.items() if isinstance(why, str)}
     counts = {
-        layout: sum(verdicts[layout] == EXACT for verdicts in tried.values()) for layout in LAYOUTS
+        layout: sum(verdicts[layout] == EXACT for verdicts in tried.values()) for layout in COLUMNS
     }
     exact = ", ".join(f"{layout} {count}" for layout, count in counts.items())
     lines = [
@@ -210,8 +244,8 @@ def page(results: dict[str, dict[str, str] | str]) -> str:
         "",
         f"{len(tried)} types are tried. Exact: {exact}.",
         "",
-        f"| type | {' | '.join(LAYOUTS)} |",
-        "|---" * (len(LAYOUTS) + 1) + "|",
+        f"| type | {' | '.join(COLUMNS)} |",
+        "|---" * (len(COLUMNS) + 1) + "|",
         *(row(name, verdicts) for name, verdicts in tried.items()),
         "",
         "## Refused",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, need
 from ..files import random_weights, weights
+from ..files.blank import give_memory
 from ..files.weight_files import WeightFiles
 from ..models.architecture import family_of
 
@@ -85,7 +86,7 @@ def load_quantized(
 def fill_quantized(
     model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device | str
 ) -> None:
-    """Give a model on the meta device frozen values, its linear layers in 4 bits.
+    """Give a model's parameters, which have no memory, frozen values, its linear layers in 4 bits.
 
     The model may lack blocks (a stage of a pipeline); its matrices must not be split over ranks.
     """
@@ -103,12 +104,12 @@ def _read(model: nn.Module, files: WeightFiles, seed: int, device: torch.device 
     new = weights.new_head(model, files)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = torch.empty_like(buffer, device=device)
+            module._buffers[name] = buffer.to(device)
     for name in new:
         path, _, leaf = name.rpartition(".")
         empty = torch.empty_like(model.get_parameter(name), device=device)
         setattr(model.get_submodule(path), leaf, nn.Parameter(empty))
-    random_weights.draw(model, seed, new)  # and the buffers, most of which no file holds
+    random_weights.draw(model, seed, new)
     for name, buffer in model.named_buffers():
         if files.has(name):
             rows = _in_files(files, [name], buffer.shape, buffer=True)
@@ -152,7 +153,7 @@ def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
     matrices = set(linear_paths(model))
     names = {id(module): path for path, module in model.named_modules()}
     for name, piece in random_weights.pieces(model, model.base_model):
-        piece.to_empty(device="cpu")  # drawn there, so that every device has the same
+        give_memory(piece, "cpu")  # drawn there, so that every device has the same
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random_weights.seed_of(seed, name))
             random_weights.initialise(model, name)
@@ -160,6 +161,8 @@ def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
             if path in matrices:
                 _replace(model, path, *_drawn(model.get_submodule(path), device))
         piece.to(device)
+    if left := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise UserError(f"{left[0]} is not drawn in 4 bits: give the model weights from files")
 
 
 def _drawn(layer: nn.Module, device: torch.device | str) -> tuple[Rows, torch.Size, Tensor]:

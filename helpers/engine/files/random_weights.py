@@ -14,26 +14,36 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..errors import UserError
 from ..models.architecture import base_of
 from ..tensor.shards import local, slice_of
 
 
 @torch.no_grad()
 def draw(model: nn.Module, seed: int, only: Container[str] | None = None) -> None:
-    """Initialise as transformers does, piece by piece; also sets the buffers no file holds.
+    """Initialise as transformers does, piece by piece; buffers that its rules set, always.
 
     Each piece has random numbers of its own, so as many are drawn at a time as this process has
     threads.
 
     Args:
         only: the names of the parameters that are drawn, all of them where None.
+
+    Raises:
+        UserError: transformers' initialisation leaves one as it is made.
     """
     wanted = {id(p) for name, p in model.named_parameters() if only is None or name in only}
     works = []
+    inside: set[int] = set()
     for name, piece in pieces(model, base_of(model)):
         own = {id(p) for p in piece.parameters()} & wanted
         wanted -= own  # a tied parameter is that of the first piece that has it
+        inside |= set(map(id, piece.modules()))
         works.append(partial(_draw_piece, model, name, seed_of(seed, name), own))
+    for name, module in model.named_modules():
+        own = {id(p) for p in module.parameters(recurse=False)} & wanted
+        if id(module) not in inside and (own or module._buffers):  # beside its pieces
+            works.append(partial(_draw_piece, model, name, seed_of(seed, name), own, alone=True))
     threads = torch.get_num_threads() if only is None else 1
     if threads == 1:
         for work in works:
@@ -55,13 +65,31 @@ def pieces(module: nn.Module, base: nn.Module, prefix: str = "") -> Iterator[tup
             yield prefix + name, child
 
 
-def initialise(model: nn.Module, path: str) -> None:
+def initialise(model: nn.Module, path: str, alone: bool = False) -> None:
     """As transformers does, each part by the model that it is in: a language model inside of
-    another has rules of its own."""
-    rule = model._init_weights
+    another has rules of its own.
+
+    Args:
+        alone: not what is below.
+
+    Raises:
+        UserError: no rule sets a parameter, which classes do where they are made.
+    """
+    piece, rule = model.get_submodule(path), model._init_weights
+    for parameter in piece.parameters(recurse=not alone):
+        parameter.fill_(torch.nan)
     for name in (path[:place] for place, sign in enumerate(path) if sign == "."):
         rule = _rule(model.get_submodule(name), rule)
-    _initialise(model.get_submodule(path), rule)
+    if alone:
+        _rule(piece, rule)(piece)
+    else:
+        _initialise(piece, rule)
+    for name, parameter in piece.named_parameters(recurse=not alone):
+        if not parameter.is_meta and parameter.isnan().any():
+            raise UserError(
+                f"{model.config.model_type} cannot begin with random weights: transformers' rules "
+                f"for them leave out {f'{path}.{name}'.lstrip('.')}; give it weights from files"
+            )
 
 
 Rule = Callable[[nn.Module], None]
@@ -81,11 +109,12 @@ def _initialise(module: nn.Module, rule: Rule) -> None:
 
 
 @torch.no_grad()  # which each thread has for itself
-def _draw_piece(model: nn.Module, path: str, seed: int, own: set[int]) -> None:
+def _draw_piece(model: nn.Module, path: str, seed: int, own: set[int], alone: bool = False) -> None:
     """Put whole parameters in the place of this rank's slices, initialise, and keep the slices.
 
     Args:
         own: the parameters whose slices are kept, by their id.
+        alone: draw those of the module itself, none of what is below.
     """
     piece = model.get_submodule(path)
     slots = [
@@ -94,11 +123,12 @@ def _draw_piece(model: nn.Module, path: str, seed: int, own: set[int]) -> None:
         for name, parameter in module.named_parameters(recurse=False)
     ]
     for module, name, parameter in slots:
-        device = "cpu" if own else "meta"  # on the CPU, so that every device draws alike
+        # on the CPU, so that every device draws alike
+        device = "cpu" if own and (module is piece or not alone) else "meta"
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         module._parameters[name] = nn.Parameter(whole)
     with RandomStream(seed):
-        initialise(model, path)
+        initialise(model, path, alone)
     for module, name, parameter in slots:
         whole, module._parameters[name] = module._parameters[name], parameter
         if id(parameter) in own:

@@ -20,6 +20,7 @@ from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
 from ..tensor.shards import is_finite, local, slice_of
+from .blank import give_memory, parameters_without_memory
 from .names_in_files import as_in_files, check_dtype
 from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
@@ -32,7 +33,8 @@ def blank_model(
     from_scratch: bool = False,
     task: str | None = None,
 ) -> tuple[nn.Module, WeightFiles | None]:
-    """A model on the meta device, and the files to fill it from, where the source has some.
+    """A model whose parameters have no memory, and the files to fill it from, where the source has
+    some.
 
     Args:
         config: in place of the source's own, or None.
@@ -41,7 +43,7 @@ def blank_model(
     """
     config = config or load_config(source)
     files = find_weights(source, from_scratch)
-    with torch.device("meta"):
+    with parameters_without_memory():
         model = build(config, task, dtype)
     model.own_dtype = named_dtype(config)
     return model, None if files is None else files.of(model)
@@ -67,9 +69,9 @@ def find_weights(source: str | Path, from_scratch: bool = False) -> WeightFiles 
 def fill(
     model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device | str
 ) -> None:
-    """Give a model on the meta device memory and values: those of `files`, or fresh ones."""
+    """Give a model's parameters memory and values: those of `files`, or fresh ones."""
     ties = tied(model)
-    model.to_empty(device=device)
+    give_memory(model, device)
     tie(ties)
     new = new_head(model, files)
     draw(model, seed, None if files is None else new)

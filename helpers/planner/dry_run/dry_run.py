@@ -24,7 +24,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from helpers.engine.data_parallel.axes import data_group, token_group
 from helpers.engine.errors import UserError, need
-from helpers.engine.files.random_weights import draw
 from helpers.engine.files.weights import tie, tied
 from helpers.engine.messages.boards import memory_of_boards
 from helpers.engine.messages.carriers import Done
@@ -140,7 +139,6 @@ def dry_run(
         with SizesOnly(allow_non_fake_inputs=True) as sizes:
             model.to_empty(device=device)
             tie(ties)
-            draw(model, 0, only=())
             settle(model)
             trainer = Trainer(model, plan, mesh, lr=1e-3)
             send_at_once(trainer.pipeline.messages)

@@ -3,7 +3,8 @@
     shape = counted_shape(load_config("qwen3-8b"))     # parameters exact, time by its products
 
 What the engine's record or transformers' tensor plan says decides what tp splits. Of blocks that
-differ the largest stands for all. Of experts a token goes through, so many count as products.
+differ a little, as where the first few have no experts, the largest stands for all; where they
+differ more, nothing is said. Of experts a token goes through, so many count as products.
 """
 
 import copy
@@ -19,6 +20,8 @@ from helpers.engine.models.families import Family, kv_heads
 from helpers.planner.shape.parameters import INNER, KV, Held
 from helpers.planner.shape.shape import Linear, Shape
 
+MOST_APART = 0.05  # of all blocks' parameters, that one kind of block may be off
+MEASURED = "dry_run(config, plan) measures the memory, FLOPs and messages of a step"
 ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 
 
@@ -49,7 +52,9 @@ def shape_of(model: nn.Module) -> Shape:
     if family.blocks is None or family.embedding is None:
         raise UserError(f"{model.config.model_type} has no embedding and list of blocks to count")
     blocks = list(model.get_submodule(family.blocks))
-    block = max(blocks, key=lambda one: sum(p.numel() for p in one.parameters()))
+    if not getattr(config, "num_attention_heads", None):
+        raise UserError(f"{model.config.model_type} has no attention heads: {MEASURED}")
+    block = _one_for_all(blocks, model.config.model_type)
     hidden, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     groups = kv_heads(config)
@@ -74,6 +79,22 @@ def shape_of(model: nn.Module) -> Shape:
         begin=begin,
         end=end,
     )
+
+
+def _one_for_all(blocks: list[nn.Module], model_type: str) -> nn.Module:
+    """The block that stands for all.
+
+    Raises:
+        UserError: they differ too much for that.
+    """
+    sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+    largest, parameters = max(sizes), sum(sizes)
+    if largest * len(sizes) > (1 + MOST_APART) * parameters:
+        raise UserError(
+            f"blocks of {model_type} have {min(sizes):,} to {largest:,} parameters, and are priced "
+            f"as one kind: {MEASURED}"
+        )
+    return blocks[sizes.index(largest)]
 
 
 def _held(block: nn.Module, family: Family) -> Iterator[Held]:
@@ -148,7 +169,8 @@ def _copies(path: str, block: nn.Module) -> int:
     if ".experts." not in path:
         return 1
     parent = path.split(".experts.")[0]
-    return len(block.get_submodule(f"{parent}.experts"))
+    experts = block.get_submodule(f"{parent}.experts")
+    return len(experts) if isinstance(experts, nn.ModuleList) else 1
 
 
 def _is_down(path: str, rows: int, columns: int, hidden: int) -> bool:

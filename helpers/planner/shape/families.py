@@ -34,8 +34,11 @@ def model_shape(config: Any) -> Shape:
         raise UserError(f"give a transformers configuration, not {type(config).__name__}")
     try:
         shape = FAMILIES[family](config) if family in FAMILIES else counted_shape(config)
-    except (AttributeError, TypeError, ZeroDivisionError) as error:
-        raise UserError(f"the configuration of {family!r} cannot be read: {error}") from None
+    except UserError:
+        raise
+    except Exception as error:  # of configurations, each its own
+        reason = str(error).splitlines()[0].split(". ")[0]
+        raise UserError(f"the configuration of {family!r} cannot be read: {reason}") from None
     _check(shape)
     return shape
 

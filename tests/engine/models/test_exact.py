@@ -67,7 +67,7 @@ def test_what_can_be_made_right_is_right_under_every_layout(model_type: str) -> 
         assert set(answers) == {"exact"}, layout
 
 
-@pytest.mark.parametrize("row", ("gptj", "opt", "mistral", "bert"))
+@pytest.mark.parametrize("row", ("gptj", "opt", "mistral", "bert", "qwen3_moe", "mamba"))
 def test_the_page_of_models_is_what_the_script_finds(row: str) -> None:
     """Rows of docs/models.md, written anew; all of them with the script itself."""
     alone = {"one process", "recomputing"}
@@ -75,6 +75,7 @@ def test_the_page_of_models_is_what_the_script_finds(row: str) -> None:
         layout: pool(plan.world_size).run(_page_verdict, row, layout)[0]
         for layout, plan in models.LAYOUTS.items()
     }
+    found[models.FILES] = pool(1).run(_page_files, row)[0]
     assert alone <= found.keys()
     page = models.PAGE.read_text("utf-8")
     assert models.row(row, found) in page.splitlines()
@@ -88,16 +89,22 @@ def _page_verdict(model_type: str, layout: str) -> str:
     return models.verdict(models.small_model(model_type), plan, mesh_of(plan))
 
 
+def _page_files(model_type: str) -> str:
+    transformers.logging.set_verbosity_error()
+    return models.files_verdict(models.small_model(model_type), mesh_of(ParallelPlan()))
+
+
 def test_the_page_names_no_wrong_model_and_enough_exact_ones() -> None:
     text = models.PAGE.read_text("utf-8")
     assert "WRONG" not in text and "ERROR" not in text
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
-    column = {layout: place for place, layout in enumerate(models.LAYOUTS, start=1)}
+    column = {layout: place for place, layout in enumerate(models.COLUMNS, start=1)}
     exact = {
         layout: sum(cells[place].strip(" |") == "exact" for cells in rows)
         for layout, place in column.items()
     }
     assert exact["ZeRO-3"] >= 60 and exact["tp 2"] >= 40 and exact["cp 2"] >= 60, exact
+    assert exact["files"] >= 140, exact
 
 
 @pytest.mark.parametrize(

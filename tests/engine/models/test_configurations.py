@@ -1,0 +1,58 @@
+"""Configurations in which a language model is a part, or has no attention heads."""
+
+from pathlib import Path
+
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.engine.models.architecture import text_config
+from helpers.engine.models.configurations import check_length, check_model, load_config
+from tests.support.scripts import script
+
+small_config = script("docs/small_models").small_config
+HEADLESS = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
+COMPOSITE = ("gemma3", "fuyu", "got_ocr2")
+
+
+def saved(model_type: str, folder: Path) -> Path:
+    small_config(model_type).save_pretrained(folder)
+    return folder
+
+
+def refusal(function, *arguments, **named) -> str:
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", HEADLESS + COMPOSITE)
+def test_it_is_read_and_can_be_built(model_type: str, tmp_path: Path) -> None:
+    config = load_config(saved(model_type, tmp_path))
+    assert config.model_type == model_type
+    check_model(config)
+
+
+@pytest.mark.parametrize("model_type", HEADLESS + COMPOSITE)
+def test_its_depth_can_be_another(model_type: str, tmp_path: Path) -> None:
+    config = load_config(saved(model_type, tmp_path), num_hidden_layers=3)
+    assert text_config(config).num_hidden_layers == 3
+
+
+@pytest.mark.parametrize("model_type", HEADLESS)
+def test_without_heads_its_width_stays(model_type: str, tmp_path: Path) -> None:
+    for name in ("hidden_size", "num_attention_heads"):
+        words = refusal(load_config, saved(model_type, tmp_path), **{name: 64})
+        assert words == f"{model_type} has no attention heads: its width stays as it is"
+
+
+def test_the_positions_are_those_of_the_language_model(tmp_path: Path) -> None:
+    config = load_config(saved("gemma3", tmp_path))
+    text_config(config).max_position_embeddings = 16
+    check_length(config, 16)
+    assert "longer than the model's 16 positions" in refusal(check_length, config, 17)
+
+
+def test_what_transformers_cannot_build_is_said_in_one_line() -> None:
+    config = small_config("emu3").get_text_config()
+    assert refusal(check_model, config).startswith("transformers cannot build this emu3_text")
