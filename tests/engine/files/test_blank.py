@@ -1,0 +1,80 @@
+"""What no file holds, and what no rule draws: buffers and weights that a class makes itself."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from helpers.engine.errors import UserError
+from helpers.engine.files.weights import whole_weights
+from helpers.engine.parallelize import load_model
+from helpers.engine.plan import ParallelPlan
+from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
+
+small_model = script("docs/small_models").small_model
+small_config = script("docs/small_models").small_config
+# masks, scales, positions that a class makes; some of them once were whatever the memory held
+BUFFERS = ("gpt_bigcode", "ctrl", "falcon_h1", "recurrent_gemma", "gptj", "mixtral")
+
+
+def buffers(folder: Path, plan: ParallelPlan, from_scratch: bool) -> dict[str, torch.Tensor]:
+    model = load_model(folder, plan, mesh_of(plan), from_scratch=from_scratch)
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "from_scratch"),
+    [(name, begin) for name in BUFFERS for begin in (False, True)] + [("apertus", False)],
+)
+def test_buffers_are_those_of_the_class(
+    model_type: str, from_scratch: bool, tmp_path: Path
+) -> None:
+    small_model(model_type).float().save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    expected = dict(theirs.named_buffers())
+    for plan in (ParallelPlan(), ParallelPlan(dp_shard=2)):
+        for found in pool(plan.world_size).run(buffers, tmp_path, plan, from_scratch):
+            assert found.keys() == expected.keys() != set()
+            assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def drawn_or_refused(folder: Path) -> str | dict[str, torch.Tensor]:
+    plan = ParallelPlan()
+    try:
+        return dict(whole_weights(load_model(folder, plan, mesh_of(plan), from_scratch=True)))
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    (
+        ("openai-gpt", "transformer.h.0.attn.c_attn.weight"),
+        ("data2vec-text", "lm_head.bias"),
+        ("apertus", "model.layers.0.mlp.act_fn.alpha_p"),
+    ),
+)
+def test_a_weight_that_no_rule_draws_is_named(model_type: str, name: str, tmp_path: Path) -> None:
+    small_config(model_type).save_pretrained(tmp_path)
+    words = pool(1).run(drawn_or_refused, tmp_path)[0]
+    assert words == (
+        f"{model_type} cannot begin with random weights: transformers' rules for them leave out "
+        f"{name}; give it weights from files"
+    )
+
+
+@pytest.mark.parametrize("model_type", ("hrm_text", "got_ocr2"))
+def test_a_weight_that_stands_beside_the_blocks_is_drawn(model_type: str, tmp_path: Path) -> None:
+    config = small_config(model_type)
+    config.save_pretrained(tmp_path)
+    theirs = dict(transformers.AutoModelForCausalLM.from_config(config).named_parameters())
+    ours = pool(1).run(drawn_or_refused, tmp_path)[0]
+    for name, value in theirs.items():
+        spread = value.std().item() if value.numel() > 1 else 0.0
+        assert torch.isfinite(ours[name]).all(), name
+        if spread == 0:
+            assert torch.equal(ours[name].reshape(value.shape), value), name
+        elif value.numel() > 500:
+            assert ours[name].std().item() == pytest.approx(spread, rel=0.3), name
