@@ -35,6 +35,7 @@ def parallelize(
     mesh: DeviceMesh,
     fill: Callable[[nn.Module], None] | None = None,
     check: bool = True,
+    family: Family | None = None,
 ) -> nn.Module:
     """Lay a transformers model out over the mesh, in place: of a causal language model, a masked
     one, or one that classifies rows.
@@ -47,6 +48,7 @@ def parallelize(
         fill: replaces layers of this rank's part of the model, before data ranks share it.
         check: see first, on a few small layers, that the layout gives the class's own loss and
             gradients; every rank takes part.
+        family: how to lay it out, as somebody found; then nothing is tried.
 
     Raises:
         UserError: the model is laid out already, the plan does not fit it, or the layout would not
@@ -60,9 +62,10 @@ def parallelize(
     if plan.precision == "fp8":
         check_float8(mesh.device_type)
     began = time.perf_counter()
-    family = (
-        admitted(model, plan, mesh, lay_out) if check else candidates(model, plan.tp, plan.cp)[0]
-    )
+    check = check and family is None
+    if check:
+        family = admitted(model, plan, mesh, lay_out)
+    family = family or candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     model.kind = kind_of(model) if check else None  # whose documents are tried, too
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)

@@ -79,10 +79,19 @@ def discover(model: nn.Module, rules: BlockRules | None = None) -> Family:
     """The family of a model without a record, by its modules: `rules` say what tp splits.
 
     What cannot be found is None, and what needs it then refuses.
+
+    Raises:
+        UserError: its tokens have no table of vectors.
     """
     rules = rules or BlockRules()
     names = {id(module): path for path, module in model.named_modules()}
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    try:
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    except NotImplementedError:
+        raise UserError(
+            f"{model.config.model_type} has no one table of tokens' vectors, which every layout "
+            "here begins with"
+        ) from None
     blocks = _blocks(model)
     plain_head = isinstance(head, nn.Linear)
     head_path = names.get(id(head)) if plain_head else None

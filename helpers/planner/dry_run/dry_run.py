@@ -27,7 +27,9 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import tie, tied
 from helpers.engine.messages.boards import memory_of_boards
 from helpers.engine.messages.carriers import Done
+from helpers.engine.models.architecture import candidates
 from helpers.engine.models.configurations import check_length
+from helpers.engine.models.families import Family
 from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline.messages import PipelineMessages, message_groups
 from helpers.engine.plan import AXES, ParallelPlan
@@ -113,9 +115,8 @@ def dry_run(
     Raises:
         UserError: the plan does not fit the model, there is no such rank, the model has too few
             positions, a number is not above 0, the plan compiles, or offloads to the same memory,
-            or a process group is there already.
+            a process group is there already, or the model's class asks for values.
     """
-    transformers = need("transformers", "hf")
     plan.validate(config)
     check_counts(batch, seq_len)
     check_length(config, seq_len)
@@ -124,17 +125,49 @@ def dry_run(
     for switch in ("offload", "compile"):
         if getattr(plan, switch) and (switch, device) != ("offload", "meta"):
             raise UserError(f"a dry run cannot {switch}: leave {switch} out of the plan")
-    config = copy.deepcopy(config)  # laying a model out changes its configuration
+    model, errors = _without_memory(config), []
+    for family in candidates(model, plan.tp, plan.cp):
+        try:
+            return _step(model, family, plan, rank, batch, seq_len, device, packed)
+        except Exception as error:  # of a class's forward, which the next way may leave as it is
+            if family.recorded:
+                raise
+            errors.append(error)
+            model = _without_memory(config)
+    if isinstance(errors[0], UserError):
+        raise errors[0]
+    reason = (str(errors[0]) or type(errors[0]).__name__).splitlines()[0][:160]
+    raise UserError(f"{config.model_type} cannot be run without values: {reason}") from errors[0]
+
+
+def _without_memory(config: Any) -> nn.Module:
+    transformers = need("transformers", "hf")
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(
+            copy.deepcopy(config),  # laying a model out changes its configuration
+            dtype=torch.float32,
+            trust_remote_code=False,
+        )
+
+
+def _step(
+    model: nn.Module,
+    family: Family,
+    plan: ParallelPlan,
+    rank: int,
+    batch: int,
+    seq_len: int,
+    device: str,
+    packed: bool,
+) -> DryRun:
+    """Of the model laid out in one way. Of ways the first that works is taken: on tensors without
+    values nothing is equal, and a trial would say nothing."""
     own_device = device_of_its_own() if device == "meta" else nullcontext()
     with pretended(plan.world_size, rank), own_device:
         mesh = plan.mesh("cpu")
         for together in (data_group, token_group):
             together(mesh, plan)  # makes a mesh of ranks, which are real numbers
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False
-            )
-        parallelize(model, plan, mesh, check=False)  # on tensors without values nothing is equal
+        parallelize(model, plan, mesh, family=family)
         ties = tied(model)
         with SizesOnly(allow_non_fake_inputs=True) as sizes:
             model.to_empty(device=device)

@@ -38,7 +38,19 @@ class SizesOnly(FakeTensorMode):
             return args[0].clone()
         if func in (aten.index_put_.default, aten._index_put_impl_.default) and _is_mask(args[1]):
             return args[0]
+        if func is aten._grouped_mm.default:
+            return _grouped_product(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs)
+
+
+def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, *rest: Any, **more: Any) -> Tensor:
+    """Of each expert's rows and its matrix, in any dtype; torch knows the sizes in bf16 alone.
+
+    a [rows, k] and b [experts, k, n] make [rows, n]; a [m, rows] and b [rows, n] [experts, m, n].
+    """
+    if a.dim() == 2 and b.dim() == 2:
+        return a.new_empty(ends.shape[0], a.shape[0], b.shape[1])
+    return a.new_empty(a.shape[-2], b.shape[-1])
 
 
 INDEXING = (

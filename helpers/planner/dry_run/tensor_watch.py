@@ -63,12 +63,19 @@ def _per_query_head(query: Tensor, *others: Tensor) -> list[tuple[int, ...]]:
     return [(other.shape[0], query.shape[1], *other.shape[2:]) for other in others]
 
 
+def grouped_flops(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> int:
+    """Of experts' products: of a row with its expert's matrix, [rows, k] and [experts, k, n]; of
+    the gradients of the matrices, [m, rows] and [rows, n]."""
+    return 2 * a.shape[0] * a.shape[1] * b.shape[-1]
+
+
 KERNELS = ("efficient_attention", "flash_attention", "cudnn_attention", "flash_attention_for_cpu")
 NAMES = [f"_scaled_dot_product_{kernel}" for kernel in KERNELS]
 FLOPS = (
     flop_registry
     | {getattr(aten, name): attention_flops for name in NAMES}
     | {getattr(aten, f"{name}_backward"): attention_backward_flops for name in NAMES}
+    | {aten._grouped_mm: grouped_flops}
 )
 
 

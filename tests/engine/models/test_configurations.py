@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from helpers.engine.errors import UserError
-from helpers.engine.models.architecture import text_config
+from helpers.engine.models.architecture import family_of, text_config
 from helpers.engine.models.configurations import check_length, check_model, load_config
 from tests.support.scripts import script
 
@@ -56,3 +58,10 @@ def test_the_positions_are_those_of_the_language_model(tmp_path: Path) -> None:
 def test_what_transformers_cannot_build_is_said_in_one_line() -> None:
     config = small_config("emu3").get_text_config()
     assert refusal(check_model, config).startswith("transformers cannot build this emu3_text")
+
+
+def test_tokens_without_a_table_are_refused_in_one_line() -> None:
+    """CANINE hashes characters into several."""
+    with torch.device("meta"):
+        model = transformers.CanineForSequenceClassification(transformers.CanineConfig())
+    assert refusal(family_of, model).startswith("canine has no one table of tokens' vectors")

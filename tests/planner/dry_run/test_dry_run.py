@@ -31,6 +31,7 @@ from helpers.planner.time.overlapped_messages import rank_messages
 from tests.support import tiny
 from tests.support.matrix import product
 from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
 
 ROWS, SEQ_LEN = 8, 16
 PLANS = {
@@ -75,6 +76,37 @@ def test_it_is_what_real_ranks_do(family, name):
         assert dry.states == states
         assert dry.messages == messages
         assert sum(dry.messages.values()) > 0
+
+
+# experts in one product; attention that asks for more than this engine's; a tensor plan that does
+# not fit, of which another way to lay the model out does
+OTHERS = (("mixtral", "ZeRO-3"), ("qwen3_moe", "pp=2"), ("gpt_oss", "ZeRO-1"), ("beam", "tp=2"))
+small_models = script("docs/small_models")
+
+
+def real_other(model_type, plan):
+    mesh = mesh_of(plan)
+    model = small_models.small_model(model_type).float()
+    trainer = Trainer(parallelize(model, plan, mesh), plan, mesh, lr=1e-3)
+    ids = torch.randint(1, 101, (ROWS, SEQ_LEN), generator=torch.Generator().manual_seed(0))
+    trainer.step(ids, ids)
+    found = watched(trainer, ids, ids)
+    return found.states, found.messages, found.flops
+
+
+@pytest.mark.parametrize(("model_type", "name"), OTHERS)
+def test_it_is_what_real_ranks_do_with_other_models(model_type, name):
+    plan = ParallelPlan(**PLANS[name])
+    found = pool(4).run(real_other, model_type, plan)
+    for rank in (0, 3):
+        config = small_models.small_config(model_type)
+        dry = dry_run(config, plan, rank, batch=ROWS, seq_len=SEQ_LEN)
+        assert (dry.states, dry.messages, dry.flops) == found[rank]
+
+
+def test_a_class_that_asks_for_values_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"^jetmoe cannot be run without values: .*$"):
+        dry_run(small_models.small_config("jetmoe"), ParallelPlan(), batch=2, seq_len=8)
 
 
 # Published widths, four layers each.
