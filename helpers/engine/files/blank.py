@@ -26,7 +26,7 @@ def parameters_without_memory() -> Iterator[None]:
     nn.Module.register_parameter = register
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             yield
     finally:
         nn.Module.register_parameter = plain

@@ -31,7 +31,7 @@ class Recipe:
     tensors: of the files, in their order; each with the pattern of the converter that it matches.
     converter: transformers' WeightConverter; None where the one tensor is the weight.
     first: the name of the first weight that the converter makes.
-    shapes: of the model's weights, by name.
+    config: of the model; shapes: of its weights, by name.
     """
 
     tensors: tuple[tuple[str, str], ...]

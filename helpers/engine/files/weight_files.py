@@ -64,8 +64,17 @@ class WeightFiles:
         return checksum.hexdigest()[:12]
 
     def of(self, model: nn.Module) -> "WeightFiles":
-        """The same files, asked by the names of the weights of a whole model."""
-        return replace(self, recipes=recipes(model, self.where))
+        """The same files, asked by the names of the weights of a whole model.
+
+        Raises:
+            UserError: transformers cannot make anything of the names in the files.
+        """
+        try:
+            return replace(self, recipes=recipes(model, self.where))
+        except ValueError as error:
+            raise UserError(
+                f"{self.folder.name} has weights under names that cannot be read: {error}"
+            ) from None
 
     def has(self, name: str) -> bool:
         return name in (self.recipes or self.where)

@@ -150,6 +150,15 @@ def test_an_expert_fewer_in_all_is_named(tmp_path: Path) -> None:
     assert "gate_up_proj in model has shape" in pool(1).run(refusal, folder)[0]
 
 
+@pytest.mark.parametrize("name", ("model.².weight", f"model.{'9' * 5000}.weight"))
+def test_names_that_transformers_cannot_sort_are_said(name: str, tmp_path: Path) -> None:
+    folder = saved("mixtral", tmp_path / "model")
+    change(folder, name, torch.zeros(1))
+    words = pool(1).run(refusal, folder)[0]
+    assert words.startswith("model has weights under names that cannot be read")
+    assert len(words) < 400
+
+
 def in_four_bits(folder: Path) -> float:
     """Runs on a rank: how far the experts, which stay as they are, are from transformers'."""
     model = load_quantized(folder, dtype=torch.float32)
