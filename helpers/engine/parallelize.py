@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .admission.admitted import admitted, kind_of
+from .admission.admitted import admitted, check_precision, kind_of
 from .context.attention import Context
 from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
@@ -65,6 +65,8 @@ def parallelize(
     check = check and family is None
     if check:
         family = admitted(model, plan, mesh, lay_out)
+        if (low := plan.low_dtype(mesh.device_type)) is not None:
+            check_precision(kind_of(model), low, mesh.device_type, lay_out)
     family = family or candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     model.kind = kind_of(model) if check else None  # whose documents are tried, too

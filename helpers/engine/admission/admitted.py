@@ -97,6 +97,21 @@ def admitted_kind(
     )
 
 
+@lru_cache(maxsize=64)
+@torch.enable_grad()
+def check_precision(kind: Kind, dtype: torch.dtype, device: str, lay_out: LayOut) -> None:
+    """Raise a UserError if the model cannot run with its parameters in this dtype."""
+    plan, alone = ParallelPlan(), Boundary(None, False, None)
+    family = admitted_kind(kind, plan, (None, None), device, lay_out)
+    trial = Trial(kind.model_class, kind.config, device=device)
+    reason = trial.fails_in(lambda model, rank: lay_out(model, family, plan, alone, rank), dtype)
+    if reason is not None:
+        raise UserError(
+            f"{kind.config.model_type} does not run with its weights in "
+            f"{str(dtype).removeprefix('torch.')} ({reason}): take precision fp32"
+        )
+
+
 def _difference(
     trial: Trial, family: Family, plan: ParallelPlan, axes: Axes, lay_out: LayOut
 ) -> str | None:

@@ -9,7 +9,7 @@ from ..models.families import MLP_WIDTHS, WINDOWS, kv_heads
 from ..models.overrides import fewer_layers, override
 
 VOCABULARY = 61  # a prime: no degree divides it
-HEAD = 16  # a head's width
+HEAD, MLP = 16, 24  # widths of a head and of an MLP: products in 16 bits want multiples of 8
 
 
 def small_configs(config: Any, tp: int, group: int) -> Iterator[Any]:
@@ -57,4 +57,4 @@ def _small_widths(config: Any, tp: int, group: int) -> None:
     override(config, num_attention_heads=heads, hidden_size=heads * HEAD)
     for name in MLP_WIDTHS:
         if getattr(config, name, None):
-            setattr(config, name, 12 * tp)
+            setattr(config, name, MLP * tp)

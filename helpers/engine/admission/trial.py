@@ -158,6 +158,18 @@ class Trial:
                 return f"the gradient of {name} would be wrong"
         return None
 
+    def fails_in(self, lay_out: LayOut, dtype: torch.dtype) -> str | None:
+        """What the small model, laid out, ends in with its parameters in this dtype and its buffers
+        in float32; None where it runs."""
+        model = lay_out(copy.deepcopy(self.truth.model).float(), 0)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        try:
+            model(**self.truth.batch, num_items_in_batch=1).loss.backward()
+        except Exception as error:  # each class has its own complaints
+            return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        return None
+
     def keeps_documents(self, lay_out: LayOut, inputs: dict[str, Any]) -> bool:
         """Does the small model, laid out and given PACKED by these inputs, have the loss that the
         class gives to each document alone? One is longer than its windows."""

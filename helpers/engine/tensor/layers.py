@@ -158,6 +158,7 @@ def vocabulary_head(self: nn.Linear, hidden: Tensor) -> Tensor:
     the loss."""
     weight, bias, boundary = local(self.weight), local(self.bias), self.boundary
     vocabulary, labels = self.weight.shape[0], self.targets
+    hidden = hidden.to(weight.dtype)  # Mamba's are in float32, whatever its weights are in
     if labels is not None:
         start = vocabulary_start(self.weight)
         return token_loss(
