@@ -25,12 +25,12 @@ TYPES = (
     "jamba",
     "gpt_neox",
     "axk2",
-    "inkling2_text",
+    "hrm_text",
     "nemotron_h",
     "olmo_hybrid",
 )
 PLANS = ({}, {"dp_shard": 2}, {"dp_shard": 3}, {"pp": 2})
-NO_STAGES = ("inkling2_text", "nemotron_h")  # are refused over pp
+NO_STAGES = ("hrm_text", "nemotron_h")  # are refused over pp
 
 
 def saved(model_type: str, folder: Path) -> Path:
