@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ..files import weights
-from ..files.names_in_files import as_in_files
-from ..files.weight_files import write_weights
 from .lora import HALVES, NAME, Facts, adapted, everywhere, halves, is_first
 from .nf4 import dequantize, is_transposed
 
@@ -75,8 +73,4 @@ def save_merged(model: nn.Module, folder: str | Path) -> None:
     if is_first():
         folder.mkdir(parents=True, exist_ok=True)
         model.config.save_pretrained(folder)
-    merged = merged_weights(model)
-    if is_first():
-        write_weights(as_in_files(model, merged), folder)
-    else:
-        write_weights(merged, None)
+    weights.write_whole(model, merged_weights(model), folder if is_first() else None)

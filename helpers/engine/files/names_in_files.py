@@ -140,9 +140,13 @@ class Made:
         try:
             return recipe.convert(self.name, tensors)
         except Exception as error:  # of transformers' converters, each its own
-            stored, reason = recipe.tensors[0][0], str(error).splitlines()[0][:160]
+            stored, reason = (
+                recipe.tensors[0][0],
+                f"{type(error).__name__}: {error}".splitlines()[0],
+            )
             raise UserError(
-                f"{self.name} cannot be made of {stored} and its like in {self.folder}: {reason}"
+                f"{self.name} cannot be made of {stored} and its like in {self.folder}: "
+                f"{reason[:160]}"
             ) from None
 
 

@@ -6,7 +6,7 @@ a rank reads just its part, or with random numbers (random_weights.py).
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +174,13 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
         for name, value in whole_weights(model, masters=True)
     )
     named = itertools.chain(named, whole_buffers(model))
-    if first:
-        write_weights(as_in_files(model, named), folder)
-    else:
-        write_weights(named, None)
+    write_whole(model, named, folder if first else None)
+
+
+def write_whole(model: nn.Module, named: Iterable[tuple[str, Tensor]], folder: Path | None) -> None:
+    """Write a model's whole weights as transformers does; with no folder they are only asked for:
+    making one whole may need every rank."""
+    write_weights(named if folder is None else as_in_files(model, named), folder)
 
 
 def named_dtype(config: Any) -> torch.dtype:

@@ -37,7 +37,7 @@ def model_shape(config: Any) -> Shape:
     except UserError:
         raise
     except Exception as error:  # of configurations, each its own
-        reason = str(error).splitlines()[0].split(". ")[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise UserError(f"the configuration of {family!r} cannot be read: {reason}") from None
     _check(shape)
     return shape
