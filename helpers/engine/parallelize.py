@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from .admission.admitted import admitted, check_precision, kind_of
+from .admission.given_model import check_given
 from .context.attention import Context
 from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
 from .memory.recomputing import apply_activations, heed_switch
-from .models.architecture import candidates, text_config
+from .models.architecture import candidates
 from .models.causal_loss import apply_loss
 from .models.families import Family
 from .models.objectives import objective_of
@@ -51,16 +51,15 @@ def parallelize(
         family: how to lay it out, as somebody found; then nothing is tried.
 
     Raises:
-        UserError: the model is laid out already, the plan does not fit it, or the layout would not
-            compute what the model's class does.
+        UserError: the model is laid out already or is not as its class makes it, the plan does not
+            fit it, or the layout would not compute what the model's class does.
     """
-    if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
-        raise UserError("this model is laid out already: hand parallelize a plain one, once")
+    check_given(model, plan.tp)
     plan.validate(model.config, world_size=mesh.size(), task=objective_of(model).task)
-    if getattr(text_config(model.config), "layerdrop", None):
-        raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
     if plan.precision == "fp8":
         check_float8(mesh.device_type)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()  # as shards and messages need them
     began = time.perf_counter()
     check = check and family is None
     if check:

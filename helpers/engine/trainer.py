@@ -96,6 +96,8 @@ class Trainer:
         check_numbers(eps=eps, clip=1.0 if clip is None else clip)
         check_settings(optimizer, lr, weight_decay, betas)
         check_schedule(lr_schedule, warmup_steps, total_steps)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UserError("no parameter of this rank trains: leave some with requires_grad=True")
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps

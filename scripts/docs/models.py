@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
+from model_files import EXACT, adapters_verdict, files_verdict
 from small_models import batch, own_loss, small_model
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -33,8 +34,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from helpers.engine.admission.trial import is_same_gradient
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import save_model
-from helpers.engine.parallelize import load_model, parallelize
+from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 
@@ -49,8 +49,8 @@ LAYOUTS = {
     "cp 2": ParallelPlan(cp=2),
     "pp 2": ParallelPlan(pp=2),
 }
-EXACT, FILES = "exact", "files"
-COLUMNS = (*LAYOUTS, FILES)
+ALONE = {"files": files_verdict, "QLoRA": adapters_verdict}
+COLUMNS = (*LAYOUTS, *ALONE)
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
 TIMEOUT_S = 180
@@ -68,6 +68,7 @@ class in one process: in float64, the loss to 1e-7 and a gradient to 1e-6 of its
 anything starts, in the sentence below the table: before a model is laid out, a small copy of it is.
 Files are exact where every weight and buffer of what transformers saves, under the names and in the
 pieces that the type has on the hub, is read as transformers reads it, and so of what is written.
+QLoRA is exact where peft, with the adapters' files beside the same four bits, has the same loss.
 """
 
 
@@ -103,35 +104,6 @@ def verdict(model: nn.Module, plan: ParallelPlan, mesh: Any) -> str:
         if not is_same_gradient(whole, right, limit, largest):
             return f"WRONG: gradient of {part.name}"
     return EXACT
-
-
-def files_verdict(model: nn.Module, mesh: Any) -> str:
-    """Is what the engine reads what transformers reads, and is it so again of what it writes?"""
-    load, options = transformers.AutoModelForCausalLM.from_pretrained, {"dtype": torch.float32}
-    with tempfile.TemporaryDirectory() as folder:
-        theirs, ours = Path(folder, "theirs"), Path(folder, "ours")
-        try:
-            model.float().save_pretrained(theirs)
-            expected = load(theirs, **options)
-        except Exception as error:
-            reason = str(error).splitlines()[0].replace(folder, "")[:100]
-            return f"transformers does not save and read this small one itself: {reason}"
-        try:
-            laid = load_model(theirs, ParallelPlan(), mesh, **options)
-        except UserError as error:
-            return str(error).replace(folder, "")
-        save_model(laid, ours, torch.float32)
-        found = {"read": values(laid), "written": values(load(ours, **options))}
-    for name, value in values(expected).items():
-        for where, of_model in found.items():
-            if not torch.equal(of_model[name].reshape(value.shape), value):
-                return f"WRONG: {name} as it is {where}"
-    return EXACT
-
-
-def values(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers, also those that no file holds, by name."""
-    return {n: v.detach() for n, v in (*model.named_parameters(), *model.named_buffers())}
 
 
 class Ranks:
@@ -213,10 +185,11 @@ def rows(types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
             if answer is None or answer.startswith("ERROR"):
                 ranks.close()
                 ranks = Ranks()
-        try:
-            found[FILES] = files_verdict(model, alone)
-        except Exception as error:
-            found[FILES] = f"ERROR: {type(error).__name__}: {error}"[:200]
+        for column, of_model in ALONE.items():
+            try:
+                found[column] = of_model(copy.deepcopy(model), alone)
+            except Exception as error:
+                found[column] = f"ERROR: {type(error).__name__}: {error}"[:200]
         yield model_type, found
     ranks.close()
     dist.destroy_process_group()

@@ -9,7 +9,6 @@ Source: Hu et al. 2021, LoRA, section 4.1.
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,20 +23,16 @@ from ..errors import UserError, need
 from ..files import weights
 from ..files.random_weights import seed_of
 from ..files.weight_files import WeightFiles, stored_names
-from ..models.architecture import family_of, text_config
 from ..models.objectives import objective_of
 from .head import head_modules, head_weights, train_head
-from .nf4 import linear_paths
+from .linear_layers import PREFIX, Places, places_of
 
 TASK_TYPES = {"lm": "CAUSAL_LM", "classify-head": "SEQ_CLS"}  # what peft calls a task
 NAME = "default"  # peft's, of a layer's only adapter
-PREFIX = "base_model.model."  # of every name in peft's files
 HALVES = ("lora_A", "lora_B")
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 # of peft's ways to begin adapters: what they begin with is taken out of the base
 CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-
-BLOCK = re.compile(r"\.(\d+)\.")  # the number of a name's block
 
 Facts = dict[str, tuple[torch.Size, torch.dtype]]  # of tensors, by name
 
@@ -50,8 +45,12 @@ def add_adapters(
     *,
     seed: int = 0,
     source: str | Path | None = None,
+    places: Places | None = None,
 ) -> nn.Module:
     """Put an adapter beside each linear layer of the blocks and freeze all else, in place.
+
+    Layers are left out that do not compute W x + b alone (routers), whose weight another module
+    reads itself, or whose adapter peft would not find again where it was: experts' are no layers.
 
     Adapters are float32 and drawn by the name of their layer: the same on any device, and whichever
     of the blocks are here.
@@ -59,9 +58,10 @@ def add_adapters(
     Args:
         dropout: of what goes into the adapters.
         source: where the model came from; peft notes it in the files.
+        places: of the whole model, where this is a pipeline rank's part.
 
     Raises:
-        UserError: peft is missing, or there can be no such rank or dropout.
+        UserError: peft is missing, there can be no such rank or dropout, or no layer takes one.
     """
     peft = need("peft", "qlora")
     if rank < 1 or not 0 <= dropout < 1:
@@ -70,7 +70,7 @@ def add_adapters(
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=_targets(model),
+        target_modules=(places or places_of(model)).targets,
         bias="none",
         task_type=TASK_TYPES.get(objective_of(model).task),
         base_model_name_or_path=None if source is None else str(source),
@@ -85,20 +85,6 @@ def add_adapters(
         _set(layer, "lora_A", first)
         _set(layer, "lora_B", nn.init.zeros_(second))
     return model
-
-
-def _targets(model: nn.Module) -> list[str]:
-    """What peft is told of the layers: their last names, or where others of the whole model have
-    these, too, their paths in a block."""
-    paths = linear_paths(model)
-    stack = f"{family_of(model).blocks}."
-    leaves = {path.rpartition(".")[2] for path in paths}
-    here = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    everywhere = getattr(model, "linears", here)
-    others = {path.rpartition(".")[2] for path in everywhere if not path.startswith(stack)}
-    if not leaves & others:
-        return sorted(leaves)
-    return sorted({path.removeprefix(stack).partition(".")[2] for path in paths})
 
 
 def _inject(model: nn.Module, config: Any) -> None:
@@ -198,8 +184,11 @@ def everywhere(
     return ((name, make(name)) for name in facts)
 
 
-def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
+def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = None) -> nn.Module:
     """Put adapters that peft or `save_adapters` wrote beside a model's layers, in place.
+
+    Args:
+        places: of the whole model, where this is a pipeline rank's part.
 
     Raises:
         UserError: peft is missing, the folder holds no adapters, or they are not this model's.
@@ -209,6 +198,7 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
     for name in (CONFIG, FILE):
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no adapters: it has no {name}")
+    paths = (places or places_of(model)).paths
     try:
         config = peft.LoraConfig.from_pretrained(folder)
         _check_kind(config, folder)
@@ -218,8 +208,8 @@ def load_adapters(model: nn.Module, folder: str | Path) -> nn.Module:
     except (ValueError, TypeError, KeyError) as error:  # peft's, of what it cannot use
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the adapters in {folder} do not fit this model: {reason}") from None
-    _check_layers(model, folder)
-    _check_names(model, folder)
+    _check_layers(model, folder, paths)
+    _check_names(model, folder, paths)
     files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
     for path, layer in adapted(model):
         for half, held in zip(HALVES, halves(layer), strict=True):
@@ -264,29 +254,22 @@ def _check_kind(config: Any, folder: Path) -> None:
         )
 
 
-def _check_layers(model: nn.Module, folder: Path) -> None:
+def _check_layers(model: nn.Module, folder: Path, paths: list[str]) -> None:
     """Raise a UserError if an adapter stands beside another layer than a block's: the embedding is
     no product, and the loss takes the head's matrix as it is."""
-    stack = f"{family_of(model).blocks}."
     for path, _ in adapted(model):
-        if not path.startswith(stack):
+        if path not in paths:
             raise UserError(
                 f"{folder} holds an adapter of {path}: adapters here stand beside the linear "
                 "layers of the blocks"
             )
 
 
-def _check_names(model: nn.Module, folder: Path) -> None:
+def _check_names(model: nn.Module, folder: Path, paths: list[str]) -> None:
     """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers and head
     count."""
-    kinds = {BLOCK.sub(".*.", name) for name in adapter_weights(model)}
+    known = {f"{PREFIX}{path}.{half}.weight" for path in paths for half in HALVES}
     head = tuple(f"{PREFIX}{path}." for path in head_modules(model))
     for name in sorted(stored_names(folder / FILE)):
-        if name.startswith(head):
-            continue
-        number = BLOCK.search(name)
-        beyond = (
-            number is not None and int(number[1]) >= text_config(model.config).num_hidden_layers
-        )
-        if beyond or BLOCK.sub(".*.", name) not in kinds:
+        if name not in known and not name.startswith(head):
             raise UserError(f"{folder} holds {name}, for which this model has no place")

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..files import weights
+from .linear_layers import is_transposed
 from .lora import HALVES, NAME, Facts, adapted, everywhere, halves, is_first
-from .nf4 import dequantize, is_transposed
+from .nf4 import dequantize
 
 
 @torch.no_grad()

@@ -21,30 +21,12 @@ from ..errors import UserError, need
 from ..files import random_weights, weights
 from ..files.blank import give_memory
 from ..files.weight_files import WeightFiles
-from ..models.architecture import family_of
+from .linear_layers import is_transposed, linear_paths
 
 BLOCK, NESTED_BLOCK = 64, 256  # weights that share a magnitude; magnitudes that share one
 WINDOW = 2**22  # weights that are in full precision at a time
 
 Rows = Callable[[int, int], Tensor]  # rows [begin, end) of a tensor
-
-
-def linear_paths(model: nn.Module) -> list[str]:
-    """The linear layers of all blocks that are here: fused or single query, key and value, the
-    projection after attention, the MLP's. Not the head."""
-    family = family_of(model)
-    if family.blocks is None:
-        raise UserError(f"{family.name} has no list of blocks whose matrices could be held so")
-    return [
-        f"{family.blocks}.{number}.{path}"
-        for number, block in model.get_submodule(family.blocks).named_children()
-        for path in (family.split_layers if family.recorded else _linears(block))
-    ]
-
-
-def _linears(block: nn.Module) -> list[str]:
-    """The linear layers of a block without a record."""
-    return [path for path, module in block.named_modules() if isinstance(module, nn.Linear)]
 
 
 def nf4_bytes(elements: int) -> int:
@@ -139,7 +121,8 @@ def _in_files(
 
     def rows(begin: int, end: int) -> Tensor:
         offset, size = [0] * len(shape), list(shape)
-        offset[dim], size[dim] = begin, end - begin
+        if shape:
+            offset[dim], size[dim] = begin, end - begin
         window = files.read(names, shape, shape, offset, size)
         if not buffer:
             weights.usable(window, names[0], files)
@@ -214,6 +197,8 @@ def quantize(rows: Rows, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, 
 
 def _whole(rows: Rows, like: Tensor, shape: torch.Size) -> Tensor:
     """All of a tensor, read by windows into the dtype and to the device of `like`."""
+    if not shape:
+        return rows(0, 1).to(like)
     made = torch.empty(shape, dtype=like.dtype, device=like.device)
     for begin, end in _windows(shape[0], max(1, made[0].numel())):
         made[begin:end] = rows(begin, end)
@@ -225,11 +210,6 @@ def _windows(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     step = max(BLOCK, WINDOW // columns // BLOCK * BLOCK)
     for begin in range(0, rows, step):
         yield begin, min(begin + step, rows)
-
-
-def is_transposed(layer: nn.Module) -> bool:
-    """Is the layer, or was it before it was quantized, transformers' Conv1D: a weight [in, out]?"""
-    return getattr(layer, "transposed", type(layer).__name__ == "Conv1D")
 
 
 def dequantize(layer: nn.Module, codes: Tensor | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from ..errors import UserError, need
 from ..files import weights
 from ..parallelize import parallelize
 from ..plan import ParallelPlan
+from .linear_layers import places_of
 from .lora import add_adapters, fuse, load_adapters
 from .nf4 import fill_quantized
 
@@ -99,15 +100,17 @@ def load_adapted(
     how.check(plan)
     dtype = plan.low_dtype(mesh.device_type) or torch.float32
     model, files = weights.blank_model(source, config, dtype, from_scratch, task)
+    places = places_of(model)  # before it is cut into stages
 
     def fill(model: nn.Module) -> None:
         _unfold(model)
         (fill_quantized if how.quantize else weights.fill)(model, files, seed, device)
         model.tied_over_ranks = None  # frozen at both ends of a pipeline
         if how.adapters is not None:
-            load_adapters(model, how.adapters)
+            load_adapters(model, how.adapters, places)
         else:
-            add_adapters(model, how.rank, how.alpha, how.dropout, seed=seed, source=source)
+            new = {"seed": seed, "source": source, "places": places}
+            add_adapters(model, how.rank, how.alpha, how.dropout, **new)
         fuse(model)
 
     return parallelize(model, plan, mesh, fill)

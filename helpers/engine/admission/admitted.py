@@ -63,6 +63,7 @@ def _tried(plan: ParallelPlan) -> ParallelPlan:
         cp_attention=plan.cp_attention,
         sequence_parallel=plan.sequence_parallel,
         activation="group_2" if group > 1 else plan.activation,
+        schedule="interleaved" if plan.stages > plan.pp else "1f1b",
     )
 
 
@@ -73,7 +74,8 @@ def admitted_kind(
 ) -> Family:
     """The same of any model of that kind."""
     heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
-    trial = Trial(kind.model_class, kind.config, heads, group_size(plan.activation), device)
+    pairs = group_size(plan.activation) > 1 or plan.stages > plan.pp
+    trial = Trial(kind.model_class, kind.config, heads, 2 if pairs else 1, device)
     with torch.device("meta"):
         model = kind.model_class._from_config(copy.deepcopy(kind.config))
 
@@ -153,6 +155,7 @@ def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
         "the same without cp": replace(plan, cp=1),
         "tp without sequence_parallel": replace(plan, sequence_parallel=False),
         "pp": replace(alone, pp=plan.pp),
+        "one stage a rank": replace(plan, schedule="1f1b"),
         "recomputing": replace(alone, activation=plan.activation),
         "dp_shard and dp_replicate": alone,
     }
@@ -162,5 +165,6 @@ def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
 
 def _words(plan: ParallelPlan) -> str:
     extra = ["sequence_parallel"] * plan.sequence_parallel
+    extra += [f"schedule={plan.schedule}"] * (plan.stages > plan.pp)
     extra += [f"activation={plan.activation}"] * (plan.activation != "none")
     return " with ".join([plan.describe(), *extra])

@@ -12,25 +12,29 @@ VOCABULARY = 61  # a prime: no degree divides it
 HEAD, MLP = 16, 24  # widths of a head and of an MLP: products in 16 bits want multiples of 8
 
 
-def small_configs(config: Any, tp: int, group: int) -> Iterator[Any]:
+def small_configs(config: Any, tp: int, each: int) -> Iterator[Any]:
     """Configurations of a model's kind with few layers: first with small widths, and for whoever
-    cannot have those with its own."""
+    cannot have those with its own.
+
+    Args:
+        tp: ranks that must be able to split heads and widths.
+        each: layers of each kind.
+    """
     for shrinks in ((_few_layers, _few_words, _small_widths), (_few_layers, _few_words), ()):
         small = copy.deepcopy(config)
         try:
             for shrink in shrinks:
-                shrink(text_config(small), tp, group)
+                shrink(text_config(small), tp, each)
         except Exception:  # configurations check themselves, each in its own way
             continue
         yield small
 
 
-def _few_layers(config: Any, tp: int, group: int) -> None:
-    """One of each kind; two of each where groups are recomputed."""
-    fewer_layers(config, each=2 if group > 1 else 1)
+def _few_layers(config: Any, tp: int, each: int) -> None:
+    fewer_layers(config, each)
 
 
-def _few_words(config: Any, tp: int, group: int) -> None:
+def _few_words(config: Any, tp: int, each: int) -> None:
     config.vocab_size = VOCABULARY
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         token = getattr(config, name, None)
@@ -45,7 +49,7 @@ def _few_words(config: Any, tp: int, group: int) -> None:
     config._attn_implementation_internal = None  # the class's own
 
 
-def _small_widths(config: Any, tp: int, group: int) -> None:
+def _small_widths(config: Any, tp: int, each: int) -> None:
     groups = kv_heads(config)
     heads = max(2, tp)
     if groups == config.num_attention_heads:

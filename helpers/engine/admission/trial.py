@@ -28,6 +28,7 @@ from .small_copies import small_configs
 LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+ROWS = 5  # of its batch: more than a block has results, which a batch must not pass for
 
 DOCUMENTS = torch.tensor([[0] * 6 + [1] * 3 + [2] * 2])  # the first longer than a small window
 ROW = torch.arange(1, 12).view(1, -1)
@@ -74,20 +75,20 @@ class Trial:
     """Small copies of a model, to try layouts on.
 
     tp: ranks that must be able to split their heads and widths.
-    group: blocks that are recomputed together.
+    each: blocks of each kind.
     """
 
     model_class: type[nn.Module]
     config: Any
     tp: int = 1
-    group: int = 1
+    each: int = 1
     device: str = "cpu"
 
     @cached_property
     def truth(self) -> Truth:
         """Raises a UserError if the class itself cannot be run so."""
         reasons = []
-        for config in small_configs(self.config, self.tp, self.group):
+        for config in small_configs(self.config, self.tp, self.each):
             for dtype in (torch.float64, torch.float32):  # some experts' products take no float64
                 try:
                     return self._truth(config, dtype)
@@ -129,19 +130,20 @@ class Trial:
     def difference(
         self, lay_out: LayOut, ranks: int, gradients: Gradients, rows: WholeRows | None = None
     ) -> str | None:
-        """What is not the same where `lay_out` lays the small model out over `ranks` stages.
+        """What is not the same where `lay_out` lays the small model out over pipeline ranks.
 
         Args:
+            ranks: of the pipeline.
             rows: how the batch is handed over; of each row a part where ranks of cp share it.
         """
         rows = rows or WholeRows()
         truth = self.truth
         limit = TOLERANCE[truth.loss.dtype]
         try:
-            stages = [lay_out(copy.deepcopy(truth.model), rank) for rank in range(ranks)]
+            models = [lay_out(copy.deepcopy(truth.model), rank) for rank in range(ranks)]
             with rows.working():
-                loss = rows.whole(_run(stages, truth, rows))
-            found = _added(map(gradients, stages))
+                loss = rows.whole(_run(models, truth, rows))
+            found = _added(map(gradients, models))
             found = {
                 name: rows.whole(found.get(name, torch.zeros_like(expected)))
                 for name, expected in truth.gradients.items()
@@ -203,20 +205,20 @@ def is_same_gradient(actual: Tensor, expected: Tensor, limit: float, largest: Te
 
 
 def _batch(objective: Objective, config: Any, length: int) -> dict[str, Tensor]:
-    """Ids [2, length], labels, some of them ignored; and where attention looks both ways padding
+    """Ids [ROWS, length], labels, some of them ignored; and where attention looks both ways padding
     in the middle of a row, and two types of tokens."""
     text = text_config(config)
-    ids = torch.randint(text.vocab_size, (2, length))
+    ids = torch.randint(text.vocab_size, (ROWS, length))
     if objective.of_rows:
-        labels = torch.randint(config.num_labels, (2,))
+        labels = torch.randint(config.num_labels, (ROWS,))
     else:
         labels = ids.where(torch.rand(ids.shape) > 0.2, IGNORED)
     batch = {"input_ids": ids, "labels": labels}
     if objective.shift:
         return batch
-    batch["attention_mask"] = (torch.arange(length) % 4 != 2).long().expand(2, -1)
+    batch["attention_mask"] = (torch.arange(length) % 4 != 2).long().expand(ROWS, -1)
     if getattr(text, "type_vocab_size", 0) > 1:
-        batch["token_type_ids"] = torch.randint(2, (2, length))
+        batch["token_type_ids"] = torch.randint(2, (ROWS, length))
     return batch
 
 
@@ -227,17 +229,18 @@ def _loss(objective: Objective, logits: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits, targets.flatten())
 
 
-def _run(stages: list[nn.Module], truth: Truth, rows: WholeRows) -> Tensor:
-    """Forward through all stages and backward through them again, on one batch."""
+def _run(models: list[nn.Module], truth: Truth, rows: WholeRows) -> Tensor:
+    """Forward through all stages of all ranks and backward through them again, on one batch."""
     labelled = objective_of(truth.model).count(truth.batch["labels"])
     inputs = rows.inputs(truth.batch, truth.model.config) | {"num_items_in_batch": labelled}
+    stages = [(stage, model) for model in models for stage in model.stages]
     passed: list[tuple[Tensor | None, Tensor]] = []  # what each received, and what it gave
     received = None
-    for model in stages:
+    for stage, model in sorted(stages, key=lambda pair: pair[0].index):
         options = {}
         if len(stages) > 1:
-            model.stages[0].listen()
-            options = {"stage": model.stages[0], "received": received}
+            stage.listen()
+            options = {"stage": stage, "received": received}
         out = model(**inputs, **options)
         out = out if isinstance(out, Tensor) else out.loss
         passed.append((received, out))
@@ -251,10 +254,10 @@ def _run(stages: list[nn.Module], truth: Truth, rows: WholeRows) -> Tensor:
 
 
 def _added(gradients: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """A parameter that two stages hold has the sum of their gradients."""
+    """A parameter that two ranks hold has the sum of their gradients."""
     total: dict[str, Tensor] = {}
-    for of_stage in gradients:
-        for name, gradient in of_stage.items():
+    for of_rank in gradients:
+        for name, gradient in of_rank.items():
             total[name] = total[name] + gradient if name in total else gradient
     return total
 

@@ -6,6 +6,7 @@ but tried: see the room admission.
 """
 
 import copy
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -127,14 +128,35 @@ def text_config(config: Any) -> Any:
 
 
 def _blocks(model: nn.Module) -> str | None:
-    """The path of the list of blocks: of the lists as long as the model is deep, the largest."""
+    """The path of the list of blocks: of the lists as long as the model is deep, the largest of
+    those nearest to the table of tokens' vectors. A tower for images may be as deep."""
     depth = getattr(text_config(model.config), "num_hidden_layers", None)
-    sizes = {
-        path: sum(parameter.numel() for parameter in module.parameters())
+    lists = {
+        path: module
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == depth
     }
-    return max(sizes, key=sizes.get) if sizes else None
+    shared = {path: _shared(path, _table(model)) for path in lists}
+    nearest = [path for path, steps in shared.items() if steps == max(shared.values())]
+    return max(nearest, key=lambda path: _numbers(lists[path]), default=None)
+
+
+def _table(model: nn.Module) -> str:
+    """The path of the table of tokens' vectors; none where transformers knows of no one table."""
+    try:
+        table = model.get_input_embeddings()
+    except NotImplementedError:
+        return ""
+    return next((path for path, module in model.named_modules() if module is table), "")
+
+
+def _shared(path: str, other: str) -> int:
+    """How many modules two paths go through together."""
+    return len(os.path.commonprefix([path.split("."), other.split(".")]))
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _last_norm(model: nn.Module, blocks: str) -> str | None:

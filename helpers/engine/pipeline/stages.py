@@ -63,6 +63,8 @@ class Exit(Elsewhere):
 
     def take(self) -> Tensor:
         kept, self.kept = self.kept, None
+        if kept is None:
+            raise RuntimeError("no hidden states came out of a stage: its blocks were not called")
         return kept
 
 
@@ -166,8 +168,8 @@ def cut(
     Sets on the model:
         stages: of this rank.
         tied_over_ranks: the parameter that the first and the last stage's rank both hold, or None.
-        after_blocks, linears: where there are several stages, paths of what the last one has beyond
-            its blocks, and of all linear layers of the whole model.
+        after_blocks: where there are several stages, paths of what the last one has beyond its
+            blocks.
         parameter_count, vocabulary: of the whole model.
         many_losses: does the last stage begin several micro-batches before it ends the first?
     """
@@ -191,7 +193,6 @@ def cut(
     model.tied_over_ranks = names[id(embedding.weight)] if both else None
     before, after = ends_of(model, family)
     model.after_blocks = sorted(after)
-    model.linears = [n for n, module in model.named_modules() if isinstance(module, nn.Linear)]
     model.stages = _stages(model, family, schedule, counts, rank)
     _remove_blocks(model.get_submodule(family.blocks), model.stages)
     begins, ends = (any(getattr(stage, end) for stage in model.stages) for end in ("first", "last"))

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from helpers.engine.adapters.linear_layers import linear_paths
 from helpers.engine.adapters.lora import add_adapters, trainable_parameters
-from helpers.engine.adapters.nf4 import linear_paths, nf4_bytes
+from helpers.engine.adapters.nf4 import nf4_bytes
 from helpers.engine.adapters.qlora import check_layout
 from helpers.engine.errors import UserError, need
 from helpers.engine.plan import ParallelPlan

@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from helpers.engine.adapters.linear_layers import linear_paths
 from helpers.engine.adapters.lora import (
     adapted,
     adapter_weights,
@@ -18,7 +19,7 @@ from helpers.engine.adapters.lora import (
     trainable_parameters,
 )
 from helpers.engine.adapters.merging import merged_weights, save_merged
-from helpers.engine.adapters.nf4 import linear_paths, load_quantized
+from helpers.engine.adapters.nf4 import load_quantized
 from helpers.engine.errors import UserError
 from helpers.engine.models.architecture import family_of
 from helpers.engine.models.configurations import load_config

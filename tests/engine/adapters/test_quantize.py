@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers.engine.adapters import nf4 as quantize
-from helpers.engine.adapters.nf4 import dequantize, linear_paths, load_quantized
+from helpers.engine.adapters.linear_layers import linear_paths
+from helpers.engine.adapters.nf4 import dequantize, load_quantized
 from helpers.engine.errors import UserError
 from helpers.engine.files import weights
 from helpers.engine.models.architecture import family_of

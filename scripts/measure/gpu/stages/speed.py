@@ -161,7 +161,8 @@ def time_peft(report: Report, source: str, ids: Tensor) -> None:
     """peft's adapters on transformers' class, whose layers are in the same 4 bits."""
     import peft
 
-    from helpers.engine.adapters.nf4 import linear_paths, load_quantized
+    from helpers.engine.adapters.linear_layers import linear_paths
+    from helpers.engine.adapters.nf4 import load_quantized
 
     base = load_quantized(source, device=DEVICE)
     targets = sorted({path.rpartition(".")[2] for path in linear_paths(base)})

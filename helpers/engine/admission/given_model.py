@@ -1,0 +1,61 @@
+"""What a model must be before it is laid out, whatever the layout: as its class of transformers
+makes it, with weights that are numbers of their own."""
+
+import collections
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..errors import UserError
+from ..models.architecture import text_config
+
+
+def check_given(model: nn.Module, tp: int) -> None:
+    """Raise a UserError if the model cannot be laid out as it is handed over."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"parallelize takes a model of transformers, not a {type(model).__name__}: hand it the "
+            "model that this wraps"
+        )
+    if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
+        raise UserError("this model is laid out already: hand parallelize a plain one, once")
+    if any(hasattr(module, "lora_A") for module in model.modules()):
+        raise UserError(
+            "this model has adapters already: load it by load_adapted, which puts them beside the "
+            "parts of a laid-out model"
+        )
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            raise UserError(
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, quantized: hand over "
+                "the model in floating point, or load it by load_adapted"
+            )
+    if getattr(text_config(model.config), "layerdrop", None):
+        raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
+    if tp > 1 and (of := [path for path, m in model.named_modules() if is_parametrized(m)]):
+        raise UserError(
+            f"{of[0]} is parametrized, so tp cannot split its weight: remove the parametrization, "
+            "or take dp_shard, dp_replicate or pp"
+        )
+    _check_shared(model)
+
+
+def _check_shared(model: nn.Module) -> None:
+    """Raise a UserError if parameters are shared that the class does not share itself: each rank of
+    a pipeline would train a copy of its own."""
+    names = collections.defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    ties = getattr(model, "all_tied_weights_keys", {})
+    own = {*ties, *ties.values()}
+    for parameter, shared in names.items():
+        is_tie = all(end is not None and id(end.weight) == parameter for end in ends)
+        if len(shared) > 1 and not is_tie and not own.issuperset(shared):
+            raise UserError(
+                f"{shared[0]} and {shared[1]} are one parameter, which {type(model).__name__} "
+                "itself does not make so: give each its own"
+            )

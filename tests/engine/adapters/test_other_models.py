@@ -1,0 +1,107 @@
+"""Adapters of models without a record: what peft computes with the files of them, or a refusal."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from helpers.engine.adapters.linear_layers import places_of
+from helpers.engine.adapters.lora import add_adapters, load_adapters
+from helpers.engine.adapters.qlora import Adapting
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
+
+peft = pytest.importorskip("peft")
+pytest.importorskip("bitsandbytes")
+
+small_model = script("docs/small_models").small_model
+files = script("docs/model_files")
+PP = ParallelPlan(pp=2)
+# what ended in a traceback once, or was another model to peft: layers that are named as experts of
+# older classes, as blocks, or otherwise in files; routers; kernels that take weights as they are;
+# scalars; a tower for images as deep as the language model; transformers' Conv1D
+TYPES = (
+    "deepseek_v3",
+    "qwen3_next",
+    "laguna",
+    "inkling2_text",
+    "ctrl",
+    "phimoe",
+    "mamba",
+    "nemotron_h",
+    "jamba",
+    "axk2",
+    "apertus",
+    "got_ocr2",
+    "openai-gpt",
+    "llama",
+)
+
+
+def verdict(model_type: str, bits: str | None) -> str:
+    return files.adapters_verdict(small_model(model_type), mesh_of(ParallelPlan()), bits)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "bits"), [*((name, "nf4") for name in TYPES), ("llama", None), ("laguna", None)]
+)
+def test_peft_has_the_same_loss_with_the_files(model_type: str, bits: str | None) -> None:
+    assert pool(1).run(verdict, model_type, bits) == ["exact"]
+
+
+def loss(base: Path, written: Path, plan: ParallelPlan, how: Adapting) -> float:
+    return files.adapted_loss(base, written, plan, mesh_of(plan), how)
+
+
+def test_blocks_that_differ_are_adapted_on_every_stage(tmp_path: Path) -> None:
+    """The stages have attention of two kinds: the files name both, and are read again by ranks that
+    have one of them."""
+    base, one, two, last = (tmp_path / name for name in ("base", "one", "two", "last"))
+    model = small_model("qwen3_next").float()
+    model.config.dtype = torch.float32
+    model.save_pretrained(base)
+    for how, written in ((Adapting(4, 8), two), (Adapting(adapters=two), last)):
+        alone = pool(1).run(loss, base, one, ParallelPlan(), how)
+        assert pool(2).run(loss, base, written, PP, how) == pytest.approx(alone * 2, rel=1e-5)
+    config = json.loads((last / "adapter_config.json").read_text())
+    assert {"q_proj", "in_proj_qkvz"} <= set(config["target_modules"])
+    beside = peft.PeftModel.from_pretrained(model, last)
+    trained = {name for name, _ in beside.named_parameters() if "lora_A" in name}
+    assert len(trained) == len(load_file(last / "adapter_model.safetensors")) / 2
+
+
+def test_what_is_left_out() -> None:
+    paths = {
+        name: " ".join(places_of(small_model(name)).paths)
+        for name in ("mamba", "phimoe", "jamba", "nemotron_h")
+    }
+    assert "in_proj" in paths["mamba"] and "out_proj" not in paths["mamba"]
+    assert "q_proj" in paths["phimoe"] and "router" not in paths["phimoe"]
+    assert "dt_proj" not in paths["jamba"] and "out_proj" in paths["jamba"]
+    assert "o_proj" in paths["nemotron_h"] and "out_proj" not in paths["nemotron_h"]
+    beside = places_of(small_model("deepseek_v3"))
+    assert any("shared_experts.gate_proj" in path for path in beside.paths)  # held in four bits
+    assert not any("gate_proj" in name for name in beside.targets)  # an expert's, to peft
+
+
+def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:
+    model = small_model("deepseek_v3").float()
+    targets = ["gate_proj", "up_proj", "down_proj"]
+    peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(UserError, match=r"holds an adapter of model\.layers\.1\.mlp\.experts"):
+        load_adapters(small_model("deepseek_v3").float(), tmp_path)
+
+
+def test_blocks_without_such_a_layer_are_refused() -> None:
+    model = small_model("rwkv").float()
+    for block in model.rwkv.blocks:
+        block.attention, block.feed_forward = nn.Identity(), nn.Identity()
+    with pytest.raises(UserError, match="rwkv has no linear layer beside which peft puts"):
+        add_adapters(model)

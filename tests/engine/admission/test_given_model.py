@@ -1,0 +1,166 @@
+"""A model as somebody changed it before it is laid out: exact, or refused in one line."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from helpers.engine.errors import UserError
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
+
+LAYOUTS = {
+    "one": ParallelPlan(),
+    "zero-2": ParallelPlan(dp_shard=2, zero_stage=2),
+    "zero-3": ParallelPlan(dp_shard=2),
+    "tp": ParallelPlan(tp=2),
+    "pp": ParallelPlan(pp=2),
+    "cp": ParallelPlan(cp=2),
+}
+Change = Callable[[nn.Module], object]
+
+
+def freeze(model: nn.Module, part: str) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part not in name)
+
+
+def frozen_blocks(model: nn.Module) -> None:
+    freeze(model, "layers.0.")
+
+
+def frozen_ends(model: nn.Module) -> None:
+    freeze(model, "norm")
+    model.model.embed_tokens.requires_grad_(False)
+
+
+def one_parameter(model: nn.Module) -> None:
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+
+
+def not_contiguous(model: nn.Module) -> None:
+    layer = model.model.layers[0].mlp.up_proj
+    layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+
+
+def larger_vocabulary(model: nn.Module) -> None:
+    torch.manual_seed(3)
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+
+
+def hooked(model: nn.Module) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: 1.5 * out)
+
+
+def normed_weights(model: nn.Module) -> None:
+    weight_norm(model.model.layers[0].mlp.up_proj)
+
+
+def difference(change: Change, plan: ParallelPlan) -> str:
+    """What is not transformers' own under the plan, of a loss and all gradients."""
+    model = tiny.fresh("llama", torch.float64)
+    change(model)
+    reference = copy.deepcopy(model)
+    ids, labels = tiny.batch(0)
+    loss = tiny.plain_loss(reference, ids, labels)
+    loss.backward()
+    try:
+        trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-2)
+    except UserError as error:
+        return str(error)
+    if not torch.isclose(trainer.backward(ids, labels), loss.detach(), rtol=1e-9):
+        return "the loss"
+    expected = {name: p.grad for name, p in reference.named_parameters()}
+    gradients = trainer.gradients()
+    for part in trainer.parts:
+        whole = parity.whole(part.whole(gradients[part.name])) if part.name in gradients else None
+        if (whole is None) != (expected[part.name] is None):
+            return f"is there a gradient of {part.name}"
+        if whole is not None and not torch.allclose(
+            whole.reshape(expected[part.name].shape), expected[part.name], rtol=1e-6, atol=1e-9
+        ):
+            return part.name
+    return ""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "change", (frozen_blocks, frozen_ends, not_contiguous, larger_vocabulary, hooked)
+)
+def test_a_changed_model_computes_what_it_computed(change: Change, layout: str) -> None:
+    plan = LAYOUTS[layout]
+    assert set(pool(plan.world_size).run(difference, change, plan)) == {""}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parameters_that_the_class_does_not_share_are_refused(layout: str) -> None:
+    for words in pool(LAYOUTS[layout].world_size).run(difference, one_parameter, LAYOUTS[layout]):
+        assert words.startswith("model.layers.0.mlp.gate_proj.weight and model.layers.1.mlp.gate_")
+        assert words.endswith("which LlamaForCausalLM itself does not make so: give each its own")
+
+
+def test_a_parametrized_layer_is_not_split() -> None:
+    for layout in ("one", "zero-3", "pp"):
+        plan = LAYOUTS[layout]
+        assert set(pool(plan.world_size).run(difference, normed_weights, plan)) == {""}
+    for words in pool(2).run(difference, normed_weights, LAYOUTS["tp"]):
+        assert words.startswith("model.layers.0.mlp.up_proj is parametrized, so tp cannot split")
+
+
+def refused(make: Callable[[nn.Module], nn.Module]) -> str:
+    plan = ParallelPlan()
+    with pytest.raises(UserError) as caught:
+        model = parallelize(make(tiny.fresh("gpt2", torch.float32)), plan, mesh_of(plan))
+        Trainer(model, plan, mesh_of(plan), lr=1e-3)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def with_adapters(model: nn.Module) -> nn.Module:
+    import peft
+
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["c_attn"])).base_model.model
+
+
+def in_peft(model: nn.Module) -> nn.Module:
+    import peft
+
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["c_attn"]))
+
+
+def of_bytes(model: nn.Module) -> nn.Module:
+    weight = model.transformer.h[0].mlp.c_fc.weight
+    codes = nn.Parameter(weight.detach().to(torch.uint8), requires_grad=False)
+    model.transformer.h[0].mlp.c_fc.weight = codes
+    return model
+
+
+def all_frozen(model: nn.Module) -> nn.Module:
+    return model.requires_grad_(False)
+
+
+def one_layer(model: nn.Module) -> nn.Module:
+    return model.transformer.h[0].mlp.c_fc
+
+
+WORDS = {
+    in_peft: "not a PeftModel: hand it the model that this wraps",
+    with_adapters: "has adapters already: load it by load_adapted",
+    torch.compile: "not a OptimizedModule",
+    of_bytes: "transformer.h.0.mlp.c_fc.weight is uint8, quantized",
+    all_frozen: "no parameter of this rank trains",
+    one_layer: "takes a model of transformers, not a Conv1D",
+}
+
+
+@pytest.mark.parametrize("make", WORDS, ids=lambda make: make.__name__)
+def test_what_is_no_plain_model_is_refused_in_one_line(make: Callable) -> None:
+    if make in (in_peft, with_adapters):
+        pytest.importorskip("peft")
+    assert WORDS[make] in pool(1).run(refused, make)[0]

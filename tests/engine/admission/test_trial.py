@@ -1,0 +1,63 @@
+"""What the small copy is tried under: as many blocks, stages and rows as can tell a difference."""
+
+import pytest
+
+from helpers.engine.errors import UserError
+from helpers.engine.models.architecture import family_of
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
+
+models = script("docs/models")
+GROUPS = ParallelPlan(activation="group_2")
+STAGES = {
+    "interleaved": ParallelPlan(pp=2, schedule="interleaved"),
+    "zero-bubble-v": ParallelPlan(pp=2, schedule="zero-bubble-v"),
+}
+
+
+def verdict(model_type: str, plan: ParallelPlan) -> str:
+    return models.verdict(models.small_model(model_type), plan, mesh_of(plan))
+
+
+@pytest.mark.parametrize("model_type", ("bamba", "glm_moe_dsa"))
+def test_blocks_that_hand_on_more_than_hidden_states_are_not_grouped(model_type: str) -> None:
+    """Two rows would have passed for the two results of a block."""
+    (words,) = pool(1).run(verdict, model_type, GROUPS)
+    assert words.startswith(f"{model_type} would not be exact under one process with activation=")
+    assert "too many values to unpack" in words and "\n" not in words
+
+
+@pytest.mark.parametrize("schedule", STAGES)
+@pytest.mark.parametrize("model_type", ("rembert", "mllama"))
+def test_several_stages_a_rank_are_tried(model_type: str, schedule: str) -> None:
+    """A rank that has the embedding and a later stage, too."""
+    for words in pool(2).run(verdict, model_type, STAGES[schedule]):
+        assert " would not be exact under pp=2 with schedule=interleaved: " in words
+        assert words.partition("; exact here: ")[2].startswith("one stage a rank")
+
+
+@pytest.mark.parametrize("schedule", STAGES)
+@pytest.mark.parametrize("model_type", ("gemma2", "qwen3_moe", "granitemoe"))
+def test_several_stages_a_rank_are_exact(model_type: str, schedule: str) -> None:
+    for words in pool(2).run(verdict, model_type, STAGES[schedule]):
+        assert words == "exact"
+
+
+def test_the_blocks_are_the_language_models() -> None:
+    """A tower for images is as deep, and larger."""
+    model = models.small_model("got_ocr2")
+    assert family_of(model).blocks == "model.language_model.layers"
+
+
+def test_a_partition_with_too_few_layers_is_refused_before() -> None:
+    plan = ParallelPlan(pp=2, schedule="interleaved", virtual_stages=3)
+    for words in pool(2).run(refusal, plan):
+        assert words.startswith("6 stages are too many for 4 layers")
+
+
+def refusal(plan: ParallelPlan) -> str:
+    with pytest.raises(UserError) as caught:
+        parallelize(models.small_model("gemma2"), plan, mesh_of(plan))
+    return str(caught.value)
