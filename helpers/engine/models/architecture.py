@@ -6,7 +6,7 @@ but tried: see the room admission.
 """
 
 import copy
-import os
+import itertools
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -152,7 +152,8 @@ def _table(model: nn.Module) -> str:
 
 def _shared(path: str, other: str) -> int:
     """How many modules two paths go through together."""
-    return len(os.path.commonprefix([path.split("."), other.split(".")]))
+    pairs = zip(path.split("."), other.split("."))
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _numbers(module: nn.Module) -> int:
