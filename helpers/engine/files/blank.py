@@ -5,6 +5,7 @@ positions, scales) are made where a class is, and many are in no file and in no 
 torch's meta device they would be lost, and memory that nobody wrote to would stand in their place.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,6 +31,25 @@ def parameters_without_memory() -> Iterator[None]:
             yield
     finally:
         nn.Module.register_parameter = plain
+
+
+def keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
+    """Hold in float32 what transformers' from_pretrained holds so, of a model in 16 bits: what its
+    class names, as biases of routing, which decide between experts by their last bits."""
+    names = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
+    if dtype == torch.float16:
+        names |= {*(getattr(model, "_keep_in_fp32_modules", None) or ())}
+    if not names or dtype not in (torch.float16, torch.bfloat16):
+        return
+    kept = re.compile("|".join(name.replace("*", ".*") for name in sorted(names)))
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and kept.search(f"{path}.{name}"):
+                parameter = nn.Parameter(parameter.detach().float(), parameter.requires_grad)
+                module._parameters[name] = parameter
+        for name, buffer in module._buffers.items():
+            if buffer is not None and kept.search(f"{path}.{name}"):
+                module._buffers[name] = buffer.float()
 
 
 def give_memory(module: nn.Module, device: torch.device | str) -> None:

@@ -20,7 +20,7 @@ from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
 from ..tensor.shards import is_finite, local, slice_of
-from .blank import give_memory, parameters_without_memory
+from .blank import give_memory, keep_in_float32, parameters_without_memory
 from .names_in_files import as_in_files, check_dtype
 from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
@@ -45,6 +45,7 @@ def blank_model(
     files = find_weights(source, from_scratch)
     with parameters_without_memory():
         model = build(config, task, dtype)
+        keep_in_float32(model, dtype)
     model.own_dtype = named_dtype(config)
     return model, None if files is None else files.of(model)
 

@@ -1,6 +1,7 @@
 """Adapters of models without a record: what peft computes with the files of them, or a refusal."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ pytest.importorskip("bitsandbytes")
 small_model = script("docs/small_models").small_model
 files = script("docs/model_files")
 PP = ParallelPlan(pp=2)
+HOW = Adapting(rank=4, alpha=8)
 # what ended in a traceback once, or was another model to peft: layers that are named as experts of
 # older classes, as blocks, or otherwise in files; routers; kernels that take weights as they are;
 # scalars; a tower for images as deep as the language model; transformers' Conv1D
@@ -65,7 +67,7 @@ def test_blocks_that_differ_are_adapted_on_every_stage(tmp_path: Path) -> None:
     model = small_model("qwen3_next").float()
     model.config.dtype = torch.float32
     model.save_pretrained(base)
-    for how, written in ((Adapting(4, 8), two), (Adapting(adapters=two), last)):
+    for how, written in ((HOW, two), (Adapting(adapters=two), last)):
         alone = pool(1).run(loss, base, one, ParallelPlan(), how)
         assert pool(2).run(loss, base, written, PP, how) == pytest.approx(alone * 2, rel=1e-5)
     config = json.loads((last / "adapter_config.json").read_text())
@@ -73,6 +75,18 @@ def test_blocks_that_differ_are_adapted_on_every_stage(tmp_path: Path) -> None:
     beside = peft.PeftModel.from_pretrained(model, last)
     trained = {name for name, _ in beside.named_parameters() if "lora_A" in name}
     assert len(trained) == len(load_file(last / "adapter_model.safetensors")) / 2
+
+
+def test_adapters_train_beside_a_base_of_two_dtypes(tmp_path: Path) -> None:
+    """In bf16, biases of routing are float32, and are shared by ZeRO-3 as they are."""
+    small_model("flint").float().save_pretrained(tmp_path)
+    one, first, again = ParallelPlan(precision="bf16"), tmp_path / "first", tmp_path / "again"
+    pool(1).run(loss, tmp_path, first, one, HOW)
+    on = Adapting(adapters=first)
+    alone = pool(1).run(loss, tmp_path, again, one, on)
+    for plan in (replace(one, dp_shard=2), replace(one, pp=2)):
+        found = pool(2).run(loss, tmp_path, again, plan, on)
+        assert found == pytest.approx(alone * 2, rel=5e-3)
 
 
 def test_what_is_left_out() -> None:

@@ -78,3 +78,28 @@ def test_a_weight_that_stands_beside_the_blocks_is_drawn(model_type: str, tmp_pa
             assert torch.equal(ours[name].reshape(value.shape), value), name
         elif value.numel() > 500:
             assert ours[name].std().item() == pytest.approx(spread, rel=0.3), name
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype"),
+    [("deepseek_v3", torch.bfloat16), ("flint", torch.bfloat16), ("rwkv", torch.float16)],
+)
+def test_what_transformers_keeps_in_float32_is_kept(
+    model_type: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Biases of routing, sinks: parameters or buffers."""
+    small_model(model_type).to(dtype).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    expected = dict(theirs.named_parameters()) | dict(theirs.named_buffers())
+    assert {torch.float32, dtype} <= {value.dtype for value in expected.values()}
+    for found in pool(1).run(loaded, tmp_path, dtype):
+        assert {name: value.dtype for name, value in found.items()} == {
+            name: value.dtype for name, value in expected.items()
+        }
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def loaded(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    model = load_model(folder, ParallelPlan(), mesh_of(ParallelPlan()), dtype=dtype)
+    values = (*model.named_parameters(), *model.named_buffers())
+    return {name: value.detach().clone() for name, value in values}
