@@ -215,8 +215,8 @@ def table_work_bytes(job: Job, rank: int, first: bool) -> float:
 
 
 def swapped_bytes(job: Job) -> float:
-    """The gradient of a matrix that is embedding and head, from the pipeline's other end."""
-    if not job.shape.tied or job.plan.pp == 1:
+    """The gradient of a matrix that is embedding and head, from the rank of the other end."""
+    if not job.shape.tied or job.rank_of[0] == job.rank_of[-1]:
         return 0.0
     return job.sum_bytes * _head(job) / (job.plan.shards if job.plan.zero else 1)
 
