@@ -106,11 +106,11 @@ def left_over_bytes(job: Job, rank: int, stage: int) -> float:
     """The gradients that ZeRO-3 sent last in a backward of a stage, of what is in no block:
     fully_shard holds them until it sends others, in the next, or sees blocks of the rank that had
     none to send: another stage's."""
+    late = in_halves(job, rank)  # then a block's gradients are summed apart
     others = sum(job.layers[other] for other in job.stages_of(rank) if other != stage)
-    if not _sharded(job) or others:
+    if not _sharded(job) or (others and not late):
         return 0.0
-    # in halves a block's gradients are summed apart
-    of_block = 0 if in_halves(job, rank) else job.block_parameters * largest_unit(job, rank)
+    of_block = 0 if late else job.block_parameters * largest_unit(job, rank)
     return job.sum_bytes * (stage_ends(job, rank, stage) or of_block)
 
 
@@ -187,8 +187,7 @@ def context_work_bytes(job: Job) -> float:
 
 
 def table_work_bytes(job: Job, rank: int, first: bool) -> float:
-    """The embedding's gradient on its way into its sum. ZeRO-3 sums the head's with it. A matrix
-    that is both has two gradients, which autograd adds up first.
+    """The embedding's gradient on its way into its sum. ZeRO-3 sums the head's with it.
 
     Args:
         first: is there no earlier sum that it is added to?
@@ -196,10 +195,8 @@ def table_work_bytes(job: Job, rank: int, first: bool) -> float:
     element, of_sum, shards = job.element_bytes, job.sum_bytes, job.plan.shards
     low, table = job.plan.precision != "fp32", job.begin_parameters(rank)
     if _sharded(job):
-        own = of_sum / shards if first else 0
-        return (element + of_sum + own) * job.end_parameters(rank)
-    twice = job.shape.tied and job.plan.pp == 1
-    made = 3 * element * table if twice else element * table
+        return (element + of_sum + of_sum / shards) * job.end_parameters(rank)
+    made = added_table_bytes(job, rank)
     if not sends_now(job, rank):
         return max(made, (element + of_sum) * table) if first and low else made
     if one_message(job, rank):
@@ -212,6 +209,13 @@ def table_work_bytes(job: Job, rank: int, first: bool) -> float:
     if job.vocab_rows % shards:  # padded, and copied
         return max(made, 3 * of_sum * table)
     return max(made, element * table + (of_sum * table if low else back))
+
+
+def added_table_bytes(job: Job, rank: int) -> float:
+    """The embedding's gradient when it is made; that of a matrix that is the head, too, is added to
+    the head's."""
+    twice = job.shape.tied and job.plan.pp == 1
+    return (3 if twice else 1) * job.element_bytes * job.begin_parameters(rank)
 
 
 def swapped_bytes(job: Job) -> float:

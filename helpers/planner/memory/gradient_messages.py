@@ -137,6 +137,18 @@ def made_bytes(job: Job, stage: int, elements: float, gradients: float) -> Made:
     return Made((sent - coming) / shards, waiting + coming * (1 + 1 / shards))
 
 
+def last_coming_bytes(job: Job, stage: int, blocks: int) -> float:
+    """What comes back of the messages that ZeRO-1 and 2 have on their way when the last backward of
+    several, which alone sends, is over so many of a stage's blocks."""
+    if not job.plan.zero or not in_messages(job) or in_halves(job, job.rank_of[stage]):
+        return 0.0
+    if job.microbatches == 1 or sends_now(job, job.rank_of[stage]):
+        return 0.0
+    full = full_messages(job, stage, blocks * job.block_parameters)
+    under_way = full[-ReduceScattered.most_under_way :]
+    return job.sum_bytes * sum(message.elements for message in under_way) / job.plan.shards
+
+
 def first_sent_bytes(job: Job, stage: int, before: float) -> float:
     """More on its way when a block's largest matrix was sent, while the gradient of another is
     made.

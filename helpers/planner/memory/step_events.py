@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from helpers.engine.pipeline.schedules import FORWARD, INPUT, WEIGHT
 from helpers.planner.memory.activations import kept_bytes, waiting_bytes
 from helpers.planner.memory.components import (
+    added_table_bytes,
     end_bytes,
     gathered_bytes,
     last_bytes,
@@ -28,6 +29,7 @@ from helpers.planner.memory.components import (
 from helpers.planner.memory.gradient_messages import (
     Made,
     first_sent_bytes,
+    last_coming_bytes,
     last_message_bytes,
     made_bytes,
     message_work_bytes,
@@ -61,7 +63,7 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
         if moment.units:
             yield from _backward(moment)
         if turn.stage == 0:
-            yield _table(moment)
+            yield from _table(moment)
         if moment.sends:
             yield _last_message(moment)
     yield from _end(job, rank, gradients)
@@ -236,24 +238,29 @@ def _forward(now: Moment) -> Stretch:
     return start, [hold("transients", root_bytes(job, now.rank) + times * gathered)]
 
 
-def _table(now: Moment) -> Stretch:
+def _table(now: Moment) -> Iterator[Stretch]:
     """All gradients of the first stage are there, and the embedding's is made."""
     job, rank = now.job, now.rank
-    made = _made_bytes(now, sum(now.units))
+    blocks = sum(now.units)
+    made = _made_bytes(now, blocks)
     if now.sends:  # the positions' too
         last = stage_messages(job, 0)[-1]
-        others = max(_made(now, sum(now.units)), last.end - last.elements)
+        others = max(_made(now, blocks), last.end - last.elements)
         on_the_way = made_bytes(job, 0, others, now.gradients)
         made = Made(0.0 if now.added else on_the_way.summed, on_the_way.on_the_way)
-    waiting = sum(now.units) * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
+    waiting = blocks * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
     # freed by the backward of a block that gathers, or by the forward before
     root = root_bytes(job, rank) if now.units or not now.turn.again else 0.0
     start = Held(
         gradients=now.before + made.summed,
         activations=now.others + waiting,
-        transients=now.always - root + made.on_the_way + now.taken,
+        transients=now.always + made.on_the_way + now.taken + last_coming_bytes(job, 0, blocks),
     )
-    return start, [hold("transients", table_work_bytes(job, rank, not now.added))]
+    work = hold("transients", table_work_bytes(job, rank, not now.added))
+    yield start, [free("transients", root), work]
+    if job.plan.zero == 3 and now.units:  # before it is sent, the last block's on their way
+        sent = hold("transients", sent_bytes(job, rank, now.units[-1]))
+        yield start, [sent, hold("transients", added_table_bytes(job, rank))]
 
 
 def _last_message(now: Moment) -> Stretch:
