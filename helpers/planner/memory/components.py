@@ -106,12 +106,13 @@ def left_over_bytes(job: Job, rank: int, stage: int) -> float:
     """The gradients that ZeRO-3 sent last in a backward of a stage, of what is in no block:
     fully_shard holds them until it sends others, in the next, or sees blocks of the rank that had
     none to send: another stage's."""
-    late = in_halves(job, rank)  # then a block's gradients are summed apart
     others = sum(job.layers[other] for other in job.stages_of(rank) if other != stage)
-    if not _sharded(job) or (others and not late):
+    if not _sharded(job) or others:
         return 0.0
-    of_block = 0 if late else job.block_parameters * largest_unit(job, rank)
-    return job.sum_bytes * (stage_ends(job, rank, stage) or of_block)
+    # in halves a block's gradients are summed apart
+    of_block = 0 if in_halves(job, rank) else job.block_parameters * largest_unit(job, rank)
+    at_first = job.begin_parameters(rank) if stage == 0 < len(job.layers) - 1 else 0
+    return job.sum_bytes * (at_first or stage_ends(job, rank, stage) or of_block)
 
 
 def waiting_head_bytes(job: Job, rank: int) -> float:
@@ -195,7 +196,10 @@ def table_work_bytes(job: Job, rank: int, first: bool) -> float:
     element, of_sum, shards = job.element_bytes, job.sum_bytes, job.plan.shards
     low, table = job.plan.precision != "fp32", job.begin_parameters(rank)
     if _sharded(job):
-        return (element + of_sum + of_sum / shards) * job.end_parameters(rank)
+        sent = job.end_parameters(rank)
+        last = table - _head(job) or table  # whose gradient autograd still has: of positions
+        back = of_sum * sent / shards
+        return of_sum * sent + max(element * sent, element * last + back)
     made = added_table_bytes(job, rank)
     if not sends_now(job, rank):
         return max(made, (element + of_sum) * table) if first and low else made

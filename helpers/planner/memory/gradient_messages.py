@@ -207,7 +207,11 @@ def last_message_bytes(job: Job, rank: int, gradients: float) -> float:
         return 0.0
     back = itertools.accumulate(message.elements / shards for message in first)
     most = max(message.copied + sums for message, sums in zip(first, back, strict=True))
-    return gradients + job.sum_bytes * most
+    # one parameter's is sent as it is, or brought to the dtype of sums first
+    whole = (job.element_bytes + job.sum_bytes) * first[0].elements
+    brought = whole + gradients - job.sum_bytes * first[0].elements
+    alone = job.plan.precision != "fp32" and first[0].parameters == 1
+    return max(gradients + job.sum_bytes * most, brought if alone else 0.0)
 
 
 def sent_last_bytes(job: Job, rank: int) -> float:

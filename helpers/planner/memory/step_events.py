@@ -250,7 +250,7 @@ def _table(now: Moment) -> Iterator[Stretch]:
         made = Made(0.0 if now.added else on_the_way.summed, on_the_way.on_the_way)
     waiting = blocks * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
     # freed by the backward of a block that gathers, or by the forward before
-    root = root_bytes(job, rank) if now.units or not now.turn.again else 0.0
+    root = root_bytes(job, rank) if job.layers_of(rank) or not now.turn.again else 0.0
     start = Held(
         gradients=now.before + made.summed,
         activations=now.others + waiting,
@@ -264,10 +264,24 @@ def _table(now: Moment) -> Iterator[Stretch]:
 
 
 def _last_message(now: Moment) -> Stretch:
-    """The rank's last message of a micro-batch, while others are in flight."""
-    gradients = last_message_bytes(now.job, now.rank, now.gradients)
-    others = now.others if now.job.plan.zero == 2 else 0.0
-    return Held(gradients=gradients, activations=others, transients=now.always), []
+    """The stage's last message of a micro-batch, while others are in flight."""
+    job, stage = now.job, now.turn.stage
+    others = now.others if job.plan.zero == 2 else 0.0
+    last, before = stage_messages(job, stage)[-1], _made(now, sum(now.units))
+    if not job.plan.zero or stage == 0 or before == last.end:
+        gradients = last_message_bytes(job, now.rank, now.gradients)
+        return Held(gradients=gradients, activations=others, transients=now.always), []
+    # it waited for the matrix that is the embedding, too
+    made = _made_bytes(now, sum(now.units))
+    start = Held(
+        gradients=now.before + made.summed,
+        activations=others,
+        transients=now.always + made.on_the_way,
+    )
+    copied = message_work_bytes(job, stage, before, last.end)
+    waited = job.element_bytes * (last.end - before)
+    back = job.sum_bytes * last.elements / job.plan.shards
+    return start, [hold("transients", waited + copied + back)]
 
 
 def _end(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
