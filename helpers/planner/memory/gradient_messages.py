@@ -140,9 +140,9 @@ def made_bytes(job: Job, stage: int, elements: float, gradients: float) -> Made:
 def last_coming_bytes(job: Job, stage: int, blocks: int) -> float:
     """What comes back of the messages that ZeRO-1 and 2 have on their way when the last backward of
     several, which alone sends, is over so many of a stage's blocks."""
-    if not job.plan.zero or not in_messages(job) or in_halves(job, job.rank_of[stage]):
+    if job.plan.zero not in (1, 2) or job.microbatches == 1:
         return 0.0
-    if job.microbatches == 1 or sends_now(job, job.rank_of[stage]):
+    if not in_messages(job) or in_halves(job, job.rank_of[stage]):
         return 0.0
     full = full_messages(job, stage, blocks * job.block_parameters)
     under_way = full[-ReduceScattered.most_under_way :]

@@ -250,17 +250,18 @@ def _table(now: Moment) -> Iterator[Stretch]:
         made = Made(0.0 if now.added else on_the_way.summed, on_the_way.on_the_way)
     waiting = blocks * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
     # freed by the backward of a block that gathers, or by the forward before
-    root = root_bytes(job, rank) if job.layers_of(rank) or not now.turn.again else 0.0
+    freed = now.units or job.layers_of(rank) or not now.turn.again
+    root = root_bytes(job, rank) if freed else 0.0
+    coming = 0.0 if now.sends else last_coming_bytes(job, 0, blocks)
     start = Held(
         gradients=now.before + made.summed,
         activations=now.others + waiting,
-        transients=now.always + made.on_the_way + now.taken + last_coming_bytes(job, 0, blocks),
+        transients=now.always - root + made.on_the_way + now.taken + coming,
     )
-    work = hold("transients", table_work_bytes(job, rank, not now.added))
-    yield start, [free("transients", root), work]
+    yield start, [hold("transients", table_work_bytes(job, rank, not now.added))]
     if job.plan.zero == 3 and now.units:  # before it is sent, the last block's on their way
-        sent = hold("transients", sent_bytes(job, rank, now.units[-1]))
-        yield start, [sent, hold("transients", added_table_bytes(job, rank))]
+        sent = sent_bytes(job, rank, now.units[-1])
+        yield start, [hold("transients", root + sent + added_table_bytes(job, rank))]
 
 
 def _last_message(now: Moment) -> Stretch:

@@ -87,7 +87,7 @@ class Job:
             return 1.0
         return max(shares_of_work([self.whole_seq_len], plan.cp, plan.cp_split)) * plan.cp
 
-    @property
+    @cached_property
     def element_bytes(self) -> int:
         """Bytes of an activation, and of a parameter in a matrix product."""
         return BYTES[self.plan.precision]
