@@ -196,7 +196,7 @@ def table_work_bytes(job: Job, rank: int, first: bool) -> float:
     element, of_sum, shards = job.element_bytes, job.sum_bytes, job.plan.shards
     low, table = job.plan.precision != "fp32", job.begin_parameters(rank)
     if _sharded(job):
-        sent = job.end_parameters(rank)
+        sent = job.end_parameters(rank) if len(job.layers) == 1 else table
         last = table - _head(job) or table  # whose gradient autograd still has: of positions
         back = of_sum * sent / shards
         return of_sum * sent + max(element * sent, element * last + back)

@@ -158,9 +158,8 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
     gathered, working = gathered_bytes(job, blocks), working_bytes(job, rank, blocks)
     if now.sends and not done:  # later two messages are on their way already
         working += first_sent_bytes(job, now.turn.stage, _made(now, 0))
-    last_of_many = job.plan.schedule == "interleaved" and rank == job.plan.pp - 1
     # fully_shard gathers the unit before, at a stage's first one another stage's
-    if not later and len(now.turn.whole) > 1 and not last_of_many:
+    if not later and _gathers_another(now):
         later = [blocks]
     # no forward has gathered what is in no block
     buffer = root_bytes(job, rank) if now.turn.again and not done else 0.0
@@ -188,6 +187,16 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         free("transients", sent + gathered + gradients),
         hold("transients", reduced_bytes(job, blocks)),
     ]
+
+
+def _gathers_another(now: Moment) -> bool:
+    """Does the backward of a stage's first unit gather one of another stage of the rank?"""
+    job, turn = now.job, now.turn
+    if job.plan.schedule != "interleaved":
+        return len(turn.whole) > 1
+    # those of its first stage come before all others, where there is but one group of them
+    alone = turn.place == 0 and job.microbatches <= job.plan.pp
+    return now.rank < job.plan.pp - 1 and not alone
 
 
 def _gradient_events(now: Moment, done: int) -> list[Event]:
