@@ -24,7 +24,7 @@ def kept_bytes(job: Job, blocks: int) -> float:
     paper's (see model/block_tensors.py).
     """
     policy = job.plan.activation
-    context = blocks * _context_bytes(job)
+    context = blocks * _context_bytes(job) + (job.rotary_bytes if blocks else 0.0)
     if policy in job.program.kept:
         return blocks * (bytes_of(job, job.program.kept[policy]) + _sums_bytes(job)) + context
     return math.ceil(blocks / group_size(policy)) * bytes_of(job, INPUT) + context

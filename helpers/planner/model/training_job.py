@@ -36,6 +36,11 @@ from helpers.planner.shape.parameters import (
 from helpers.planner.shape.shape import Shape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+ROTATED = {
+    "llama": 1.0,
+    "falcon": 1.0,
+    "gpt_neox": 0.25,
+}  # of a head, where a model makes them once
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,12 @@ class Job:
     def hidden_bytes(self) -> int:
         """Bytes of the hidden states of a micro-batch's tokens on one rank, whole."""
         return self.tokens * self.shape.hidden * self.element_bytes
+
+    @cached_property
+    def rotary_bytes(self) -> float:
+        """Of cosines and sines of rotary positions, which all blocks of a stage share."""
+        rotated = ROTATED.get(self.shape.family, 0.0) * self.shape.head_dim
+        return 2 * rotated * self.whole_seq_len / self.plan.cp * self.element_bytes
 
     @property
     def sequence_ranks(self) -> int:
