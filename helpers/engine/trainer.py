@@ -93,8 +93,7 @@ class Trainer:
         optimizer: str = "adamw",
         hook: Callable[..., Any] | None = None,
     ) -> None:
-        check_numbers(eps=eps, clip=1.0 if clip is None else clip)
-        check_settings(optimizer, lr, weight_decay, betas)
+        check_settings(optimizer, lr, weight_decay, betas, eps, clip)
         check_schedule(lr_schedule, warmup_steps, total_steps)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise UserError("no parameter of this rank trains: leave some with requires_grad=True")
@@ -292,10 +291,3 @@ class Trainer:
         """Bytes of this rank's parameters, gradients and optimizer: see memory/states.py."""
         tensors = [part.tensor for part in self.parts]
         return state_bytes(self.model, tensors, self.optimizer, self.data.gradient_bytes)
-
-
-def check_numbers(**numbers: float) -> None:
-    """Raise a UserError if one is not a finite number above 0."""
-    for name, number in numbers.items():
-        if not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise UserError(f"{name} must be a number above 0, not {number!r}")

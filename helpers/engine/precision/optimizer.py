@@ -20,16 +20,29 @@ OPTIMIZERS = ("adamw", "adamw8bit")
 ROW, LARGE = 256, 2**16  # numbers whose squares are summed in float32, and of a tensor with such
 
 
-def check_settings(kind: str, lr: float, weight_decay: float, betas: tuple[float, float]) -> None:
+def check_settings(
+    kind: str,
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    eps: float,
+    clip: float | None,
+) -> None:
     """Raise a UserError if there is no such optimizer, or it can do nothing with these."""
     if kind not in OPTIMIZERS:
         raise UserError(f"no optimizer {kind!r}; there is: {', '.join(OPTIMIZERS)}")
-    numbers = (isinstance(x, int | float) and 0 <= x < math.inf for x in (lr, weight_decay))
-    if not all(numbers):
+    if not all(_is_number(x) and 0 <= x < math.inf for x in (lr, weight_decay)):
         raise UserError(f"lr {lr} and weight_decay {weight_decay}: give finite numbers from 0")
     two = isinstance(betas, tuple | list) and len(betas) == 2
-    if not two or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
+    if not two or not all(_is_number(beta) and 0 <= beta < 1 for beta in betas):
         raise UserError(f"betas {betas}: give two numbers from 0 and below 1")
+    for name, number in {"eps": eps, "clip": 1.0 if clip is None else clip}.items():
+        if not _is_number(number) or not 0 < number < math.inf:
+            raise UserError(f"{name} must be a number above 0, not {number!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def adamw(
@@ -123,7 +136,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 def check_schedule(schedule: str, warmup: int, total: int) -> None:
     """Raise a UserError if there is no such schedule, or no steps for it to decay over."""
-    if not all(isinstance(steps, int) and steps >= 0 for steps in (warmup, total)):
+    if not all(type(steps) is int and steps >= 0 for steps in (warmup, total)):
         raise UserError(f"warmup {warmup} and total {total}: give whole numbers of steps from 0")
     lr_factor(0, schedule, warmup, total)
     if schedule != "constant" and total == 0:
