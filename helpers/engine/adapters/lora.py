@@ -24,7 +24,7 @@ from ..files import weights
 from ..files.random_weights import seed_of
 from ..files.weight_files import WeightFiles, stored_names
 from ..models.objectives import objective_of
-from .head import head_modules, head_weights, train_head
+from .head import head_modules, head_names, head_weights, train_head
 from .linear_layers import PREFIX, Places, places_of
 
 TASK_TYPES = {"lm": "CAUSAL_LM", "classify-head": "SEQ_CLS"}  # what peft calls a task
@@ -92,11 +92,12 @@ def _inject(model: nn.Module, config: Any) -> None:
     if hasattr(model, "adapter_config"):
         raise UserError("this model has adapters already: load it anew")
     peft = need("peft", "qlora")
-    own = [path.rpartition(".")[2] for path in head_modules(model)]
-    head, config.modules_to_save = config.modules_to_save or own or None, None
+    own = head_names(model)
+    head, config.modules_to_save = [*(config.modules_to_save or ()), *own], None
     peft.inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
     model.requires_grad_(False)
-    config.modules_to_save = head  # what peft trains beside adapters, in layers of its own
+    # what peft trains beside adapters, in layers of its own
+    config.modules_to_save = list(dict.fromkeys(head)) or None
     model.adapter_config = config
     train_head(model)
 
@@ -202,6 +203,7 @@ def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = 
     try:
         config = peft.LoraConfig.from_pretrained(folder)
         _check_kind(config, folder)
+        saved = tuple(config.modules_to_save or ())  # of a head; the rest of it is the base's
         _inject(model, config)
     except UserError:
         raise
@@ -215,7 +217,7 @@ def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = 
         for half, held in zip(HALVES, halves(layer), strict=True):
             _set(layer, half, _read(files, f"{PREFIX}{path}.{half}.weight", held))
     with torch.no_grad():
-        for name, held in head_weights(model).items():
+        for name, held in head_weights(model, saved).items():
             held.copy_(_read(files, f"{PREFIX}{name}", held))
     return model
 

@@ -13,8 +13,9 @@ from helpers.planner.model.widths import Widths
 
 
 def block_bytes(job: Job) -> float:
-    """What one block keeps of one micro-batch for its backward, under the plan's policy."""
-    return kept_bytes(job, 1)
+    """What one block keeps of one micro-batch for its backward, under the plan's policy; without
+    what all blocks of a stage share."""
+    return kept_bytes(job, 1) - job.rotary_bytes
 
 
 def kept_bytes(job: Job, blocks: int) -> float:

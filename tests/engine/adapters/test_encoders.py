@@ -1,9 +1,11 @@
 """Adapters beside an encoder in 4 bits, and its head: every layout trains as one process."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from helpers.engine.adapters.head import head_weights
@@ -16,15 +18,18 @@ from helpers.engine.adapters.lora import (
 from helpers.engine.adapters.merging import save_merged
 from helpers.engine.adapters.nf4 import load_quantized
 from helpers.engine.adapters.qlora import Adapting, load_adapted
+from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.engine.adapters.versions import skip_what_is_refused
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
 
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
+small_config = script("docs/small_models").small_config
 STEPS, LR, EPS, CLIP, TARGETS = 4, 1e-2, 1e-4, 0.5, 6  # a block's matrices
 HOW = Adapting(rank=4, alpha=8, quantize="nf4")
 TASKS = {"bert-mlm": "mlm", "bert-classes": "classify-head", "roberta-classes": "classify-head"}
@@ -132,3 +137,66 @@ def test_adapters_stand_beside_the_blocks_matrices_alone(
     head = head_weights(model)
     assert bool(head) == (TASKS[family] == "classify-head")
     assert all(p.requires_grad and p.dtype == torch.float32 for p in head.values())
+
+
+def classifier(model_type: str) -> nn.Module:
+    config = small_config(model_type)
+    config.pad_token_id = 0
+    torch.manual_seed(0)
+    return transformers.AutoModelForSequenceClassification.from_config(config).eval()
+
+
+def moved(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.requires_grad:
+                value.add_(torch.randn_like(value) * 0.1)
+    return model.eval()
+
+
+CLASSIFIERS = ("llama", "gemma2", "opt", "megatron-bert", "roberta-prelayernorm", "bert")
+
+
+@pytest.mark.parametrize("model_type", CLASSIFIERS)
+def test_peft_has_the_logits_of_a_classifier(model_type: str, tmp_path: Path) -> None:
+    """The last norm is the base's and frozen; peft would take every norm of a block for it."""
+    import peft
+
+    base = classifier(model_type)
+    model = moved(add_adapters(copy.deepcopy(base), rank=4))
+    save_adapters(model, tmp_path)
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+    again = load_adapters(copy.deepcopy(base), tmp_path).eval()
+    ids = torch.randint(5, base.config.vocab_size, (3, 8))
+    with torch.no_grad():
+        expected, plain = model(input_ids=ids).logits, base(input_ids=ids).logits
+        for other in (theirs, again):
+            parity.close("logits", other(input_ids=ids).logits, expected, 1e-5)
+    assert not torch.allclose(plain, expected, rtol=1e-3)
+    assert not any("norm" in name.lower() for name in head_weights(model))
+
+
+@pytest.mark.parametrize("model_type", ("bert", "llama", "roberta"))
+def test_a_classifier_of_peft_goes_on(model_type: str, tmp_path: Path) -> None:
+    """peft trains no pooler unless it is told to; here it trains on, and is in the files."""
+    import peft
+
+    base = classifier(model_type)
+    how = peft.LoraConfig(r=4, task_type="SEQ_CLS", init_lora_weights=False)
+    theirs = peft.get_peft_model(copy.deepcopy(base), how).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_adapters(copy.deepcopy(base), tmp_path / "theirs").eval()
+    ids = torch.randint(5, base.config.vocab_size, (3, 8))
+    with torch.no_grad():
+        found, expected = (model(input_ids=ids).logits for model in (ours, theirs))
+    parity.close("logits", found, expected, 1e-5)
+    save_adapters(moved(ours), tmp_path / "ours")
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "ours").eval()
+    with torch.no_grad():
+        found, expected = (model(input_ids=ids).logits for model in (again, ours))
+    parity.close("logits", found, expected, 1e-5)
+
+
+def test_a_head_that_peft_would_mistake_is_refused() -> None:
+    with pytest.raises(UserError, match=r"peft would take model\.vision_model\.head for the head"):
+        add_adapters(classifier("modernvbert"))
