@@ -99,7 +99,7 @@ def sent_out_bytes(job: Job, blocks: int = 1) -> float:
         return 0.0
     if job.plan.activation == "selective":
         return blocks * bytes_of(job, INPUT)
-    return kept_bytes(job, blocks)
+    return kept_bytes(job, blocks) - (job.rotary_bytes if blocks else 0.0)
 
 
 def offloaded_bytes(job: Job, rank: int) -> float:
