@@ -222,7 +222,7 @@ def large(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.alone  # what was freed is given back later where others have the cores
+@pytest.mark.alone  # its peak is larger where others have the cores
 def test_loading_holds_the_four_bits_and_at_most_two_layers(tmp_path: Path) -> None:
     assert large(tmp_path / "large") > 1.5e9
     saved("neox", tmp_path / "small")
