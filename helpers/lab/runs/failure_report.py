@@ -120,7 +120,8 @@ def _order(failure: dict[str, Any], logs: Path) -> tuple[bool, bool, float]:
     """Sorts the cause before its consequences.
 
     torchrun's own times are whole seconds, and a peer notices within milliseconds. So: ranks that
-    torchrun closed come last, then ranks that only lost a connection, then the time of the words.
+    torchrun closed before they said why come last, then ranks that only lost a connection, then the
+    time of the words.
     """
     folder = rank_folder(logs, failure["rank"])
     if folder is None:
@@ -129,7 +130,8 @@ def _order(failure: dict[str, Any], logs: Path) -> tuple[bool, bool, float]:
     spoken = error if error.exists() else stderr
     said = _recorded(folder) or "\n".join(last_lines(stderr, 20))
     when = spoken.stat().st_mtime_ns if spoken.exists() else float("inf")
-    return failure["closed"], bool(_SECONDARY.search(said)), when
+    lost = bool(_SECONDARY.search(said))
+    return failure["closed"] and (lost or not error.exists()), lost, when
 
 
 def _refusal(ranks: list[dict[str, Any]], logs: Path) -> str:
