@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import UserError
-from ..models.architecture import text_config
+from ..models.architecture import family_of, text_config
 
 
 def check_given(model: nn.Module, tp: int) -> None:
@@ -49,12 +49,13 @@ def _check_shared(model: nn.Module) -> None:
     names = collections.defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
     ties = getattr(model, "all_tied_weights_keys", {})
     own = {*ties, *ties.values()}
-    for parameter, shared in names.items():
-        is_tie = all(end is not None and id(end.weight) == parameter for end in ends)
-        if len(shared) > 1 and not is_tie and not own.issuperset(shared):
+    for shared in names.values():
+        if len(shared) == 1 or own.issuperset(shared):
+            continue
+        family = family_of(model)  # whose two ends may be one matrix
+        if {name.rpartition(".")[0] for name in shared} != {family.embedding, family.head}:
             raise UserError(
                 f"{shared[0]} and {shared[1]} are one parameter, which {type(model).__name__} "
                 "itself does not make so: give each its own"

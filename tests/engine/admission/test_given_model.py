@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from helpers.engine.admission.given_model import check_given
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
@@ -103,6 +105,28 @@ def test_parameters_that_the_class_does_not_share_are_refused(layout: str) -> No
     for words in pool(LAYOUTS[layout].world_size).run(difference, one_parameter, LAYOUTS[layout]):
         assert words.startswith("model.layers.0.mlp.gate_proj.weight and model.layers.1.mlp.gate_")
         assert words.endswith("which LlamaForCausalLM itself does not make so: give each its own")
+
+
+def classes_of_characters() -> None:
+    """CANINE has no one table of tokens' vectors to be asked for."""
+    config = transformers.CanineConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    check_given(transformers.CanineForSequenceClassification(config), tp=1)
+
+
+def test_a_model_without_a_table_of_tokens_is_not_asked_for_it() -> None:
+    pool(1).run(classes_of_characters)
+
+
+def tie_by_hand(model: nn.Module) -> None:
+    model.lm_head.weight = model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("layout", ("one", "zero-3", "pp"))
+def test_both_ends_may_be_tied_by_hand(layout: str) -> None:
+    plan = LAYOUTS[layout]
+    assert set(pool(plan.world_size).run(difference, tie_by_hand, plan)) == {""}
 
 
 def test_a_parametrized_layer_is_not_split() -> None:
