@@ -128,10 +128,11 @@ def _order(failure: dict[str, Any], logs: Path) -> tuple[bool, bool, float]:
         return failure["closed"], False, float("inf")
     error, stderr = folder / "error.json", folder / "stderr.log"
     spoken = error if error.exists() else stderr
-    said = _recorded(folder) or "\n".join(last_lines(stderr, 20))
+    recorded = _recorded(folder)
+    said = recorded or "\n".join(last_lines(stderr, 20))
     when = spoken.stat().st_mtime_ns if spoken.exists() else float("inf")
     lost = bool(_SECONDARY.search(said))
-    return failure["closed"] and (lost or not error.exists()), lost, when
+    return failure["closed"] and (lost or not recorded), lost, when
 
 
 def _refusal(ranks: list[dict[str, Any]], logs: Path) -> str:

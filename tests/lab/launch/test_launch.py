@@ -141,6 +141,22 @@ def test_the_cause_is_told_from_its_consequences(ranks, rank, words, tmp_path):
     assert error.message.startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("recorded", "rank"),
+    [("RuntimeError: mat1 and mat2", 1), ("Connection closed by peer", 0), (None, 0)],
+)
+def test_a_rank_that_said_why_is_the_cause_though_torchrun_closed_it(recorded, rank, tmp_path):
+    """A machine with much to do: a peer lost its connection, and was seen to end, first."""
+    write_failures(tmp_path, (1, False, "Connection closed by peer"), (-15, True, ""))
+    if recorded:
+        error = tmp_path / "id/attempt_0/1/error.json"
+        error.write_text(json.dumps({"message": recorded}))
+    found = explain(tmp_path, tmp_path, 1, [])
+    assert found.rank == rank
+    if rank:
+        assert found.message.startswith(f"rank 1 failed: {recorded}")
+
+
 def test_a_torchrun_that_failed_by_itself_is_quoted(tmp_path):
     error = explain(tmp_path, tmp_path, 1, ["no port is free"])
     assert error.message.splitlines() == [
