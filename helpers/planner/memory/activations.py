@@ -13,9 +13,8 @@ from helpers.planner.model.widths import Widths
 
 
 def block_bytes(job: Job) -> float:
-    """What one block keeps of one micro-batch for its backward, under the plan's policy; without
-    what all blocks of a stage share."""
-    return kept_bytes(job, 1) - job.rotary_bytes
+    """What one block keeps of one micro-batch for its backward, under the plan's policy."""
+    return kept_bytes(job, 1)
 
 
 def kept_bytes(job: Job, blocks: int) -> float:
@@ -25,10 +24,17 @@ def kept_bytes(job: Job, blocks: int) -> float:
     paper's (see model/block_tensors.py).
     """
     policy = job.plan.activation
-    context = blocks * _context_bytes(job) + (job.rotary_bytes if blocks else 0.0)
+    context = blocks * _context_bytes(job)
     if policy in job.program.kept:
         return blocks * (bytes_of(job, job.program.kept[policy]) + _sums_bytes(job)) + context
     return math.ceil(blocks / group_size(policy)) * bytes_of(job, INPUT) + context
+
+
+def stage_bytes(job: Job, blocks: int) -> float:
+    """What a stage of so many blocks keeps of one micro-batch on the device, with what its blocks
+    share."""
+    shared = job.rotary_bytes if blocks else 0.0
+    return kept_bytes(job, blocks) - sent_out_bytes(job, blocks) + shared
 
 
 def largest_unit(job: Job, rank: int) -> int:
@@ -77,7 +83,7 @@ def turn_activation_bytes(job: Job, turn: Turn) -> float:
     held = stays_bytes(job, sum(job.layers[stage] for stage in stages))
     for stage, whole, halved in zip(stages, turn.whole, turn.halved, strict=True):
         blocks = job.layers[stage]
-        held += whole * (kept_bytes(job, blocks) - sent_out_bytes(job, blocks))
+        held += whole * stage_bytes(job, blocks)
         held += halved * blocks * waiting_bytes(job) if halved else 0.0
     return held
 
@@ -99,7 +105,7 @@ def sent_out_bytes(job: Job, blocks: int = 1) -> float:
         return 0.0
     if job.plan.activation == "selective":
         return blocks * bytes_of(job, INPUT)
-    return kept_bytes(job, blocks) - (job.rotary_bytes if blocks else 0.0)
+    return kept_bytes(job, blocks)
 
 
 def offloaded_bytes(job: Job, rank: int) -> float:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from helpers.engine.memory.recomputing import group_size
 from helpers.engine.pipeline.schedules import BACKWARD, FORWARD, INPUT
 from helpers.planner.memory.activations import (
-    kept_bytes,
-    sent_out_bytes,
+    stage_bytes,
     stays_bytes,
     waiting_bytes,
 )
@@ -160,7 +159,7 @@ def _begun(turn: Turn, sizes: list[Sizes], message: float) -> Begun:
 def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
     blocks, each = job.layers[stage], gradients / job.parameters_of(rank)
     return Sizes(
-        whole=kept_bytes(job, blocks) - sent_out_bytes(job, blocks),
+        whole=stage_bytes(job, blocks),
         halved=blocks * waiting_bytes(job) if job.plan.splits_backward else 0.0,
         summed=each * blocks * job.block_parameters,
         ended=each * stage_ends(job, rank, stage),
