@@ -1,6 +1,7 @@
 """A small model's files: are they what transformers and peft make of them?"""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,36 @@ LOSS = 1e-4  # relative, of losses in float32
 
 def files_verdict(model: nn.Module, mesh: Any) -> str:
     """Is what the engine reads what transformers reads, and is it so again of what it writes?"""
+    return _verdict(model, lambda expected, base: _same_values(expected, base, mesh))
+
+
+def adapters_verdict(model: nn.Module, mesh: Any, quantize: str | None = "nf4") -> str:
+    """Has the model with adapters, after a step, the loss that peft has with their files, beside
+    weights that bitsandbytes rounds as well?"""
+    how = Adapting(4, 8, quantize=quantize)
+    return _verdict(model, lambda theirs, base: _same_loss(theirs, base, mesh, how))
+
+
+def _verdict(model: nn.Module, ask: Callable[[nn.Module, Path], str]) -> str:
+    """What `ask` says of a folder that transformers wrote and what it reads of it, or why there is
+    no answer."""
     with tempfile.TemporaryDirectory() as folder:
-        theirs, ours = Path(folder, "theirs"), Path(folder, "ours")
-        expected = _read_again(model, theirs)
-        if isinstance(expected, str):
-            return expected
+        base = Path(folder, "base")
         try:
-            laid = load_model(theirs, ALONE, mesh, **OPTIONS)
+            theirs = _read_again(model, base)
+        except Exception as error:
+            reason = str(error).splitlines()[0].replace(folder, "")[:100]
+            return f"transformers does not save and read this small one itself: {reason}"
+        try:
+            return ask(theirs, base)
         except UserError as error:
             return str(error).replace(folder, "")
-        save_model(laid, ours, torch.float32)
-        found = {"read": values(laid), "written": values(_load(ours))}
+
+
+def _same_values(expected: nn.Module, base: Path, mesh: Any) -> str:
+    laid, written = load_model(base, ALONE, mesh, **OPTIONS), base.parent / "written"
+    save_model(laid, written, torch.float32)
+    found = {"read": values(laid), "written": values(_load(written))}
     for name, value in values(expected).items():
         for where, of_model in found.items():
             if not torch.equal(of_model[name].reshape(value.shape), value):
@@ -44,24 +64,15 @@ def files_verdict(model: nn.Module, mesh: Any) -> str:
     return EXACT
 
 
-def adapters_verdict(model: nn.Module, mesh: Any, quantize: str | None = "nf4") -> str:
-    """Has the model with adapters, after a step, the loss that peft has with their files, beside
-    weights that bitsandbytes rounds as well?"""
+def _same_loss(theirs: nn.Module, base: Path, mesh: Any, how: Adapting) -> str:
     import peft
 
-    with tempfile.TemporaryDirectory() as folder:
-        base, written = Path(folder, "base"), Path(folder, "adapters")
-        theirs = _read_again(model, base)
-        if isinstance(theirs, str):
-            return theirs
-        try:
-            ours = adapted_loss(base, written, ALONE, mesh, Adapting(4, 8, quantize=quantize))
-        except UserError as error:
-            return str(error).replace(folder, "")
-        if quantize:
-            _round(theirs)
-        beside = peft.PeftModel.from_pretrained(theirs, written).train()
-    ids, labels = batch(model.config.get_text_config().vocab_size)
+    adapters = base.parent / "adapters"
+    ours = adapted_loss(base, adapters, ALONE, mesh, how)
+    if how.quantize:
+        _round(theirs)
+    beside = peft.PeftModel.from_pretrained(theirs, adapters).train()
+    ids, labels = batch(theirs.config.get_text_config().vocab_size)
     with torch.no_grad():
         loss = own_loss(beside, ids, labels).item()
         with beside.disable_adapter():
@@ -90,16 +101,12 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
     return {n: v.detach() for n, v in (*model.named_parameters(), *model.named_buffers())}
 
 
-def _read_again(model: nn.Module, folder: Path) -> nn.Module | str:
-    """What transformers reads of the model that it writes, or why it does not."""
-    try:
-        model = model.float()
-        model.config.dtype = torch.float32
-        model.save_pretrained(folder)
-        return _load(folder).train()
-    except Exception as error:
-        reason = str(error).splitlines()[0].replace(str(folder.parent), "")[:100]
-        return f"transformers does not save and read this small one itself: {reason}"
+def _read_again(model: nn.Module, folder: Path) -> nn.Module:
+    """What transformers reads of the model that it writes."""
+    model = model.float()
+    model.config.dtype = torch.float32
+    model.save_pretrained(folder)
+    return _load(folder).train()
 
 
 def _load(folder: Path) -> nn.Module:
