@@ -16,6 +16,7 @@ from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .files.weights import blank_model, fill, save_model
+from .memory.cpu_allocator import large_blocks_apart
 from .memory.recomputing import apply_activations, heed_switch
 from .models.architecture import candidates
 from .models.causal_loss import apply_loss
@@ -154,7 +155,8 @@ def load_model(
     Raises:
         UserError: there is no such model, its files are broken, or the plan does not fit it.
     """
-    model, files = blank_model(source, config, dtype, from_scratch, task)
-    parallelize(model, plan, mesh)
-    fill(model, files, seed, device)
+    with large_blocks_apart(mesh.device_type):
+        model, files = blank_model(source, config, dtype, from_scratch, task)
+        parallelize(model, plan, mesh)
+        fill(model, files, seed, device)
     return model

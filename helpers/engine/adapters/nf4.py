@@ -21,6 +21,7 @@ from ..errors import UserError, need
 from ..files import random_weights, weights
 from ..files.blank import give_memory
 from ..files.weight_files import WeightFiles
+from ..memory.cpu_allocator import large_blocks_apart
 from .linear_layers import is_transposed, linear_paths
 
 BLOCK, NESTED_BLOCK = 64, 256  # weights that share a magnitude; magnitudes that share one
@@ -59,8 +60,9 @@ def load_quantized(
         UserError: bitsandbytes is missing, or there is no such model, or its files are broken.
     """
     need("bitsandbytes", "qlora")
-    model, files = weights.blank_model(source, config, dtype, from_scratch, task)
-    fill_quantized(model, files, seed, device)
+    with large_blocks_apart(torch.device(device).type):
+        model, files = weights.blank_model(source, config, dtype, from_scratch, task)
+        fill_quantized(model, files, seed, device)
     return model.eval()
 
 
@@ -181,18 +183,22 @@ def _replace(model: nn.Module, path: str, rows: Rows, stored: torch.Size, like: 
 def quantize(rows: Rows, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Any]:
     """NF4 codes [out * in / 2, 1] and bitsandbytes' state of a matrix [out, in] given by rows."""
     bnb = need("bitsandbytes", "qlora")
-    codes, magnitudes = [], []
+    elements = shape[0] * shape[1]
+    # each filled piece by piece: joined from pieces it would stand twice
+    codes = torch.empty(-(-elements // 2), 1, dtype=torch.uint8, device=like.device)
+    magnitudes = torch.empty(-(-elements // BLOCK), device=like.device)
     for begin, end in _windows(*shape):
         window = rows(begin, end).to(like).contiguous()
         code, state = bnb.functional.quantize_4bit(window, blocksize=BLOCK, quant_type="nf4")
-        codes.append(code)
-        magnitudes.append(state.absmax)
-    joined = torch.cat(magnitudes)
-    offset = joined.mean()
-    nested, outer = bnb.functional.quantize_blockwise(joined - offset, blocksize=NESTED_BLOCK)
+        first = begin * shape[1]
+        codes[first // 2 :][: len(code)] = code
+        magnitudes[first // BLOCK :][: len(state.absmax)] = state.absmax
+    offset = magnitudes.mean()
+    centred = magnitudes - offset
+    nested, outer = bnb.functional.quantize_blockwise(centred, blocksize=NESTED_BLOCK)
     state.absmax, state.shape, state.offset, state.state2 = nested, torch.Size(shape), offset, outer
     state.nested = True
-    return torch.cat(codes), state
+    return codes, state
 
 
 def _whole(rows: Rows, like: Tensor, shape: torch.Size) -> Tensor:

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UserError, need
 from ..files import weights
+from ..memory.cpu_allocator import large_blocks_apart
 from ..parallelize import parallelize
 from ..plan import ParallelPlan
 from .linear_layers import places_of
@@ -99,21 +100,22 @@ def load_adapted(
     """
     how.check(plan)
     dtype = plan.low_dtype(mesh.device_type) or torch.float32
-    model, files = weights.blank_model(source, config, dtype, from_scratch, task)
-    places = places_of(model)  # before it is cut into stages
+    with large_blocks_apart(mesh.device_type):
+        model, files = weights.blank_model(source, config, dtype, from_scratch, task)
+        places = places_of(model)  # before it is cut into stages
 
-    def fill(model: nn.Module) -> None:
-        _unfold(model)
-        (fill_quantized if how.quantize else weights.fill)(model, files, seed, device)
-        model.tied_over_ranks = None  # frozen at both ends of a pipeline
-        if how.adapters is not None:
-            load_adapters(model, how.adapters, places)
-        else:
-            new = {"seed": seed, "source": source, "places": places}
-            add_adapters(model, how.rank, how.alpha, how.dropout, **new)
-        fuse(model)
+        def fill(model: nn.Module) -> None:
+            _unfold(model)
+            (fill_quantized if how.quantize else weights.fill)(model, files, seed, device)
+            model.tied_over_ranks = None  # frozen at both ends of a pipeline
+            if how.adapters is not None:
+                load_adapters(model, how.adapters, places)
+            else:
+                new = {"seed": seed, "source": source, "places": places}
+                add_adapters(model, how.rank, how.alpha, how.dropout, **new)
+            fuse(model)
 
-    return parallelize(model, plan, mesh, fill)
+        return parallelize(model, plan, mesh, fill)
 
 
 def _unfold(model: nn.Module) -> None:

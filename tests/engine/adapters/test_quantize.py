@@ -222,8 +222,7 @@ def large(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.alone  # its peak is larger where others have the cores
-def test_loading_holds_the_four_bits_and_at_most_two_layers(tmp_path: Path) -> None:
+def test_loading_holds_the_four_bits_and_at_most_half_a_layer(tmp_path: Path) -> None:
     assert large(tmp_path / "large") > 1.5e9
     saved("neox", tmp_path / "small")
     done = subprocess.run(
@@ -234,4 +233,4 @@ def test_loading_holds_the_four_bits_and_at_most_two_layers(tmp_path: Path) -> N
     peak, held = json.loads(done.stdout.splitlines()[-1])
     assert held < 0.25 * 1.5e9 + 2 * 2 * 32_000 * 1536  # 4 bits, and two bf16 tables of words
     print(f"peak {peak / 1e6:.0f} MB, held {held / 1e6:.0f} MB, layer {LAYER_BYTES / 1e6:.0f} MB")
-    assert held < peak < held + 2 * LAYER_BYTES
+    assert held < peak < held + LAYER_BYTES / 2  # 17 to 18 MB more were seen
