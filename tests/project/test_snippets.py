@@ -200,6 +200,7 @@ def test_from_copied_helpers(tmp_path):
     plan_and_compare(sys.executable, tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a wheel is built from what git knows")
 def test_from_the_wheel(python_with_wheel, tmp_path):

@@ -42,10 +42,10 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
 @pytest.mark.parametrize(
     ("name", "family", "peers"),
     [
-        ("tp", "gptj", "engine-tp,dtensor"),
+        pytest.param("tp", "gptj", "engine-tp,dtensor", marks=pytest.mark.exhaustive),
         pytest.param("tp", "neox", "engine-sp,tp-plan", marks=pytest.mark.exhaustive),
         ("fsdp", "neox", "engine-zero3,fully-shard"),
-        ("pipeline", "gptj", "1f1b-8-gloo,torch-1f1b-8"),
+        pytest.param("pipeline", "gptj", "1f1b-8-gloo,torch-1f1b-8", marks=pytest.mark.exhaustive),
         pytest.param("fsdp", "neox", "ddp", marks=pytest.mark.exhaustive),
         pytest.param("qlora", "falcon", "engine-one", marks=pytest.mark.exhaustive),
         pytest.param("bf16", "neox", "one-autocast,bf16-tp", marks=pytest.mark.exhaustive),
@@ -64,6 +64,7 @@ def test_peers_take_the_same_steps(tmp_path, name, family, peers):
     assert found["versions"]["torch"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_is_counted_and_predicted(tmp_path):
     found, _ = measured(tmp_path, "memory", "--peers", "engine-zero3,engine-tp-full")

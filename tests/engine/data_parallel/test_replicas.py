@@ -11,6 +11,7 @@ from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
+from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
 
 HSDP = {"dp_replicate": 2, "dp_shard": 2}
@@ -25,8 +26,8 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("family", ("gptj", "gpt2"))  # a head of its own, and a tied one
+# a head of its own, and a tied one
+@pytest.mark.parametrize(("family", "name"), each(("gptj", "gpt2"), PLANS))
 def test_it_equals_one_process(family: str, name: str) -> None:
     plan = ParallelPlan(**HSDP, **PLANS[name])
     pool(plan.world_size).run(parity.check, family, plan, torch.float64, 3, 4)

@@ -18,7 +18,7 @@ from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
-from tests.support.matrix import product
+from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
 
 PLANS = {
@@ -94,14 +94,14 @@ def test_files_are_checked_in_beside_the_training(tmp_path: Path) -> None:
         assert found == ["step-00000001"]
 
 
-@pytest.mark.parametrize("background", (False, True), ids=("at-once", "background"))
-@pytest.mark.parametrize("name", ("one", "tp2", "zero1", "tp2-zero3", "hsdp", "pp2"))
-def test_the_same_plan_goes_on_to_the_last_digit(
-    name: str, background: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "when"),
+    each(("one", "tp2", "zero1", "tp2-zero3", "hsdp", "pp2"), ("at-once", "background")),
+)
+def test_the_same_plan_goes_on_to_the_last_digit(name: str, when: str, tmp_path: Path) -> None:
     plan = PLANS[name]
     ranks = pool(plan.world_size)
-    expected = ranks.run(run_and_save, "gptj", plan, tmp_path, background)
+    expected = ranks.run(run_and_save, "gptj", plan, tmp_path, when == "background")
     assert ranks.run(resume, "gptj", plan, tmp_path) == expected
 
 
@@ -122,7 +122,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize(
-    ("family", "change"), product(("gpt2", "falcon-mqa", "llama", "neox"), CHANGES)
+    ("family", "change"), each(("gpt2", "falcon-mqa", "llama", "neox"), CHANGES)
 )
 def test_another_plan_goes_on_alike(family: str, change: str, tmp_path: Path) -> None:
     first, then = (PLANS[name] for name in change.split(" to "))

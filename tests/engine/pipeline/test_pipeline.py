@@ -5,7 +5,7 @@ import torch
 
 from helpers.engine.plan import ParallelPlan
 from tests.support import parity
-from tests.support.matrix import product
+from tests.support.matrix import each
 from tests.support.ranks import pool
 
 FAMILIES = ("gptj", "gpt2", "neox", "falcon-new", "llama", "gemma3", "opt", "bert-mlm")
@@ -26,7 +26,7 @@ def layers_of(layout: dict, schedule: str) -> int:
     return 8 if layout["pp"] == 4 and schedule == "interleaved" else 4
 
 
-@pytest.mark.parametrize(("family", "schedule", "layout"), product(FAMILIES, SCHEDULES, LAYOUTS))
+@pytest.mark.parametrize(("family", "schedule", "layout"), each(FAMILIES, SCHEDULES, LAYOUTS))
 def test_a_pipeline_equals_one_process(family: str, schedule: str, layout: str) -> None:
     plan = ParallelPlan(**LAYOUTS[layout], schedule=schedule, microbatches=4)
     layers = layers_of(LAYOUTS[layout], schedule)
@@ -61,7 +61,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize(("family", "layout"), product(("gpt2", "falcon-alibi"), MORE))
+@pytest.mark.parametrize(("family", "layout"), each(("gpt2", "falcon-alibi"), MORE))
 def test_what_else_a_pipeline_goes_with(family: str, layout: str) -> None:
     plan = ParallelPlan(**{"microbatches": 4} | MORE[layout])
     pool(plan.world_size).run(parity.check, family, plan, torch.float64, 3, 4)

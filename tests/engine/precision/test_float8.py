@@ -31,6 +31,7 @@ from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import dry_run
 from tests.support import parity, tiny
+from tests.support.matrix import each, part
 from tests.support.ranks import mesh_of, pool
 
 # the largest relative error of a rounding, and the largest of what is too small for it, as a share
@@ -189,8 +190,7 @@ def train(family: str, plan: ParallelPlan, dtype: torch.dtype, steps: int = 3):
     return found, whole
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", ("neox", "llama"))
+@pytest.mark.parametrize(("family", "layout"), each(("neox", "llama"), LAYOUTS))
 def test_every_layout_rounds_as_one_process(family: str, layout: str) -> None:
     """In float64, where no order of sums comes near the middle between two numbers of 8 bits."""
     plan = ParallelPlan(**LAYOUTS[layout], precision="fp8")
@@ -407,7 +407,7 @@ def test_a_gpu_without_such_products_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", ({}, {"tp": 2}))
+@pytest.mark.parametrize("fields", part([{}], [{"tp": 2}]))
 def test_compiled_blocks_round_alike(fields: dict) -> None:
     expected, _ = pool(1).run(train, "neox", ParallelPlan(precision="fp8"), torch.float32, 1)[0]
     plan = ParallelPlan(precision="fp8", compile=True, **fields)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.matrix import part
+
 ROOT = Path(__file__).resolve().parents[3]
 RUN = {"nproc": 2, "model": "gptj-tiny", "tp": 2, "steps": 5, "seq_len": 32, "batch_size": 4}
 LAUNCH = """
@@ -53,7 +55,7 @@ def installed(tmp_path: Path) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "script"), [("copied", "helpers.train"), ("installed", "scripts/train.py")]
+    ("place", "script"), part([("copied", "helpers.train")], [("installed", "scripts/train.py")])
 )
 def test_the_training_is_launched_and_its_command_repeats_it(place, script, request):
     place = request.getfixturevalue(place)

@@ -97,6 +97,7 @@ def test_nothing_is_left_when_what_keeps_the_nodes_is_killed(tmp_path, mark):
     assert marked(mark) == []
 
 
+@pytest.mark.exhaustive  # notebook 8 does it
 @pytest.mark.slow
 def test_a_killed_agent_is_started_again_and_the_losses_are_the_same(tmp_path, mark):
     """That of node 0, which has rank 0 and what the ranks meet at."""

@@ -17,6 +17,7 @@ from helpers.lab.launch import launch as launch_module
 from helpers.lab.launch.launch import launch
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.failure_report import RunFailed
+from tests.support.matrix import part
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,7 +57,7 @@ def quiet(ranks: Ranks) -> bool:
     return wait_for(lambda: not forked(ranks), 3)
 
 
-@pytest.mark.parametrize("layout", [{}, {"nproc": 2, "tp": 2}, {"nproc": 2, "dp_shard": 2}])
+@pytest.mark.parametrize("layout", part([{"nproc": 2, "tp": 2}], [{}, {"nproc": 2, "dp_shard": 2}]))
 def test_a_warm_run_is_the_cold_one_to_the_last_digit(tmp_path, ranks, layout):
     cold = launch("scripts/train.py", out=tmp_path / "cold", show=False, **TRAINING, **layout)
     for name in ("first", "second"):
@@ -166,7 +167,7 @@ launch.launch({fault!r}, nproc=2, out={out!r}, ranks=ranks, fault="deaf", show=F
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", part([signal.SIGKILL], [signal.SIGINT]))
 def test_a_kernel_that_ends_leaves_nothing(tmp_path, number):
     code = KERNEL.format(fault=FAULT, out=str(tmp_path / "run"))
     kernel = subprocess.Popen(

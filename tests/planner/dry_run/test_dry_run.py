@@ -29,7 +29,7 @@ from helpers.planner.search.search import search_plans
 from helpers.planner.shape.families import model_shape
 from helpers.planner.time.overlapped_messages import rank_messages
 from tests.support import tiny
-from tests.support.matrix import product
+from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
 from tests.support.scripts import script
 
@@ -48,9 +48,6 @@ PLANS = {
     "pp=2, tp=2": {"pp": 2, "tp": 2, "schedule": "zero-bubble", "precision": "bf16"},
 }
 FAMILIES = ("gptj", "gpt2", "neox", "falcon-new", "llama")
-CASES = [("gptj", name) for name in PLANS]
-CASES += [(family, "sequence parallel") for family in FAMILIES[1:]]
-CASES += [("gpt2", "pp=2, tp=2"), ("neox", "ZeRO-1"), ("falcon-new", "ZeRO-3"), ("llama", "HSDP")]
 
 
 def real(family, plan):
@@ -64,7 +61,7 @@ def real(family, plan):
     return found.states, found.messages
 
 
-@pytest.mark.parametrize(("family", "name"), CASES)
+@pytest.mark.parametrize(("family", "name"), each(FAMILIES, PLANS))
 def test_it_is_what_real_ranks_do(family, name):
     """Exactly: the bytes of states; the number of messages of each axis and kind, and the bytes of
     each."""
@@ -207,7 +204,7 @@ def published(name, layers=4):
     return config
 
 
-@pytest.mark.parametrize(("name", "layout"), product(PUBLISHED, LAYOUTS))
+@pytest.mark.parametrize(("name", "layout"), each(PUBLISHED, LAYOUTS))
 def test_the_formulas_are_what_the_engine_does(name, layout):
     """States, activations and the fullest moment within 3 %. Bytes that are sent, by axis and kind,
     within the padding of an odd vocabulary."""
@@ -236,7 +233,7 @@ def in_flight_bytes(job, rank):
     )
 
 
-@pytest.mark.parametrize(("name", "layout"), product(PUBLISHED, MORE_LAYOUTS))
+@pytest.mark.parametrize(("name", "layout"), each(PUBLISHED, MORE_LAYOUTS))
 def test_the_fullest_moment_is_the_engines(name, layout):
     plan, config = ParallelPlan(**MORE_LAYOUTS[layout]), published(name)
     batch = 4 * plan.dp * plan.pp

@@ -29,12 +29,12 @@ from tests.planner.dry_run.test_dry_run import (
 )
 from tests.planner.shapes import GPTJ_6B
 from tests.support.count_blocks import as_on_a_gpu
-from tests.support.matrix import product
+from tests.support.matrix import each
 
 POLICIES = ("none", "selective", "full")
 
 
-@pytest.mark.parametrize(("name", "activation"), product(PUBLISHED, POLICIES))
+@pytest.mark.parametrize(("name", "activation"), each(PUBLISHED, POLICIES))
 def test_what_is_kept_is_what_the_engine_keeps(name, activation):
     """Within 0.2 %: 8 bits of what goes into products, and what only the last block keeps."""
     config = published(name)
@@ -47,7 +47,7 @@ def test_what_is_kept_is_what_the_engine_keeps(name, activation):
     assert kept == pytest.approx(dry.largest["activations"], rel=0.002)
 
 
-@pytest.mark.parametrize(("name", "layout"), product(PUBLISHED, LAYOUTS | MORE_LAYOUTS))
+@pytest.mark.parametrize(("name", "layout"), each(PUBLISHED, LAYOUTS | MORE_LAYOUTS))
 def test_the_fullest_moment_is_the_engines(name, layout):
     """Within 5 %; and messages of the tensor axis, with those of scales, within 1 %."""
     config = published(name)
