@@ -218,6 +218,7 @@ def test_the_pipeline_by_hand_is_right_and_its_mistakes_are_not(tmp_path, warm):
     assert caught.value.rank == 1
 
 
+@pytest.mark.exhaustive  # notebook 5 runs it, too
 @pytest.mark.slow
 def test_the_rungs_are_measured_on_the_same_batches(tmp_path):
     size = {"layers": 2, "hidden": 32, "heads": 2, "batch_size": 8, "seq_len": 16, "steps": 2}
@@ -253,6 +254,7 @@ def test_the_ladder_refuses_in_one_line(ranks, flags, words, tmp_path):
     assert scripts.refusal(*flags, **options).startswith(words)
 
 
+@pytest.mark.exhaustive  # notebook 9 runs it, too
 @pytest.mark.slow
 def test_ways_to_share_a_sequence_keep_what_the_dry_run_says(tmp_path):
     size = {"layers": 1, "hidden": 32, "heads": 4, "lengths": [64, 96], "steps": 2}
@@ -267,6 +269,7 @@ def test_ways_to_share_a_sequence_keep_what_the_dry_run_says(tmp_path):
             assert one["activation_bytes"] == dry.largest["activations"], (way, length)
 
 
+@pytest.mark.exhaustive  # notebook 9 runs it, too
 @pytest.mark.slow
 def test_wrong_ways_to_cut_a_sequence_train_and_differ(tmp_path):
     size = {"seq_len": 256, "batch_size": 8, "steps": 5}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/measure/gpu/acceptance.py"
-QUICK = ("layouts",)
-OTHERS = ("machine", "two-ranks", "train", "speed", "compile", "qlora", "profile", "notebook")
+QUICK = ("machine",)
+OTHERS = ("layouts", "two-ranks", "train", "speed", "compile", "qlora", "profile", "notebook")
 
 
 def accept(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, list[dict]]:

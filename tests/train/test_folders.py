@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from tests.support import scripts, tiny
+from tests.support.matrix import part
 
 LIKE_LLAMA = {
     "vocab_size": 2048,
@@ -37,12 +38,14 @@ def losses(out: Path) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fields"),
-    [
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
-        ("mistral", {"sliding_window": 8}),
-        ("gemma2", {"head_dim": 8, "sliding_window": 8}),
-        ("opt", {"word_embed_proj_dim": 32, "ffn_dim": 48, "dropout": 0.0}),
-    ],
+    part(
+        [("gemma2", {"head_dim": 8, "sliding_window": 8})],
+        [
+            ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+            ("mistral", {"sliding_window": 8}),
+            ("opt", {"word_embed_proj_dim": 32, "ffn_dim": 48, "dropout": 0.0}),
+        ],
+    ),
 )
 def test_a_model_without_a_record_trains_alike_in_every_layout(
     tmp_path: Path, kind: str, fields: dict

@@ -84,6 +84,7 @@ def test_warm_ranks(tmp_path):
     assert found == {"127.0.0.1"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_nodes(tmp_path):
     with looked_at(tmp_path) as found:

@@ -73,6 +73,7 @@ def test_they_meet_over_a_link_and_their_output_is_one(tmp_path, mark, capfd):
     assert "$ torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d" in capfd.readouterr().out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_first_failing_rank_is_quoted_whatever_its_node(tmp_path, mark):
     words = r"^rank 1 failed: ValueError: boom of rank 1\n"

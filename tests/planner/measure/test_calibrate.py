@@ -33,14 +33,19 @@ def measuring(tmp_path_factory):
 
 @pytest.fixture
 def measured(measuring):
-    return measuring[:3]
+    return measuring[:2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 @pytest.mark.slow
-def test_it_takes_less_than_a_minute_and_is_read_again_as_it_was_saved(measured):
-    cluster, path, took_s = measured
-    assert took_s < 60
+def test_it_takes_less_than_a_minute(measuring):
+    assert measuring[2] < 60
+
+
+@pytest.mark.slow
+def test_it_is_read_again_as_it_was_saved(measured):
+    cluster, path = measured
     assert load_cluster(path) == cluster
     saved = json.loads(path.read_text("utf-8"))
     assert saved["torch"] == torch.__version__
@@ -60,7 +65,7 @@ def test_its_ranks_listen_on_loopback_alone(measuring):
 
 @pytest.mark.slow
 def test_a_file_of_before_attention_was_measured_is_read(measured, tmp_path):
-    cluster, path, _ = measured
+    cluster, path = measured
     saved = json.loads(path.read_text("utf-8"))
     saved["cluster"]["attention_flops"] = None
     del saved["cluster"]["unit_s"]
@@ -88,7 +93,7 @@ def test_one_gpu_is_measured_by_one_rank(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_rates_are_of_this_world(measured):
     """A core does 1 to 1,000 GFLOP/s and moves 0.1 to 1,000 GB/s; so do links."""
-    cluster, _, _ = measured
+    cluster, _ = measured
     assert cluster.devices == 2
     assert 1e9 < cluster.rate("fp32") < 1e12 or torch.cuda.is_available()
     assert 1e8 < cluster.memory_bytes_per_s < 1e12 or torch.cuda.is_available()
@@ -104,7 +109,7 @@ def test_the_rate_is_the_one_that_a_product_reaches_here(measured):
     """Within a factor of four, whatever else the machine is doing."""
     if torch.cuda.is_available():
         pytest.skip("the ranks measured GPUs")
-    cluster, _, _ = measured
+    cluster, _ = measured
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     a = torch.randn(384, 384)
@@ -115,7 +120,7 @@ def test_the_rate_is_the_one_that_a_product_reaches_here(measured):
 
 @pytest.mark.slow
 def test_steps_are_predicted_with_it(measured):
-    cluster, _, _ = measured
+    cluster, _ = measured
     shape = gpt(64, 4, 4, vocab=500, positions=64)
     one = step_time(make_job(shape, ParallelPlan(), 8, 64), cluster)
     two = step_time(make_job(shape, ParallelPlan(tp=2), 8, 64), cluster)

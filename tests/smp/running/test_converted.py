@@ -114,6 +114,7 @@ def test_the_tensor_script(model, rows, tmp_path, warm):
     assert losses(again)[0] < wanted[0] - CLOSE  # of the same first batch, by a trained model
 
 
+@pytest.mark.exhaustive  # notebook 10 runs it, too
 def test_the_pipeline_script(model, rows, tmp_path, warm):
     """Its job's configuration, over two stages; the step that it forgot is put in."""
     job = (PUBLISHED / "gptj_pipeline_job.py").read_text("utf-8")
@@ -142,6 +143,7 @@ def test_the_pipeline_script(model, rows, tmp_path, warm):
     assert differ(losses(run), trained(model, tmp_path / "wanted", warm, **plan)) < CLOSE
 
 
+@pytest.mark.exhaustive
 def test_data_ranks_that_share_the_optimizer_s_state(model, rows, tmp_path, warm):
     """The same script over two data ranks, each with half of the rows of every step."""
     text = (PUBLISHED / "gptj_tensor.py").read_text("utf-8")
