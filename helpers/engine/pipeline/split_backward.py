@@ -95,7 +95,8 @@ class _Linear(torch.autograd.Function):
         of_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
         of_weight = None
         if ctx.needs_input_grad[1]:
-            pending = Pending(ctx.name, x.flatten(0, -2), grad, ctx.transposed, weight.shape)
+            x = x.detach().flatten(0, -2)  # or it would hold the graph that it came from
+            pending = Pending(ctx.name, x, grad, ctx.transposed, weight.shape)
             if ctx.later.now is None:
                 of_weight = pending.compute()
             else:

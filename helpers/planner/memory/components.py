@@ -85,6 +85,12 @@ def gathered_bytes(job: Job, blocks: int) -> float:
     return blocks * job.block_parameters * job.element_bytes if _sharded(job) else 0.0
 
 
+def lowered_bytes(job: Job, blocks: int) -> float:
+    """This rank's part of them in the arithmetic's precision, which it sends and of which it holds
+    float32: until all are gathered."""
+    return gathered_bytes(job, blocks) / job.plan.shards if job.element_bytes < 4 else 0.0
+
+
 def sent_bytes(job: Job, rank: int, blocks: int) -> float:
     """Gradients of blocks that ZeRO-3 has sent and whose sums are not there yet."""
     if not _sharded(job) or in_halves(job, rank):

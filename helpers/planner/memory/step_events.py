@@ -16,6 +16,7 @@ from helpers.planner.memory.components import (
     last_bytes,
     late_matrix_bytes,
     loss_work_bytes,
+    lowered_bytes,
     reduced_bytes,
     root_bytes,
     sent_bytes,
@@ -161,13 +162,15 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
     # fully_shard gathers the unit before, at a stage's first one another stage's
     if not later and _gathers_another(now):
         later = [blocks]
+    sending = lowered_bytes(job, later[0]) if later else 0.0
     # no forward has gathered what is in no block
     buffer = root_bytes(job, rank) if now.turn.again and not done else 0.0
     events = [
         hold("transients", buffer),
         hold("transients", 2 * gathered),  # a buffer, and the parameters that are copied out of it
         free("transients", buffer + gathered),
-        hold("transients", gathered_bytes(job, later[0]) if later else 0.0),
+        hold("transients", sending + (gathered_bytes(job, later[0]) if later else 0.0)),
+        free("transients", sending),
         hold("transients", working),
         free("transients", working),
         free("activations", min(kept_bytes(job, blocks), now.activations)),
