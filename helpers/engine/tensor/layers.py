@@ -71,8 +71,16 @@ def _flat(bias: Tensor | None) -> Tensor | None:
 
 
 def shared_kv_linear(self: nn.Linear, x: Tensor) -> Tensor:
-    """Whole on every rank, of which each uses the rows of its heads: [.., in] to [.., rows]."""
-    return linear(self, x, _own_rows(self, self.weight), _own_rows(self, self.bias))
+    """Whole on every rank, of which each uses the rows of its heads: [.., in] to [.., rows]. Each
+    run of rows has a product of its own, for a copy of all would wait for the backward; in 8 bits
+    the copy is what waits, and one is rounded sooner than two."""
+    if getattr(self, "float8", None) is not None:
+        return linear(self, x, _own_rows(self, self.weight), _own_rows(self, self.bias))
+    biases = [None] * len(self.rows) if self.bias is None else [self.bias[r] for r in self.rows]
+    return torch.cat(
+        [linear(self, x, self.weight[r], bias) for r, bias in zip(self.rows, biases, strict=True)],
+        -1,
+    )
 
 
 def gathered_linear(self: nn.Linear, x: Tensor) -> Tensor:

@@ -85,10 +85,10 @@ def gathered_bytes(job: Job, blocks: int) -> float:
     return blocks * job.block_parameters * job.element_bytes if _sharded(job) else 0.0
 
 
-def lowered_bytes(job: Job, blocks: int) -> float:
-    """This rank's part of them in the arithmetic's precision, which it sends and of which it holds
-    float32: until all are gathered."""
-    return gathered_bytes(job, blocks) / job.plan.shards if job.element_bytes < 4 else 0.0
+def lowered_bytes(job: Job, gathered: float) -> float:
+    """This rank's part of what is gathered, in the arithmetic's precision: it is sent, and what the
+    rank holds is float32."""
+    return gathered / job.plan.shards if job.element_bytes < 4 else 0.0
 
 
 def sent_bytes(job: Job, rank: int, blocks: int) -> float:
@@ -110,15 +110,16 @@ def stage_ends(job: Job, rank: int, stage: int) -> int:
 
 def left_over_bytes(job: Job, rank: int, stage: int) -> float:
     """The gradients that ZeRO-3 sent last in a backward of a stage, of what is in no block:
-    fully_shard holds them until it sends others, in the next, or sees blocks of the rank that had
+    fully_shard holds them until it sends others, in the next, or sees a part of the rank that had
     none to send: another stage's."""
     others = sum(job.layers[other] for other in job.stages_of(rank) if other != stage)
-    if not _sharded(job) or others:
+    ends = stage_ends(job, rank, stage)
+    if not _sharded(job) or others or 0 == ends < job.end_parameters(rank):
         return 0.0
     # in halves a block's gradients are summed apart
     of_block = 0 if in_halves(job, rank) else job.block_parameters * largest_unit(job, rank)
     at_first = job.begin_parameters(rank) if stage == 0 < len(job.layers) - 1 else 0
-    return job.sum_bytes * (at_first or stage_ends(job, rank, stage) or of_block)
+    return job.sum_bytes * (at_first or ends or of_block)
 
 
 def waiting_head_bytes(job: Job, rank: int) -> float:

@@ -16,6 +16,7 @@ from helpers.planner.memory.activations import (
 )
 from helpers.planner.memory.components import (
     end_bytes,
+    gathered_bytes,
     left_over_bytes,
     root_bytes,
     stage_ends,
@@ -39,6 +40,8 @@ class Moment(NamedTuple):
     units: blocks of each unit of the stage, in the order of its backward: what is gathered
         together, and recomputed together.
     sends: are messages of gradients sent in it?
+    gathers: bytes of another backward's unit that is gathered in it: with its first unit where the
+        rank has a part of the model that is in no block, or else with its last.
     """
 
     job: Job
@@ -54,6 +57,12 @@ class Moment(NamedTuple):
     taken: float
     units: list[int]
     sends: bool
+    gathers: float
+
+    @property
+    def rooted(self) -> bool:
+        """Has the rank a part of the model that is in no block?"""
+        return bool(self.job.end_parameters(self.rank))
 
     @property
     def last(self) -> bool:
@@ -70,21 +79,23 @@ class Moment(NamedTuple):
 class Sizes(NamedTuple):
     """Bytes of one of the rank's stages: what a micro-batch keeps whole; what of it waits for the
     gradients of weights; gradients of its blocks, and of what is in none; what its backward leaves
-    behind."""
+    behind; its last unit of blocks, gathered."""
 
     whole: float
     halved: float
     summed: float
     ended: float
     left_over: float
+    unit: float
 
 
 class Begun(NamedTuple):
-    """What a turn finds, in bytes: activations, and gradients; and most that it can come to, were
-    its own gradients all that comes."""
+    """What a turn finds, in bytes: activations, gradients, and what is gathered ahead; and most
+    that it can come to, were its own gradients all that comes."""
 
     activations: float
     before: float
+    ahead: float
     held: float
     most: float
 
@@ -111,11 +122,12 @@ def moments(job: Job, rank: int, gradients: float) -> Iterator[Moment]:
             activations=begun.activations + stays,
             others=0.0 if alone and own else begun.activations + stays - own,
             ends=end * max(0, turn.whole[-1] - 1),
-            always=always + turn.messages * message,
+            always=always + turn.messages * message + begun.ahead,
             left_over=sizes[turn.previous].left_over if turn.previous >= 0 else 0.0,
             taken=message if turn.takes else 0.0,
             units=units_of(job, job.layers[turn.stage]),
             sends=sends,
+            gathers=sizes[turn.gathers].unit if turn.gathers >= 0 else 0.0,
         )
 
 
@@ -149,11 +161,12 @@ def _begun(turn: Turn, sizes: list[Sizes], message: float) -> Begun:
     ):
         activations += whole * size.whole + halved * size.halved
         before += summed * size.summed + ended * size.ended
-    held = activations + before + turn.messages * message
+    ahead = sum(size.unit for waits, size in zip(turn.ahead, sizes) if waits) if turn.ahead else 0.0
+    held = activations + before + ahead + turn.messages * message
     if turn.previous >= 0:
         held += sizes[turn.previous].left_over
     own = sizes[turn.place]
-    return Begun(activations, before, held, held + own.summed + own.ended)
+    return Begun(activations, before, ahead, held, held + own.summed + own.ended)
 
 
 def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
@@ -164,6 +177,9 @@ def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
         summed=each * blocks * job.block_parameters,
         ended=each * stage_ends(job, rank, stage),
         left_over=left_over_bytes(job, rank, stage),
+        unit=gathered_bytes(job, units_of(job, blocks)[0])
+        if blocks and job.plan.zero == 3
+        else 0.0,
     )
 
 

@@ -100,9 +100,23 @@ def _backward(now: Moment) -> Iterator[Stretch]:
             activations=left if done else now.activations,
             logits=now.ends + head,
             # at first it is the gradient of the first unit's result, which that works with
-            transients=now.always + sent + made.on_the_way + (now.taken if done else 0.0),
+            transients=now.always + sent + made.on_the_way + (_there(now) if done else 0.0),
         )
         yield start, _unit_events(now, done, sent)
+
+
+def _there(now: Moment) -> float:
+    """Beside all units but the first: the gradient that came, and what that one gathered."""
+    return now.taken + (now.gathers if now.rooted else 0.0)
+
+
+def _coming(now: Moment, done: int) -> float:
+    """What fully_shard gathers beside a unit: the one before it, and with one of them perhaps
+    another stage's."""
+    later = now.units[done + 1 :]
+    coming = gathered_bytes(now.job, later[0]) if later else 0.0
+    gathers = not done if now.rooted else not later
+    return coming + (now.gathers if gathers else 0.0)
 
 
 def _turning_points(now: Moment) -> list[int]:
@@ -155,22 +169,22 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         sent: bytes that were sent before and are freed when its own gradients are sent.
     """
     job, rank = now.job, now.rank
-    blocks, *later = now.units[done:]
+    blocks = now.units[done]
     gathered, working = gathered_bytes(job, blocks), working_bytes(job, rank, blocks)
     if now.sends and not done:  # later two messages are on their way already
         working += first_sent_bytes(job, now.turn.stage, _made(now, 0))
-    # fully_shard gathers the unit before, at a stage's first one another stage's
-    if not later and _gathers_another(now):
-        later = [blocks]
-    sending = lowered_bytes(job, later[0]) if later else 0.0
-    # no forward has gathered what is in no block
-    buffer = root_bytes(job, rank) if now.turn.again and not done else 0.0
+    coming = _coming(now, done)
+    sending = lowered_bytes(job, coming) if coming else 0.0
+    # no forward has gathered what is in no block: it comes after the unit, but for the loss
+    root = root_bytes(job, rank) if now.turn.again and not done and not now.last else 0.0
     events = [
-        hold("transients", buffer),
+        free("transients", root),
         hold("transients", 2 * gathered),  # a buffer, and the parameters that are copied out of it
-        free("transients", buffer + gathered),
-        hold("transients", sending + (gathered_bytes(job, later[0]) if later else 0.0)),
+        free("transients", gathered),
+        hold("transients", coming + sending),
         free("transients", sending),
+        hold("transients", 2 * root),
+        free("transients", root),
         hold("transients", working),
         free("transients", working),
         free("activations", min(kept_bytes(job, blocks), now.activations)),
@@ -190,16 +204,6 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         free("transients", sent + gathered + gradients),
         hold("transients", reduced_bytes(job, blocks)),
     ]
-
-
-def _gathers_another(now: Moment) -> bool:
-    """Does the backward of a stage's first unit gather one of another stage of the rank?"""
-    job, turn = now.job, now.turn
-    if job.plan.schedule != "interleaved":
-        return len(turn.whole) > 1
-    # those of its first stage come before all others, where there is but one group of them
-    alone = turn.place == 0 and job.microbatches <= job.plan.pp
-    return now.rank < job.plan.pp - 1 and not alone
 
 
 def _gradient_events(now: Moment, done: int) -> list[Event]:

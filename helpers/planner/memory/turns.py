@@ -9,6 +9,7 @@ from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
 
+from helpers.engine.memory.recomputing import group_size
 from helpers.engine.pipeline.runner import AHEAD
 from helpers.engine.pipeline.schedules import (
     BACKWARD,
@@ -36,6 +37,8 @@ class Turn(NamedTuple):
     takes: does it begin with a gradient that a stage sent?
     previous: the place of the backward before it, -1 for the first.
     again: has there been no forward since? fresh: has there been one alone?
+    ahead: of the rank's other stages, does the last unit of blocks wait, which ZeRO-3 has gathered?
+    gathers: the place of the stage whose last unit it gathers so, or -1.
     """
 
     stage: int
@@ -50,12 +53,15 @@ class Turn(NamedTuple):
     previous: int
     again: bool
     fresh: bool
+    ahead: tuple[bool, ...]
+    gathers: int
 
 
 def turns(job: Job, rank: int) -> tuple[Turn, ...]:
     """Of pipeline rank `rank`. Of those of one stage that find the same gradients, only the ones
     with most in flight."""
-    return _turns(_order_of(job, rank), job.rank_of)
+    rooted = bool(job.end_parameters(rank))
+    return _turns(_order_of(job, rank), job.rank_of, _gathering(job, rank, rooted), rooted)
 
 
 def leading_forwards(job: Job, rank: int) -> int:
@@ -90,12 +96,24 @@ def in_halves(job: Job, rank: int) -> bool:
     return job.plan.splits_backward and (rank > 0 or job.plan.schedule != "zero-bubble")
 
 
+def _gathering(job: Job, rank: int, rooted: bool) -> tuple[bool, ...]:
+    """Of each stage, has it several units of blocks? Nothing where none is gathered ahead."""
+    stages = job.stages_of(rank)
+    if job.plan.zero != 3 or (rooted and len(stages) == 1):
+        return ()
+    size = group_size(job.plan.activation)
+    return tuple(job.layers[stage] > size for stage in stages)
+
+
 @lru_cache(maxsize=4096)
-def _turns(order: OrderOf, rank_of: tuple[int, ...]) -> tuple[Turn, ...]:
+def _turns(
+    order: OrderOf, rank_of: tuple[int, ...], several: tuple[bool, ...], rooted: bool
+) -> tuple[Turn, ...]:
     alike: dict[tuple, list[Turn]] = {}
-    for turn in dict.fromkeys(_walk(rank_actions(*order), rank_of, order.rank)):
+    gathered = _Ahead(several, rooted)
+    for turn in dict.fromkeys(_walk(rank_actions(*order), rank_of, order.rank, gathered)):
         others = alike.setdefault(
-            (turn.place, turn.kind, turn.summed, turn.ended, turn.previous), []
+            (turn.place, turn.kind, turn.summed, turn.ended, turn.previous, turn.gathers), []
         )
         if not any(_holds(other, turn) for other in others):
             others[:] = [other for other in others if not _holds(turn, other)] + [turn]
@@ -104,13 +122,56 @@ def _turns(order: OrderOf, rank_of: tuple[int, ...]) -> tuple[Turn, ...]:
 
 def _holds(one: Turn, other: Turn) -> bool:
     """Does one hold all that the other does?"""
-    mine = (*one.whole, *one.halved, one.messages, one.again, one.fresh)
-    return all(
-        map(ge, mine, (*other.whole, *other.halved, other.messages, other.again, other.fresh))
-    )
+    return all(map(ge, _held_by(one), _held_by(other)))
 
 
-def _walk(actions: Actions, rank_of: tuple[int, ...], rank: int) -> Iterator[Turn]:
+def _held_by(turn: Turn) -> tuple[int, ...]:
+    return *turn.whole, *turn.halved, turn.messages, turn.again, turn.fresh, *turn.ahead
+
+
+class _Ahead:
+    """What fully_shard gathers ahead in the backwards of a rank: what was used before, in the order
+    of the forwards. With a stage's first unit of blocks that is the last one of the forward before,
+    whatever stage that was of. Where the rank has a part of the model that is in no block, every
+    forward ends with that part: it comes before a first unit, and is there; and with it comes the
+    last unit of the latest forward.
+
+    Args:
+        several: of each stage, has it several units? Of none where nothing is gathered so.
+        rooted: has the rank such a part?
+
+    Attributes:
+        waiting: of each stage, was its last unit gathered so, and waits?
+    """
+
+    def __init__(self, several: tuple[bool, ...], rooted: bool) -> None:
+        self.several, self.rooted = several, rooted
+        self.waiting = [False] * len(several)
+        self.forwards: list[int] = []  # the places of their stages
+        self.own: list[list[int]] = [[] for _ in several]  # which of them were a stage's
+
+    def forward(self, place: int) -> None:
+        self.own[place].append(len(self.forwards))
+        self.forwards.append(place)
+
+    def backward(self, place: int) -> int:
+        """The place of the stage that is gathered, or -1. Of two forwards that wait, the latest
+        counts, whichever is on its way back."""
+        before = self.forwards.pop() if self.rooted else self._before(place)
+        held = before == place and (self.rooted or not self.several[place])
+        if before < 0 or held or self.waiting[before]:
+            return -1
+        self.waiting[before] = True
+        return before
+
+    def _before(self, place: int) -> int:
+        number = self.own[place].pop()
+        return self.forwards[number - 1] if number else -1
+
+
+def _walk(
+    actions: Actions, rank_of: tuple[int, ...], rank: int, gathered: _Ahead
+) -> Iterator[Turn]:
     """Every backward, in the rank's order."""
     owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
     places = {stage: i for i, stage in enumerate(owned)}
@@ -122,10 +183,15 @@ def _walk(actions: Actions, rank_of: tuple[int, ...], rank: int) -> Iterator[Tur
     own = [passed_by[action.kind, action.stage] for action in actions]
     waiting = sent = 0  # messages to itself; is one to another rank still there?
     previous, forwards = -1, 0  # since then
+    several = gathered.several
     for index, (kind, stage, _) in enumerate(actions):
         place, passed = places[stage], own[index]
         waiting -= passed.from_itself
         coming = [later.from_other for later in own[index + 1 : index + 1 + AHEAD]]
+        if kind != WEIGHT and several:
+            gathered.waiting[place] = False  # it computes with it
+        ahead = tuple(gathered.waiting)
+        gathers = gathered.backward(place) if kind in (BACKWARD, INPUT) and several else -1
         if kind != FORWARD or (forwards == 0 <= previous):
             yield Turn(
                 stage,
@@ -140,6 +206,8 @@ def _walk(actions: Actions, rank_of: tuple[int, ...], rank: int) -> Iterator[Tur
                 previous=previous,
                 again=forwards == 0,
                 fresh=forwards == 1,
+                ahead=ahead,
+                gathers=gathers,
             )
         waiting, sent = waiting + passed.to_itself, sent or passed.to_other
         more_whole, more_halved = CHANGE[kind]
@@ -149,6 +217,8 @@ def _walk(actions: Actions, rank_of: tuple[int, ...], rank: int) -> Iterator[Tur
         summed[place] |= kind not in (FORWARD, INPUT)
         if kind == FORWARD:
             forwards += 1
+            if several:
+                gathered.forward(place)
         elif kind != WEIGHT:
             previous, forwards = place, 0
 

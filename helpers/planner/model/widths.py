@@ -1,6 +1,7 @@
 """How wide the tensors of a block are, as numbers of elements for each token."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from operator import add
 
 from helpers.planner.shape.shape import Shape
 
@@ -26,8 +27,7 @@ class Widths:
 
     def __add__(self, other: "Widths") -> "Widths":
         """Both."""
-        names = (field.name for field in fields(self))
-        return Widths(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return Widths(*map(add, vars(self).values(), vars(other).values()))
 
     def on(self, shape: Shape, tp: int, sequence_parallel: bool, seq_len: int) -> float:
         """Elements of one token and one block on one tensor rank."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
@@ -41,3 +42,26 @@ def first_loss_as_transformers(tp: int) -> None:
 @pytest.mark.parametrize("tp", (1, 2))
 def test_step_0_loss_is_transformers_own(tp: int) -> None:
     pool(tp).run(first_loss_as_transformers, tp)
+
+
+def waiting_copies() -> None:
+    """Of the weight of queries, keys and values, whose one head of keys both ranks use."""
+    config = transformers.FalconConfig(
+        vocab_size=64, hidden_size=64, num_attention_heads=8, num_hidden_layers=1, num_kv_heads=1,
+        ffn_hidden_size=48, new_decoder_architecture=True,
+    )  # fmt: skip
+    plan = ParallelPlan(tp=2)
+    model = parallelize(transformers.FalconForCausalLM(config), plan, mesh_of(plan))
+    ids, labels = tiny.batch(0)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        model(input_ids=ids % 64, labels=labels % 64)
+    layer = model.transformer.h[0].self_attention.query_key_value
+    own = sum(rows.stop - rows.start for rows in layer.rows)
+    shapes = {tuple(sorted(x.shape)) for x in saved}
+    assert (layer.rows[0].stop - layer.rows[0].start, 64) in shapes
+    assert (own, 64) not in shapes
+
+
+def test_no_copy_of_shared_rows_waits_for_the_backward() -> None:
+    pool(2).run(waiting_copies)
