@@ -9,7 +9,6 @@ from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
 
-from helpers.engine.memory.recomputing import group_size
 from helpers.engine.pipeline.runner import AHEAD
 from helpers.engine.pipeline.schedules import (
     BACKWARD,
@@ -19,6 +18,7 @@ from helpers.engine.pipeline.schedules import (
     Actions,
     rank_actions,
 )
+from helpers.planner.memory.gathered_ahead import GatheredAhead, several_units
 from helpers.planner.model.training_job import Job
 
 CHANGE = {FORWARD: (1, 0), BACKWARD: (-1, 0), INPUT: (-1, 1), WEIGHT: (0, -1)}  # whole, halved
@@ -61,7 +61,7 @@ def turns(job: Job, rank: int) -> tuple[Turn, ...]:
     """Of pipeline rank `rank`. Of those of one stage that find the same gradients, only the ones
     with most in flight."""
     rooted = bool(job.end_parameters(rank))
-    return _turns(_order_of(job, rank), job.rank_of, _gathering(job, rank, rooted), rooted)
+    return _turns(_order_of(job, rank), job.rank_of, several_units(job, rank, rooted), rooted)
 
 
 def leading_forwards(job: Job, rank: int) -> int:
@@ -96,21 +96,12 @@ def in_halves(job: Job, rank: int) -> bool:
     return job.plan.splits_backward and (rank > 0 or job.plan.schedule != "zero-bubble")
 
 
-def _gathering(job: Job, rank: int, rooted: bool) -> tuple[bool, ...]:
-    """Of each stage, has it several units of blocks? Nothing where none is gathered ahead."""
-    stages = job.stages_of(rank)
-    if job.plan.zero != 3 or (rooted and len(stages) == 1):
-        return ()
-    size = group_size(job.plan.activation)
-    return tuple(job.layers[stage] > size for stage in stages)
-
-
 @lru_cache(maxsize=4096)
 def _turns(
     order: OrderOf, rank_of: tuple[int, ...], several: tuple[bool, ...], rooted: bool
 ) -> tuple[Turn, ...]:
     alike: dict[tuple, list[Turn]] = {}
-    gathered = _Ahead(several, rooted)
+    gathered = GatheredAhead(several, rooted)
     for turn in dict.fromkeys(_walk(rank_actions(*order), rank_of, order.rank, gathered)):
         others = alike.setdefault(
             (turn.place, turn.kind, turn.summed, turn.ended, turn.previous, turn.gathers), []
@@ -129,48 +120,8 @@ def _held_by(turn: Turn) -> tuple[int, ...]:
     return *turn.whole, *turn.halved, turn.messages, turn.again, turn.fresh, *turn.ahead
 
 
-class _Ahead:
-    """What fully_shard gathers ahead in the backwards of a rank: what was used before, in the order
-    of the forwards. With a stage's first unit of blocks that is the last one of the forward before,
-    whatever stage that was of. Where the rank has a part of the model that is in no block, every
-    forward ends with that part: it comes before a first unit, and is there; and with it comes the
-    last unit of the latest forward.
-
-    Args:
-        several: of each stage, has it several units? Of none where nothing is gathered so.
-        rooted: has the rank such a part?
-
-    Attributes:
-        waiting: of each stage, was its last unit gathered so, and waits?
-    """
-
-    def __init__(self, several: tuple[bool, ...], rooted: bool) -> None:
-        self.several, self.rooted = several, rooted
-        self.waiting = [False] * len(several)
-        self.forwards: list[int] = []  # the places of their stages
-        self.own: list[list[int]] = [[] for _ in several]  # which of them were a stage's
-
-    def forward(self, place: int) -> None:
-        self.own[place].append(len(self.forwards))
-        self.forwards.append(place)
-
-    def backward(self, place: int) -> int:
-        """The place of the stage that is gathered, or -1. Of two forwards that wait, the latest
-        counts, whichever is on its way back."""
-        before = self.forwards.pop() if self.rooted else self._before(place)
-        held = before == place and (self.rooted or not self.several[place])
-        if before < 0 or held or self.waiting[before]:
-            return -1
-        self.waiting[before] = True
-        return before
-
-    def _before(self, place: int) -> int:
-        number = self.own[place].pop()
-        return self.forwards[number - 1] if number else -1
-
-
 def _walk(
-    actions: Actions, rank_of: tuple[int, ...], rank: int, gathered: _Ahead
+    actions: Actions, rank_of: tuple[int, ...], rank: int, gathered: GatheredAhead
 ) -> Iterator[Turn]:
     """Every backward, in the rank's order."""
     owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
