@@ -43,13 +43,13 @@ def test_flags_of_the_training_script_in_documents_exist():
     shown = [line for path in DOCUMENTS for line in commands(path) if "scripts/train.py" in line]
     if not shown:
         pytest.skip("no document shows it yet")
-    help_text = subprocess.run(
+    helped = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "train.py"), "--help"],
         capture_output=True,
         text=True,
-        check=True,
-    ).stdout
-    known = set(re.findall(r"--[a-z][\w-]*", help_text))
+    )
+    assert helped.returncode == 0, helped.stderr
+    known = set(re.findall(r"--[a-z][\w-]*", helped.stdout))
     used = {flag for line in shown for flag in re.findall(r"--[a-z][\w-]*", after_script(line))}
     assert used - known == set()
 

@@ -17,14 +17,14 @@ VOCABULARIES = {"published": 50257, "padded": 50304}
 
 
 def machine(report: Report) -> None:
-    size, tokens = (256, 128) if report.tiny else (8192, 2048)
+    size, tokens, width = (256, 32, 64) if report.tiny else (8192, 2048, 1024)
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         a = torch.randn(size, size, device=DEVICE, dtype=dtype)
         report.figure(f"product, {name}, TFLOP/s", 2 * size**3 / seconds(lambda a=a: a @ a) / 1e12)
     for name, columns in VOCABULARIES.items():
-        hidden = torch.randn(tokens, 1024, device=DEVICE, dtype=torch.bfloat16)
-        head = torch.randn(columns, 1024, device=DEVICE, dtype=torch.bfloat16)
+        hidden = torch.randn(tokens, width, device=DEVICE, dtype=torch.bfloat16)
+        head = torch.randn(columns, width, device=DEVICE, dtype=torch.bfloat16)
         gradient = torch.randn(tokens, columns, device=DEVICE, dtype=torch.bfloat16)
         report.figure(
             f"head of {columns} columns ({name}), ms", 1e3 * head_s(hidden, head, gradient)
