@@ -14,7 +14,7 @@ ready.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import mean, median
@@ -194,7 +194,7 @@ def needs(action: Action, last: int) -> list[tuple[str, int, int]]:
 
 def _run(schedule: Schedule, times: Times) -> tuple[tuple[Span, ...], ...]:
     """Walk the ranks' lists until all are at their end."""
-    seconds, link_s = action_seconds(schedule, times)
+    seconds, links = action_seconds(schedule, times)
     last = schedule.stages - 1
     done: dict[tuple[str, int, int], float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.ranks]
@@ -206,7 +206,7 @@ def _run(schedule: Schedule, times: Times) -> tuple[tuple[Span, ...], ...]:
                 needed = needs(action, last)
                 if not all(map(done.__contains__, needed)):
                     break
-                arrived = [done[need] + link_s(need[1], action.stage) for need in needed]
+                arrived = [done[need] + links[need[1], action.stage] for need in needed]
                 free_s = spans[rank][-1].end_s if spans[rank] else 0.0
                 start_s = max([free_s, *arrived])
                 end_s = start_s + seconds[action.kind][action.stage]
@@ -233,8 +233,8 @@ def _check_end(
 
 def action_seconds(
     schedule: Schedule, times: Times
-) -> tuple[dict[str, Sequence[float]], Callable[[int, int], float]]:
-    """Seconds by kind and stage, and seconds from one stage to its neighbour."""
+) -> tuple[dict[str, Sequence[float]], dict[tuple[int, int], float]]:
+    """Seconds by kind and stage, and seconds from one stage to itself or its neighbour."""
     stages, owner = schedule.stages, schedule.rank_of
     seconds = {
         FORWARD: _each("forward_s", times.forward_s, stages),
@@ -244,12 +244,11 @@ def action_seconds(
     both = [i + w for i, w in zip(seconds[INPUT], seconds[WEIGHT])]
     given = times.backward_s
     seconds[BACKWARD] = both if given is None else _each("backward_s", given, stages)
-    links = _each("link_s", times.link_s, stages - 1)
-
-    def link_s(one: int, other: int) -> float:
-        return 0.0 if owner[one] == owner[other] else links[min(one, other)]
-
-    return seconds, link_s
+    links = {(stage, stage): 0.0 for stage in range(stages)}
+    for stage, link_s in enumerate(_each("link_s", times.link_s, stages - 1)):
+        there = 0.0 if owner[stage] == owner[stage + 1] else link_s
+        links[stage, stage + 1] = links[stage + 1, stage] = there
+    return seconds, links
 
 
 def _each(name: str, given: PerStage, count: int) -> list[float]:

@@ -41,13 +41,22 @@ class GatheredAhead:
         self.forwards: list[int] = []  # the places of their stages
         self.own: list[list[int]] = [[] for _ in several]  # which of them were a stage's
 
+    def uses(self, place: int) -> None:
+        """A stage computes with its blocks."""
+        if self.several:
+            self.waiting[place] = False
+
     def forward(self, place: int) -> None:
+        if not self.several:
+            return
         self.own[place].append(len(self.forwards))
         self.forwards.append(place)
 
     def backward(self, place: int) -> int:
         """The place of the stage that is gathered, or -1. Of two forwards that wait, the latest
         counts, whichever is on its way back."""
+        if not self.several:
+            return -1
         before = self.forwards.pop() if self.rooted else self._before(place)
         held = before == place and (self.rooted or not self.several[place])
         if before < 0 or held or self.waiting[before]:

@@ -161,7 +161,7 @@ def _begun(turn: Turn, sizes: list[Sizes], message: float) -> Begun:
     ):
         activations += whole * size.whole + halved * size.halved
         before += summed * size.summed + ended * size.ended
-    ahead = sum(size.unit for waits, size in zip(turn.ahead, sizes) if waits) if turn.ahead else 0.0
+    ahead = sum(size.unit for waits, size in zip(turn.ahead, sizes) if waits)
     held = activations + before + ahead + turn.messages * message
     if turn.previous >= 0:
         held += sizes[turn.previous].left_over
@@ -177,9 +177,7 @@ def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
         summed=each * blocks * job.block_parameters,
         ended=each * stage_ends(job, rank, stage),
         left_over=left_over_bytes(job, rank, stage),
-        unit=gathered_bytes(job, units_of(job, blocks)[0])
-        if blocks and job.plan.zero == 3
-        else 0.0,
+        unit=gathered_bytes(job, sum(units_of(job, blocks)[:1])),
     )
 
 

@@ -174,7 +174,7 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
     if now.sends and not done:  # later two messages are on their way already
         working += first_sent_bytes(job, now.turn.stage, _made(now, 0))
     coming = _coming(now, done)
-    sending = lowered_bytes(job, coming) if coming else 0.0
+    sending = lowered_bytes(job, coming)
     # no forward has gathered what is in no block: it comes after the unit, but for the loss
     root = root_bytes(job, rank) if now.turn.again and not done and not now.last else 0.0
     events = [

@@ -134,15 +134,14 @@ def _walk(
     own = [passed_by[action.kind, action.stage] for action in actions]
     waiting = sent = 0  # messages to itself; is one to another rank still there?
     previous, forwards = -1, 0  # since then
-    several = gathered.several
     for index, (kind, stage, _) in enumerate(actions):
         place, passed = places[stage], own[index]
         waiting -= passed.from_itself
         coming = [later.from_other for later in own[index + 1 : index + 1 + AHEAD]]
-        if kind != WEIGHT and several:
-            gathered.waiting[place] = False  # it computes with it
+        if kind != WEIGHT:
+            gathered.uses(place)
         ahead = tuple(gathered.waiting)
-        gathers = gathered.backward(place) if kind in (BACKWARD, INPUT) and several else -1
+        gathers = gathered.backward(place) if kind in (BACKWARD, INPUT) else -1
         if kind != FORWARD or (forwards == 0 <= previous):
             yield Turn(
                 stage,
@@ -168,8 +167,7 @@ def _walk(
         summed[place] |= kind not in (FORWARD, INPUT)
         if kind == FORWARD:
             forwards += 1
-            if several:
-                gathered.forward(place)
+            gathered.forward(place)
         elif kind != WEIGHT:
             previous, forwards = place, 0
 

@@ -55,7 +55,7 @@ class SharedStep:
 
     def __init__(self, schedule: Schedule, times: Times, cores: float) -> None:
         self.schedule, self.cores = schedule, cores
-        self.seconds, self.link_s = action_seconds(schedule, times)
+        self.seconds, self.links = action_seconds(schedule, times)
         self.spans: list[list[Span]] = [[] for _ in schedule.ranks]
         self.running: dict[int, Running] = {}
         self.ended_s: dict[tuple[str, int, int], float] = {}
@@ -105,7 +105,7 @@ class SharedStep:
     def arrival_s(self, action: Action) -> float:
         """When all that an action needs is there; never, while something is not done."""
         arrivals = (
-            self.ended_s.get(need, math.inf) + self.link_s(need[1], action.stage)
+            self.ended_s.get(need, math.inf) + self.links[need[1], action.stage]
             for need in needs(action, self.schedule.stages - 1)
         )
         return max(arrivals, default=0.0)

@@ -14,15 +14,8 @@ from helpers.planner.dry_run.dry_run import dry_run
 from helpers.planner.memory.gathered_ahead import GatheredAhead, several_units
 from helpers.planner.memory.turns import _walk
 from helpers.planner.model.training_job import make_job
+from tests.planner.dry_run.test_every_rank import SCHEDULES
 from tests.support.matrix import each
-
-SCHEDULES = {
-    "1f1b": {"schedule": "1f1b"},
-    "gpipe": {"schedule": "gpipe"},
-    "zero-bubble": {"schedule": "zero-bubble"},
-    "interleaved": {"schedule": "interleaved", "virtual_stages": 2},
-    "zero-bubble-v": {"schedule": "zero-bubble-v"},
-}
 
 
 @pytest.mark.parametrize(("schedule", "blocks"), each(SCHEDULES, ("1", "2")))
@@ -31,8 +24,9 @@ def test_it_is_what_fully_shard_gathers(schedule, blocks, monkeypatch):
     stages = 6 if schedule in ("interleaved", "zero-bubble-v") else 3
     layers, partition = int(blocks) * stages, ",".join([blocks] * stages)
     plan = ParallelPlan(
-        dp_shard=2, pp=3, microbatches=6, partition=partition, **SCHEDULES[schedule]
-    )
+        dp_shard=2, pp=3, microbatches=6, partition=partition, schedule=schedule,
+        virtual_stages=2 if schedule == "interleaved" else 0,
+    )  # fmt: skip
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_attention_heads=4,
         num_hidden_layers=layers,
