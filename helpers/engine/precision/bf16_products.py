@@ -35,8 +35,13 @@ def products(plan: ParallelPlan, device: torch.device) -> AbstractContextManager
 
     Compiled blocks keep torch's own products: a graph is not made under such a mode.
     """
-    slow = plan.precision == "bf16" and device.type == "cpu" and not has_bf16_products()
-    return WideProducts() if slow and not plan.compile else nullcontext()
+    widens = plan.precision == "bf16" and device.type == "cpu" and not plan.compile
+    return products_of_processor() if widens else nullcontext()
+
+
+def products_of_processor() -> AbstractContextManager:
+    """What widens bf16 products, on a processor that has none."""
+    return nullcontext() if has_bf16_products() else WideProducts()
 
 
 def has_bf16_products() -> bool:

@@ -6,6 +6,7 @@ a key-value head            where ranks outnumber heads, several use one
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from . import layers
 from .boundary import Boundary
 from .layers import bind
 from .shards import local
+
+MESSAGE_BYTES = 25 * 2**20  # more is not sent sooner together, and would be copied beside itself
 
 
 def inside(path: str, module: str) -> bool:
@@ -60,34 +63,38 @@ def mark_inside(
 ) -> None:
     """What of a split sublayer every rank holds whole, as norms of single heads, sees the part of
     the gradient that comes from this rank's heads. A norm of a split width is split, too."""
-    widths = _split_widths(model, family, block)
+    widths = split_widths(model.config, family, block)
     for sublayer in sublayers:
         for path, module in block.get_submodule(sublayer).named_modules(prefix=sublayer):
             names = [name for name, _ in module.named_parameters(recurse=False)]
             if path in family.split_layers or not names:
                 continue
-            width = module.weight.shape if names == ["weight"] else ()
-            if len(width) == 1 and width[0] in widths:
-                _split_norm(module, boundary, widths[width[0]])
+            if splits_norm(module, widths):
+                layer = block.get_submodule(widths[len(module.weight)])
+                _split_norm(module, boundary, getattr(layer, "rows", None))
                 if not hasattr(module, "rows"):
                     continue
             model.partial_gradients |= {f"{prefix}.{path}.{name}" for name in names}
 
 
-def _split_widths(
-    model: nn.Module, family: Family, block: nn.Module
-) -> dict[int, list[slice] | None]:
-    """Widths inside the boundary of which a rank has a part, and where ranks outnumber the heads of
-    keys the rows of it. Norms of single heads are as wide as a head, and whole."""
+def split_widths(config: Any, family: Family, block: nn.Module) -> dict[int, str]:
+    """Widths inside the boundary of which a rank has a part, and the layer whose rows they are.
+    Norms of single heads are as wide as a head, and whole."""
     paths = [path for path in (*family.shared_kv, *family.column) if has(block, path)]
     layers = {path: block.get_submodule(path) for path in paths}
-    groups = kv_heads(text_config(model.config)) if family.shared_kv else 1
+    groups = kv_heads(text_config(config)) if family.shared_kv else 1
     heads = {layers[path].out_features // groups for path in family.shared_kv if path in layers}
     return {
-        layer.out_features: getattr(layer, "rows", None)
-        for layer in layers.values()
+        layer.out_features: path
+        for path, layer in layers.items()
         if isinstance(layer, nn.Linear) and layer.out_features not in heads
     }
+
+
+def splits_norm(module: nn.Module, widths: dict[int, str]) -> bool:
+    """Is it a norm, without a shift, of one of these widths?"""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    return names == ["weight"] and module.weight.dim() == 1 and len(module.weight) in widths
 
 
 def _split_norm(norm: nn.Module, boundary: Boundary, rows: list[slice] | None) -> None:
@@ -106,21 +113,36 @@ def mark(model: nn.Module, prefix: str, module: nn.Module) -> None:
 def sum_partial_gradients(
     model: nn.Module, gradients: dict[str, Tensor], group: ProcessGroup | None
 ) -> None:
-    """Sum over tp, in one message, the gradients of which each rank has one term."""
+    """Sum over tp, in place, the gradients of which each rank has one term: in messages of up to
+    MESSAGE_BYTES, or of a single one that is larger."""
     names = sorted(model.partial_gradients & gradients.keys())
-    if group is None or group.size() == 1 or not names:
+    if group is None or group.size() == 1:
         return
-    flat = torch.cat([gradients[name].flatten() for name in names])
+    few: list[Tensor] = []
+    for gradient in map(gradients.__getitem__, names):
+        if few and sum(one.nbytes for one in few) + gradient.nbytes > MESSAGE_BYTES:
+            _sum_together(few, group)
+            few = []
+        few.append(gradient)
+    if few:
+        _sum_together(few, group)
+
+
+def _sum_together(gradients: list[Tensor], group: ProcessGroup) -> None:
+    if len(gradients) == 1 and gradients[0].is_contiguous():
+        all_reduce(gradients[0], group)
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     all_reduce(flat, group)
-    sizes = [gradients[name].numel() for name in names]
-    for name, piece in zip(names, flat.split(sizes), strict=True):
-        gradients[name] = piece.view_as(gradients[name])
+    pieces = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, piece in zip(gradients, pieces, strict=True):
+        gradient.copy_(piece.view_as(gradient))
 
 
 def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
     """The gradients of a model that no data ranks share, whole and in the shapes of files."""
     parameters = {n: p for n, p in model.named_parameters() if p.grad is not None}
-    gradients = {name: local(p.grad) for name, p in parameters.items()}
+    gradients = {name: local(p.grad).clone() for name, p in parameters.items()}
     sum_partial_gradients(model, gradients, model.boundary.group)
     return {
         name: _whole(gradient, parameters[name]).reshape(

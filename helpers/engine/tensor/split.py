@@ -114,7 +114,7 @@ def split_block(
         _share_rows(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
-    here = [path for path in family.sublayers if _has_split(block, family, path)]
+    here = [path for path in family.sublayers if has_split(block, family, path)]
     if any(inside(family.attention, path) for path in here):
         find(block, family.attention, family).boundary = boundary
         _count_own_heads(model, block.get_submodule(family.attention), family, boundary.size)
@@ -136,7 +136,7 @@ def _present(block: nn.Module, family: Family, paths: Iterable[str]) -> list[str
     return [path for path in paths if family.recorded or has(block, path)]
 
 
-def _has_split(block: nn.Module, family: Family, sublayer: str) -> bool:
+def has_split(block: nn.Module, family: Family, sublayer: str) -> bool:
     """Is there a split layer that this of the sublayers is the nearest one around?"""
     for path in () if family.recorded else family.split_layers:
         around = [one for one in family.sublayers if inside(path, one)]

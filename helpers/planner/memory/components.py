@@ -3,6 +3,7 @@ model, what is gathered or on its way, what a block's backward works with. step_
 of them stand beside each other.
 """
 
+from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
 from helpers.planner.memory.activations import bytes_of, kept_bytes, largest_unit
 from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
 from helpers.planner.memory.turns import in_halves
@@ -229,11 +230,19 @@ def added_table_bytes(job: Job, rank: int) -> float:
     return (3 if twice else 1) * job.element_bytes * job.begin_parameters(rank)
 
 
-def swapped_bytes(job: Job) -> float:
+def swapped_bytes(job: Job, rank: int) -> float:
     """The gradient of a matrix that is embedding and head, from the rank of the other end."""
-    if not job.shape.tied or job.rank_of[0] == job.rank_of[-1]:
+    ends = job.rank_of[0], job.rank_of[-1]
+    if not job.shape.tied or rank not in ends or ends[0] == ends[1]:
         return 0.0
     return job.sum_bytes * _head(job) / (job.plan.shards if job.plan.zero else 1)
+
+
+def shared_message_bytes(job: Job, rank: int) -> float:
+    """Gradients of which each tensor rank has one term, copied into the largest message that sums
+    several."""
+    whole = job.shared_parameters(rank) * job.sum_bytes / job.plan.shards
+    return min(whole, MESSAGE_BYTES) if job.plan.tp > 1 else 0.0
 
 
 def _positions(job: Job, rank: int) -> int:

@@ -20,6 +20,7 @@ from helpers.planner.memory.components import (
     reduced_bytes,
     root_bytes,
     sent_bytes,
+    shared_message_bytes,
     stage_message_bytes,
     swapped_bytes,
     table_work_bytes,
@@ -302,11 +303,11 @@ def _last_message(now: Moment) -> Stretch:
 
 
 def _end(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
-    """All gradients are there; a matrix that is embedding and head has one on two ranks, which they
-    swap."""
+    """All gradients are there; those that tensor ranks share are summed, and a matrix that is
+    embedding and head has one on two ranks, which they swap."""
     sent = stage_message_bytes(job) if job.plan.pp > 1 else 0.0
-    if rank in (job.rank_of[0], job.rank_of[-1]):
-        yield Held(gradients=gradients), [hold("transients", swapped_bytes(job))]
+    beside = max(shared_message_bytes(job, rank), swapped_bytes(job, rank))
+    yield Held(gradients=gradients), [hold("transients", beside)]
     if in_halves(job, rank):
         yield Held(gradients=gradients), [hold("transients", sent_last_bytes(job, rank))]
     last = last_message_bytes(job, rank, gradients)

@@ -6,6 +6,7 @@ job.tokens, job.layers, job.parameters_of(rank=0)
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 from helpers.engine.context.balance import shares_of_work
@@ -32,6 +33,8 @@ from helpers.planner.shape.parameters import (
     block_parameters,
     elements,
     end_parameters,
+    held_by_all,
+    outside_parameters,
 )
 from helpers.planner.shape.shape import Shape
 
@@ -201,6 +204,20 @@ class Job:
     def begin_parameters(self, rank: int) -> int:
         """Parameters of the embeddings on a pipeline rank."""
         return self._end_parameters[True, False] if self.rank_of[0] == rank else 0
+
+    def shared_parameters(self, rank: int) -> int:
+        """Parameters that every tensor rank holds whole, of whose gradient each has a part: norms
+        of a split sequence, or of an input that several norms read; the layers of key-value heads
+        that are fewer than ranks.
+
+        Source: arXiv 2205.05198, section 4.2.2, for the norms.
+        """
+        plan, shape = self.plan, self.shape
+        several = shape.reductions == 1 and shape.norms > 1
+        block = outside_parameters(shape) if plan.sequence_parallel or several else 0
+        block += sum(prod(one.sizes) for one in held_by_all(shape, plan.tp))
+        last = plan.sequence_parallel and self.rank_of[-1] == rank
+        return self.layers_of(rank) * block + (shape.final_norm if last else 0)
 
     @property
     def vocab_rows(self) -> int:

@@ -17,7 +17,9 @@ from torch import nn
 from helpers.engine.errors import UserError, need
 from helpers.engine.models.architecture import family_of, text_config
 from helpers.engine.models.families import Family, kv_heads
-from helpers.planner.shape.parameters import INNER, KV, Held
+from helpers.engine.tensor.partial_gradients import inside, split_widths, splits_norm
+from helpers.engine.tensor.split import CONV1D, LINEAR, has_split
+from helpers.planner.shape.parameters import INNER, KV, OUTSIDE, Held
 from helpers.planner.shape.shape import Linear, Shape
 
 MOST_APART = 0.05  # of all blocks' parameters, that one kind of block may be off
@@ -59,6 +61,7 @@ def shape_of(model: nn.Module) -> Shape:
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     groups = kv_heads(config)
     norms = [m for m in block.children() if _is_norm(m)]
+    last = model.get_submodule(family.norm) if family.norm else nn.Identity()
     begin, end, tied = _ends(model, family)
     return Shape(
         family=config.model_type,
@@ -71,11 +74,11 @@ def shape_of(model: nn.Module) -> Shape:
         positions=0,
         block=_products(block, config, hidden, heads * head_dim, 2 * groups * head_dim),
         block_norm=len(norms) * hidden,
-        final_norm=hidden,
+        final_norm=sum(parameter.numel() for parameter in last.parameters()),
         reductions=1 if family.parallel_residual(model.config) else 2,
         tied=tied,
         longest=getattr(config, "max_position_embeddings", None) or 0,
-        held=tuple(_held(block, family)),
+        held=tuple(_held(block, family, model.config)),
         begin=begin,
         end=end,
     )
@@ -97,37 +100,53 @@ def _one_for_all(blocks: list[nn.Module], model_type: str) -> nn.Module:
     return blocks[sizes.index(largest)]
 
 
-def _held(block: nn.Module, family: Family) -> Iterator[Held]:
+def _held(block: nn.Module, family: Family, config: Any) -> Iterator[Held]:
     """A block's parameters, as tensor/split.py of the engine cuts them."""
-    split = (*family.column, *family.shared_kv, *family.row)
+    widths = split_widths(config, family, block)
+    here = [sublayer for sublayer in family.sublayers if has_split(block, family, sublayer)]
     for path, parameter in block.named_parameters():
-        module, _, name = path.rpartition(".")
+        owner, _, name = path.rpartition(".")
         sizes = tuple(parameter.shape)
-        if module in family.shared_kv:
-            yield Held(sizes, 0, KV)
-        elif module in family.column:
-            yield Held(sizes, 0)
-        elif module in family.row:
-            yield Held(sizes, 1 if name == "weight" else None)
-        elif module not in split and path.split(".")[0] in family.sublayers:
-            yield Held(sizes, None, INNER)
+        if owner in family.split_layers:
+            yield _of_layer(block.get_submodule(owner), owner, name, family)
+        elif not any(inside(owner, sublayer) for sublayer in here):
+            yield Held(sizes, None, OUTSIDE)
+        elif splits_norm(block.get_submodule(owner), widths):
+            yield Held(sizes, 0, KV if widths[sizes[0]] in family.shared_kv else "")
         else:
-            yield Held(sizes)
+            yield Held(sizes, None, INNER)
+
+
+def _of_layer(layer: nn.Module, path: str, name: str, family: Family) -> Held:
+    sizes = getattr(layer, name).shape
+    if path in family.shared_kv:
+        return Held(tuple(sizes), 0, KV)
+    if path in family.gathered:
+        return Held(tuple(sizes), 0)
+    kind = next(kind for kind in LINEAR if path in getattr(family, kind))
+    linear = isinstance(layer, nn.Linear)
+    if kind == "packed":  # is held with a dimension for its parts
+        dim, parts = 0 if linear else -1, family.packed[path]
+        sizes = getattr(layer, name).unflatten(dim, (parts, -1)).shape
+    _, cuts = (LINEAR if linear else CONV1D)[kind]
+    return Held(tuple(sizes), cuts.get(name))
 
 
 def _ends(model: nn.Module, family: Family) -> tuple[tuple[Held, ...], tuple[Held, ...], bool]:
-    """What is before the blocks, its table first, what is after them, and whether they share it."""
+    """What is before the blocks, its table first, what is after them, and whether they share it; as
+    tensor/ends.py of the engine cuts it."""
     embedding = model.get_submodule(family.embedding).weight
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is embedding
-    begin, end = [Held(tuple(embedding.shape), 0)], []
-    last = (family.norm, family.head)
+    cut = None if family.whole_logits else 0
+    of_head = set() if head is None else set(head.parameters())
+    begin, end = [Held(tuple(embedding.shape), cut)], []
+    after = [path for path in (family.norm, family.head, family.top) if path]
     for path, parameter in model.named_parameters():
         if path.startswith(f"{family.blocks}.") or parameter is embedding:
             continue
-        module, sizes = path.rpartition(".")[0], tuple(parameter.shape)
-        cut = 0 if module == family.head else None
-        (end if module in last else begin).append(Held(sizes, cut))
+        held = Held(tuple(parameter.shape), cut if parameter in of_head else None)
+        (end if any(inside(path, one) for one in after) else begin).append(held)
     if tied:
         end.append(begin[0])
     return tuple(begin), tuple(end), tied

@@ -15,7 +15,7 @@ from helpers.planner.shape.shape import Linear, Shape
 
 # families that keep a matrix as [inputs, outputs], query, key and value as thirds of its columns
 CONV1D = ("gpt2",)
-KV, INNER = "kv", "inner"  # roles of Held
+KV, INNER, OUTSIDE = "kv", "inner", "outside"  # roles of Held
 FUSED = ("gpt_neox", "falcon")  # that keep query, key and value as rows of one matrix
 
 
@@ -24,7 +24,8 @@ class Held(NamedTuple):
 
     cut: the dimension that tensor parallelism splits; None where every rank holds it whole.
     role: `kv` of keys and values, which are split by whole heads; `inner` of what no rule splits
-        inside of a split sublayer, as norms of single heads.
+        inside of a split sublayer, as norms of single heads; `outside` of what lies in none of
+        these, as norms between them.
     """
 
     sizes: tuple[int, ...]
@@ -81,6 +82,13 @@ def held_by_all(shape: Shape, tp: int) -> list[Held]:
         return [held for held in shape.held if held.role in roles]
     query, key_value, *_ = shape.block
     return [held for held in _attention(shape, query, key_value, whole) if held.cut is None]
+
+
+def outside_parameters(shape: Shape) -> int:
+    """Of a block, those in no sublayer that tp splits: its norms."""
+    if shape.held:
+        return sum(prod(held.sizes) for held in shape.held if held.role == OUTSIDE)
+    return shape.block_norm
 
 
 def _attention(shape: Shape, query: Linear, key_value: Linear, whole: bool) -> list[Held]:

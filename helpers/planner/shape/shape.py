@@ -38,7 +38,8 @@ class Shape:
     """What the formulas need to know of a decoder-only transformer.
 
     positions: rows of a learned position table, 0 for rotary positions or ALiBi.
-    block: the linear layers of one block; block_norm: its normalisation parameters.
+    block: the linear layers of one block; block_norm: its normalisation parameters, of a class that
+        was counted their scales.
     reductions: all-reduces that a block needs in each direction under tensor parallelism: 1 where
         attention and MLP read the same input and are summed before the residual, else 2.
     longest: tokens of a sequence at most; 0 where there is no such limit.

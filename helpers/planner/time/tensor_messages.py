@@ -9,14 +9,13 @@ Source: arXiv 1909.08053 (Megatron-LM), section 3; arXiv 2205.05198, section 4.2
 
 import math
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import chunk_bytes
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
 from helpers.planner.model.training_job import Job, make_job
-from helpers.planner.shape.parameters import held_by_all
 from helpers.planner.shape.shape import Shape
 from helpers.planner.time.messages import Message
 
@@ -173,22 +172,8 @@ def tensor_traffic(
 
 
 def shared_messages(job: Job, rank: int) -> list[Message]:
-    """Of the tensor axis: the gradients of `shared_parameters`, once a step."""
-    payload = shared_parameters(job, rank) * job.sum_bytes / job.plan.shards
-    return [Message("tp", "all_reduce", payload, 1, job.plan.tp, "shared parameters", "end")]
-
-
-def shared_parameters(job: Job, rank: int) -> int:
-    """Parameters that every tensor rank holds whole, of whose gradient each has a part: norms of a
-    split sequence, or of an input that several norms read; the layers of key-value heads that are
-    fewer than ranks.
-
-    Source: arXiv 2205.05198, section 4.2.2, for the norms.
-    """
-    plan, shape = job.plan, job.shape
-    several = shape.reductions == 1 and shape.norms > 1
-    block = shape.block_norm if plan.sequence_parallel or several else 0
-    if shape.kv_heads % plan.tp:
-        block += sum(prod(one.sizes) for one in held_by_all(shape, plan.tp))
-    last = plan.sequence_parallel and job.rank_of[-1] == rank
-    return job.layers_of(rank) * block + (shape.final_norm if last else 0)
+    """Of the tensor axis: the gradients of Job.shared_parameters, once a step."""
+    whole = job.shared_parameters(rank) * job.sum_bytes / job.plan.shards
+    count = max(1, math.ceil(whole / MESSAGE_BYTES))
+    axis, part = ("tp", "all_reduce"), "shared parameters"
+    return [Message(*axis, whole / count, count, job.plan.tp, part, "end")]

@@ -5,8 +5,17 @@ import torch
 import transformers
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.architecture import candidates
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor.shards import local
 from helpers.planner import cost
+from helpers.planner.dry_run.dry_run import dry_run, pretended
+from helpers.planner.memory.states import rank_states
+from helpers.planner.model.training_job import make_job
 from helpers.planner.shape.families import model_shape
+from tests.support import tiny
+from tests.support.matrix import each
 from tests.support.scripts import script
 
 small_config = script("docs/small_models").small_config
@@ -48,3 +57,41 @@ def test_what_is_not_one_kind_of_block_is_refused_in_one_line(model_type: str) -
     with pytest.raises(UserError) as caught:
         model_shape(small_config(model_type))
     assert REFUSED[model_type] in str(caught.value) and "\n" not in str(caught.value)
+
+
+# fused layers and parts, norms of whole projections and of heads, an MLM's head, experts
+CUT = ("phi3", "olmo2", "glm", "bert", "glm4", "bitnet", "granitemoehybrid", "qwen3", "opt")
+LAYOUTS = {
+    "tp=2": ParallelPlan(tp=2),
+    "tp=4": ParallelPlan(tp=4),
+    "zero-3": ParallelPlan(dp_shard=2, zero_stage=3),
+    "both": ParallelPlan(tp=2, pp=2, microbatches=2, dp_shard=2, zero_stage=1),
+}
+
+
+@pytest.mark.parametrize(("model_type", "layout"), each(CUT, LAYOUTS))
+def test_a_rank_holds_what_the_engine_leaves_it(model_type: str, layout: str) -> None:
+    config, plan = small_config(model_type), LAYOUTS[layout]
+    held = dry_run(config, plan, batch=4, seq_len=16).states
+    states = rank_states(make_job(config, plan, 4, 16), 0)
+    assert sum(held.values()) == states.parameters + states.gradients + states.optimizer
+
+
+SHARING = ("llama", "falcon-mqa", "olmo2", "phi3-grouped", "qwen3", "gemma3", "bloom", "neox")
+
+
+@pytest.mark.parametrize(("family", "tp", "flag"), each(SHARING, ("2", "4"), ("", "sequence")))
+def test_what_tensor_ranks_sum_is_what_the_engine_sums(family: str, tp: str, flag: str) -> None:
+    """Parameters of which each has a part of the gradient, on both ranks of a pipeline."""
+    plan = ParallelPlan(tp=int(tp), pp=2, microbatches=2, sequence_parallel=bool(flag))
+    config = tiny.config(family)
+    for rank in range(2):
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        way = candidates(model, plan.tp, 1)[0]
+        with pretended(plan.world_size, rank * plan.tp):
+            parallelize(model, plan, plan.mesh("cpu"), family=way)
+            here = dict(model.named_parameters())
+            names = model.partial_gradients & here.keys()
+            held = sum(local(here[name]).numel() for name in names)
+        assert held == make_job(config, plan, 4, 16).shared_parameters(rank)
