@@ -201,6 +201,7 @@ def test_a_case_that_cannot_be_measured_is_one_line(case, words, tmp_path):
     assert scripts.refusal("--cases", case, **options).startswith(words)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_pipeline_by_hand_is_right_and_its_mistakes_are_not(tmp_path, warm):
     script, options = "scripts/measure/by_hand_pipeline.py", {"ranks": warm, "show": False}

@@ -48,6 +48,7 @@ def test_what_the_wheel_installs_is_not_the_project(python_with_wheel, tmp_path)
     assert found == [f"{packages}/helpers/__init__.py", f"{packages}/helpers/data/tokenizer"]
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_train_from_the_wheel_alone(python_with_wheel, tmp_path):
     launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 -m helpers.train"
     arguments = "--model gptj-tiny --tp 2 --steps 5 --out x"

@@ -44,9 +44,9 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
     [
         pytest.param("tp", "gptj", "engine-tp,dtensor", marks=pytest.mark.exhaustive),
         pytest.param("tp", "neox", "engine-sp,tp-plan", marks=pytest.mark.exhaustive),
-        ("fsdp", "neox", "engine-zero3,fully-shard"),
+        pytest.param("fsdp", "neox", "engine-zero3,fully-shard", marks=pytest.mark.exhaustive),
         pytest.param("pipeline", "gptj", "1f1b-8-gloo,torch-1f1b-8", marks=pytest.mark.exhaustive),
-        pytest.param("fsdp", "neox", "ddp", marks=pytest.mark.exhaustive),
+        ("fsdp", "neox", "ddp"),
         pytest.param("qlora", "falcon", "engine-one", marks=pytest.mark.exhaustive),
         pytest.param("bf16", "neox", "one-autocast,bf16-tp", marks=pytest.mark.exhaustive),
     ],

@@ -2,12 +2,14 @@
 
     @pytest.mark.parametrize(("family", "layout"), product(FAMILIES, LAYOUTS))
     @pytest.mark.parametrize(("family", "layout"), each(FAMILIES, LAYOUTS))      # of long tests
+    @pytest.mark.parametrize(("family", "layout"), each(FAMILIES, LAYOUTS, every=3))
     @pytest.mark.parametrize("family", part(("gptj", "gpt2"), ("llama", "neox")))
 
 By default of a `product` the first name of each list meets everything, and of the other
-combinations every twelfth runs, shifted from row to row so that long lists meet each other too; of
-`each` as many cases run as the longest list has names, each name at least once; of a `part` the
-first ones. The rest are marked `exhaustive` and run with `pytest --exhaustive`.
+combinations every 36th runs, shifted from row to row so that long lists meet each other too; of
+`each` as many cases run as the longest list has names, each name at least once, or with `every`
+every so-many-th of these; of a `part` the first ones. The rest are marked `exhaustive` and run with
+`pytest --exhaustive`.
 """
 
 import itertools
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 
-EVERY = 12
+EVERY = 36
 
 
 def product(*names: Iterable[str]) -> list[Any]:
@@ -24,9 +26,9 @@ def product(*names: Iterable[str]) -> list[Any]:
     return _cases(names, lambda places, sizes: in_part(places))
 
 
-def each(*names: Iterable[str]) -> list[Any]:
-    """The same, all marked but one case for each name of the longest list."""
-    return _cases(names, in_turn)
+def each(*names: Iterable[str], every: int = 1) -> list[Any]:
+    """The same, all marked but one case for each name of the longest list, or for every so-many-th."""
+    return _cases(names, lambda places, sizes: in_turn(places, sizes, every))
 
 
 def part(first: Iterable[Any], rest: Iterable[Any]) -> list[Any]:
@@ -52,8 +54,8 @@ def in_part(places: tuple[int, ...]) -> bool:
     return others <= 1 or sum(places) % EVERY == 0
 
 
-def in_turn(places: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+def in_turn(places: tuple[int, ...], sizes: tuple[int, ...], every: int = 1) -> bool:
     """Do the names stand beside each other where all lists are gone through together, the shorter
-    ones again and again?"""
+    ones again and again; and is it the turn of one that runs?"""
     turn = places[sizes.index(max(sizes))]
-    return all(place == turn % size for place, size in zip(places, sizes))
+    return turn % every == 0 and all(place == turn % size for place, size in zip(places, sizes))

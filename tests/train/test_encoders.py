@@ -41,6 +41,7 @@ def test_transformers_loads_the_masked_model(masked: Path) -> None:
     assert type(model).__name__ == "BertForMaskedLM" and not any(report.values())
 
 
+@pytest.mark.exhaustive
 def test_a_head_goes_on_from_it_over_stages(masked: Path, tmp_path: Path) -> None:
     flags = {"model": masked, "tokenizer": TOKENIZER, "task": "classify-head", "seq_len": 32}
     flags |= {"steps": 3, "batch_size": 16}
@@ -79,6 +80,7 @@ def test_two_ranks_learn_what_transformers_own_loop_does(
     assert scores == pytest.approx(own.scores, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_masks_what_one_without_a_pause_does(tmp_path: Path) -> None:
     flags = SMALL | {"model": "roberta-tiny", "task": "mlm", "batch_size": 8}
     flags["lr_schedule"] = "constant"
@@ -114,6 +116,7 @@ def test_what_does_not_fit_is_said_in_one_line(flags: tuple, words: str, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 def test_float8_is_a_precision_like_others(tmp_path: Path) -> None:
     flags = SMALL | {"model": "neox-tiny", "steps": 3, "batch_size": 8, "precision": "fp8"}
     _, one = run(1, tmp_path / "one", **flags)

@@ -252,6 +252,7 @@ def test_what_a_resumed_run_may_change_is_told(tmp_path: Path) -> None:
     assert "resumed with" not in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_adapters_do_not_go_on_with_another_base(tmp_path: Path) -> None:
     for seed, name in enumerate(("base", "other")):
         torch.manual_seed(seed)
@@ -289,6 +290,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_fills_up_costs_one_line(small_disk: Path) -> None:
     out = small_disk / "run"
     done = scripts.process(**RUN, out=out, checkpoint_every=3)

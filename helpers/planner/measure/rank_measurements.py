@@ -50,8 +50,9 @@ def measure() -> dict[str, Any]:
     device = pick_device()
     world = dist.get_world_size()
     dtypes = _dtypes(device)
-    rates = {name: matmul_flops(device, dtype) for name, dtype in dtypes.items()}
-    attention = {name: attention_flops(device, dtype) for name, dtype in dtypes.items()}
+    with products(ParallelPlan(precision="bf16"), device):  # as the engine multiplies
+        rates = {name: matmul_flops(device, dtype) for name, dtype in dtypes.items()}
+        attention = {name: attention_flops(device, dtype) for name, dtype in dtypes.items()}
     alone = _alone(lambda: matmul_flops(device, torch.float32, together=False))
     paces = [0.0] * world  # of all ranks, so that all come to the same conclusion
     dist.all_gather_object(paces, rates["fp32"])
@@ -107,8 +108,8 @@ def matmul_flops(
     """FLOP/s of a square matrix product that is large for the device; `how`: as for pace_s."""
     n = 8192 if device.type == "cuda" else 384
     a = torch.randn(n, n, device=device).to(dtype)
-    b, out = a.clone(), a.clone()
-    return 2 * n**3 / pace_s(lambda: torch.mm(a, b, out=out), device, together, **how)
+    b = a.clone()
+    return 2 * n**3 / pace_s(lambda: torch.mm(a, b), device, together, **how)
 
 
 def attention_flops(device: torch.device, dtype: torch.dtype) -> float:

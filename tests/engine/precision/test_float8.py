@@ -406,8 +406,9 @@ def test_a_gpu_without_such_products_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert raised is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", part([{}], [{"tp": 2}]))
+@pytest.mark.parametrize("fields", ({}, {"tp": 2}))
 def test_compiled_blocks_round_alike(fields: dict) -> None:
     expected, _ = pool(1).run(train, "neox", ParallelPlan(precision="fp8"), torch.float32, 1)[0]
     plan = ParallelPlan(precision="fp8", compile=True, **fields)

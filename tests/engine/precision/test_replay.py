@@ -22,7 +22,7 @@ from helpers.engine.precision.replay import WORDS
 from helpers.engine.trainer import Trainer
 from tests.engine.precision.test_precision import LAYOUTS
 from tests.support import tiny
-from tests.support.matrix import product
+from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
 
 MORE = {
@@ -70,7 +70,7 @@ def same_with_and_without(plan: ParallelPlan, family: str) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "precision", "family"),
-    product([*LAYOUTS, *MORE], ["fp32", "bf16", "fp16"], ["gpt2", "gptj"]),
+    each([*LAYOUTS, *MORE], ["fp32", "bf16", "fp16"], ["gpt2", "gptj"]),
 )
 def test_a_sound_step_is_the_same_twice(layout: str, precision: str, family: str) -> None:
     plan = ParallelPlan(**(LAYOUTS | MORE)[layout], precision=precision, microbatches=2)

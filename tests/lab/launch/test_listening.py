@@ -92,6 +92,7 @@ def test_two_nodes(tmp_path):
     assert found == {"127.0.0.1"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @needs_link
 def test_two_nodes_over_a_link(tmp_path):

@@ -16,7 +16,7 @@ from helpers.planner.memory.peak import rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import make_job
 
-QUESTIONS = 5, 2  # of each schedule, with `--exhaustive` and by default
+QUESTIONS = 5, 1  # of each schedule, with `--exhaustive` and by default
 WITHIN, SHARE, AT_MOST = 0.05, 0.95, 0.1  # of 19 ranks in 20, and of every rank
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "interleaved", "zero-bubble-v")
 FAMILIES = ("llama", "neox", "falcon", "gptj", "gpt2")

@@ -47,7 +47,7 @@ def test_what_is_kept_is_what_the_engine_keeps(name, activation):
     assert kept == pytest.approx(dry.largest["activations"], rel=0.002)
 
 
-@pytest.mark.parametrize(("name", "layout"), each(PUBLISHED, LAYOUTS | MORE_LAYOUTS))
+@pytest.mark.parametrize(("name", "layout"), each(PUBLISHED, LAYOUTS | MORE_LAYOUTS, every=4))
 def test_the_fullest_moment_is_the_engines(name, layout):
     """Within 5 %; and messages of the tensor axis, with those of scales, within 1 %."""
     config = published(name)
