@@ -27,7 +27,7 @@ def product(*names: Iterable[str]) -> list[Any]:
 
 
 def each(*names: Iterable[str], every: int = 1) -> list[Any]:
-    """The same, all marked but one case for each name of the longest list, or for every so-many-th."""
+    """The same, all marked but one for each name of the longest list, or every so-many-th."""
     return _cases(names, lambda places, sizes: in_turn(places, sizes, every))
 
 

@@ -29,6 +29,8 @@ from helpers.engine.messages.carriers import (
     send,
 )
 from helpers.engine.messages.mailboxes import open_mailboxes
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.bf16_products import products
 from helpers.engine.ranks import join, pick_device, run_and_leave
 from helpers.planner.hardware.catalog import gpus
 from helpers.planner.hardware.devices import OPERATION_S

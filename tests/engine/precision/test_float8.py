@@ -31,7 +31,7 @@ from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import dry_run
 from tests.support import parity, tiny
-from tests.support.matrix import each, part
+from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
 
 # the largest relative error of a rounding, and the largest of what is too small for it, as a share
