@@ -109,7 +109,8 @@ def dry_run(
     Args:
         batch: samples of a step, over all ranks.
         device: `cpu`; or `meta`, which stands for an accelerator: as there, no operation takes
-            tensors of both.
+            tensors of both. No kernel of attention is chosen on it, so all scores are counted: for
+            memory ask `cpu`.
         packed: let rows have several documents.
 
     Raises:
