@@ -22,6 +22,10 @@ PIPELINES = ((1, 1, 2, 1, 1), (1, 2, 2, 1, 1), (1, 1, 2, 2, 1), (1, 1, 2, 1, 2),
 LAYERS, STEPS, PLANS = 4, 3, 200
 
 
+def task_of(family: str) -> str | None:
+    return family.rpartition("-")[2] if family in tiny.ENCODERS else None
+
+
 def drawn(seed: int) -> tuple[str, ParallelPlan]:
     """A family, and a plan that fits it."""
     draw = Random(seed).choice
@@ -47,7 +51,7 @@ def drawn(seed: int) -> tuple[str, ParallelPlan]:
         family = draw(FAMILIES)
         try:
             plan = ParallelPlan(**choices)
-            plan.validate(tiny.config(family, LAYERS))
+            plan.validate(tiny.config(family, LAYERS), task=task_of(family))
         except UserError:
             continue
         return family, plan

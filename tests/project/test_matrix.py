@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.matrix import EVERY, in_part, product
+from tests.support.matrix import EVERY, each, in_part, product
 
 SIZES = st.lists(st.integers(1, 8), min_size=1, max_size=3)
 
@@ -24,3 +24,16 @@ def test_every_name_meets_the_first_of_each_other_list(sizes):
 def test_a_part_of_the_others_runs_in_every_row():
     for row in range(1, 10):
         assert sum(in_part((row, column)) for column in range(1, 2 * EVERY + 1)) == 2
+
+
+@given(SIZES, st.integers(1, 4))
+def test_of_each_every_name_runs_or_every_so_many_th_of_the_longest_list(sizes, every):
+    lists = [[f"{axis}{place}" for place in range(size)] for axis, size in enumerate(sizes)]
+    runs = [case.values for case in each(*lists, every=every) if not case.marks]
+    assert len(runs) == -(-max(sizes) // every)
+    if every == 1:
+        assert all(
+            name in {case[axis] for case in runs}
+            for axis, names in enumerate(lists)
+            for name in names
+        )

@@ -241,8 +241,7 @@ def swapped_bytes(job: Job, rank: int) -> float:
 def shared_message_bytes(job: Job, rank: int) -> float:
     """Gradients of which each tensor rank has one term, copied into the largest message that sums
     several."""
-    whole = job.shared_parameters(rank) * job.sum_bytes / job.plan.shards
-    return min(whole, MESSAGE_BYTES) if job.plan.tp > 1 else 0.0
+    return min(job.shared_gradient_bytes(rank), MESSAGE_BYTES)
 
 
 def _positions(job: Job, rank: int) -> int:

@@ -212,12 +212,22 @@ class Job:
 
         Source: arXiv 2205.05198, section 4.2.2, for the norms.
         """
-        plan, shape = self.plan, self.shape
+        if self.plan.tp == 1:
+            return 0
+        last = self.plan.sequence_parallel and self.rank_of[-1] == rank
+        return self.layers_of(rank) * self._shared_of_block + (self.shape.final_norm if last else 0)
+
+    def shared_gradient_bytes(self, rank: int) -> float:
+        """Of their gradients, which tensor ranks sum, on a data rank."""
+        return self.shared_parameters(rank) * self.sum_bytes / self.plan.shards
+
+    @cached_property
+    def _shared_of_block(self) -> int:
+        shape = self.shape
         several = shape.reductions == 1 and shape.norms > 1
-        block = outside_parameters(shape) if plan.sequence_parallel or several else 0
-        block += sum(prod(one.sizes) for one in held_by_all(shape, plan.tp))
-        last = plan.sequence_parallel and self.rank_of[-1] == rank
-        return self.layers_of(rank) * block + (shape.final_norm if last else 0)
+        outside = self.plan.sequence_parallel or several
+        held = sum(prod(one.sizes) for one in held_by_all(shape, self.plan.tp))
+        return held + (outside_parameters(shape) if outside else 0)
 
     @property
     def vocab_rows(self) -> int:

@@ -141,7 +141,7 @@ def _ends(model: nn.Module, family: Family) -> tuple[tuple[Held, ...], tuple[Hel
     cut = None if family.whole_logits else 0
     of_head = set() if head is None else set(head.parameters())
     begin, end = [Held(tuple(embedding.shape), cut)], []
-    after = [path for path in (family.norm, family.head, family.top) if path]
+    after = [path for path in (family.norm, family.top or family.head) if path]
     for path, parameter in model.named_parameters():
         if path.startswith(f"{family.blocks}.") or parameter is embedding:
             continue

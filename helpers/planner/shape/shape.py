@@ -44,7 +44,7 @@ class Shape:
         attention and MLP read the same input and are summed before the residual, else 2.
     longest: tokens of a sequence at most; 0 where there is no such limit.
     held, begin, end: of a model that was counted from its class, the parameters of a block, before
-        and after the blocks, as they are held; see model/parameters.py.
+        and after the blocks, as they are held; see parameters.py.
     """
 
     family: str

@@ -173,7 +173,7 @@ def tensor_traffic(
 
 def shared_messages(job: Job, rank: int) -> list[Message]:
     """Of the tensor axis: the gradients of Job.shared_parameters, once a step."""
-    whole = job.shared_parameters(rank) * job.sum_bytes / job.plan.shards
+    whole = job.shared_gradient_bytes(rank)
     count = max(1, math.ceil(whole / MESSAGE_BYTES))
-    axis, part = ("tp", "all_reduce"), "shared parameters"
-    return [Message(*axis, whole / count, count, job.plan.tp, part, "end")]
+    payload, tp = whole / count, job.plan.tp
+    return [Message("tp", "all_reduce", payload, count, tp, "shared parameters", "end")]

@@ -22,7 +22,7 @@ def drawn(rank: int) -> dict[str, torch.Tensor]:
 
 def summed(most_bytes: int) -> list[int]:
     """Checks the sums; the elements of each message."""
-    sent, all_reduce = [], partial_gradients.all_reduce
+    sent, all_reduce, usual = [], partial_gradients.all_reduce, partial_gradients.MESSAGE_BYTES
     partial_gradients.MESSAGE_BYTES = most_bytes
     partial_gradients.all_reduce = lambda x, group: (sent.append(x.numel()), all_reduce(x, group))
     group = mesh_of(ParallelPlan(tp=2)).get_group("tp")
@@ -33,7 +33,7 @@ def summed(most_bytes: int) -> list[int]:
         sum_partial_gradients(model, gradients, group)
     finally:
         partial_gradients.all_reduce = all_reduce
-        partial_gradients.MESSAGE_BYTES = 25 * 2**20
+        partial_gradients.MESSAGE_BYTES = usual
     for name, gradient in gradients.items():
         own = name == "own"
         truth = peers[dist.get_rank()][name] if own else peers[0][name] + peers[1][name]
