@@ -15,7 +15,7 @@ from helpers.engine.errors import UserError
 from helpers.planner.shape.parameters import (
     Held,
     begin_parameters,
-    block_parameters,
+    blocks_parameters,
     end_parameters,
 )
 from helpers.planner.shape.shape import Shape
@@ -36,7 +36,7 @@ def parameters(shape: Shape) -> int:
     a tied head once."""
     ends = _all(begin_parameters(shape)) + _all(end_parameters(shape))
     once = _all(begin_parameters(shape)[:1]) if shape.tied else 0
-    return shape.layers * _all(block_parameters(shape, 1)) + ends - once
+    return sum(map(_all, blocks_parameters(shape, 1))) + ends - once
 
 
 def _all(held: tuple[Held, ...]) -> int:
@@ -180,9 +180,9 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
     if shape.tied:
         ends.remove(begin_parameters(shape)[0])
     sharded = replicated = 0
-    for times, held in ((shape.layers, block_parameters(shape, tp)), (1, ends)):
+    for held in (*blocks_parameters(shape, tp), ends):
         for one in held:
-            count = times * math.prod(one.on(tp, rank))
+            count = math.prod(one.on(tp, rank))
             sharded, replicated = (
                 (sharded, replicated + count) if one.cut is None else (sharded + count, replicated)
             )

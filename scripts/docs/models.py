@@ -32,9 +32,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from helpers.engine.admission.admitted import admitted
 from helpers.engine.admission.trial import is_same_gradient
 from helpers.engine.errors import UserError
-from helpers.engine.parallelize import parallelize
+from helpers.engine.parallelize import lay_out, parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 
@@ -50,7 +51,8 @@ LAYOUTS = {
     "pp 2": ParallelPlan(pp=2),
 }
 ALONE = {"files": files_verdict, "QLoRA": adapters_verdict}
-COLUMNS = (*LAYOUTS, *ALONE)
+OWN = "own size"
+COLUMNS = (*LAYOUTS, *ALONE, OWN)
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
 TIMEOUT_S = 180
@@ -69,6 +71,8 @@ anything starts, in the sentence below the table: before a model is laid out, a 
 Files are exact where every weight and buffer of what transformers saves, under the names and in the
 pieces that the type has on the hub, is read as transformers reads it, and so of what is written.
 QLoRA is exact where peft, with the adapters' files beside the same four bits, has the same loss.
+Own size is exact where the type's own configuration, which mostly is a published model's, is laid
+out in every way in which the small one is exact: the small copy that decides is made of it.
 """
 
 
@@ -106,6 +110,25 @@ def verdict(model: nn.Module, plan: ParallelPlan, mesh: Any) -> str:
     return EXACT
 
 
+def own_size(model_type: str, meshes: dict[str, Any]) -> str:
+    """Is a model with the type's own sizes, on the meta device, laid out in these layouts?"""
+    if not meshes:
+        return "as the small one"
+    try:
+        config = transformers.AutoConfig.for_model(model_type)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        return f"transformers does not build it: {type(error).__name__}: {error}".splitlines()[0]
+    try:
+        for layout, mesh in meshes.items():
+            LAYOUTS[layout].validate(config)
+            admitted(model, LAYOUTS[layout], mesh, lay_out)
+    except UserError as error:
+        return str(error)
+    return EXACT
+
+
 class Ranks:
     """Two processes joined by gloo that answer one model type after another."""
 
@@ -121,10 +144,10 @@ class Ranks:
         for process in self.processes:
             process.start()
 
-    def verdict(self, model_type: str, layout: str) -> str | None:
+    def verdict(self, model_type: str, layouts: list[str], of_size: str = "small") -> str | None:
         """None where a rank died or hung, after which these ranks are of no use any more."""
         for inbox in self.inboxes:
-            inbox.put((model_type, layout))
+            inbox.put((model_type, layouts, of_size))
         answers = []
         try:
             while len(answers) < 2:
@@ -145,12 +168,16 @@ def _serve(rank: int, store: str, inbox: Any, answers: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     meshes: dict[str, Any] = {}
     while True:
-        model_type, layout = inbox.get()
-        plan = LAYOUTS[layout]
-        if layout not in meshes:
-            meshes[layout] = plan.mesh("cpu")
+        model_type, layouts, of_size = inbox.get()
+        for layout in layouts:
+            if layout not in meshes:
+                meshes[layout] = LAYOUTS[layout].mesh("cpu")
         try:
-            answers.put(verdict(small_model(model_type), plan, meshes[layout]))
+            if of_size == OWN:
+                answers.put(own_size(model_type, {name: meshes[name] for name in layouts}))
+                continue
+            (layout,) = layouts
+            answers.put(verdict(small_model(model_type), LAYOUTS[layout], meshes[layout]))
         except Exception:
             answers.put(f"ERROR: {traceback.format_exc().strip().splitlines()[-1][:200]}")
 
@@ -180,7 +207,7 @@ def rows(types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
                 except Exception as error:
                     found[layout] = f"ERROR: {type(error).__name__}: {error}"[:200]
                 continue
-            answer = ranks.verdict(model_type, layout)
+            answer = ranks.verdict(model_type, [layout])
             found[layout] = answer or "ERROR: the ranks hang"
             if answer is None or answer.startswith("ERROR"):
                 ranks.close()
@@ -190,9 +217,15 @@ def rows(types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
                 found[column] = of_model(copy.deepcopy(model), alone)
             except Exception as error:
                 found[column] = f"ERROR: {type(error).__name__}: {error}"[:200]
+        found[OWN] = ranks.verdict(model_type, wide(found), OWN) or "ERROR: the ranks hang"
         yield model_type, found
     ranks.close()
     dist.destroy_process_group()
+
+
+def wide(found: dict[str, str]) -> list[str]:
+    """The layouts of several processes in which a small model is exact."""
+    return [name for name, plan in LAYOUTS.items() if plan.world_size > 1 and found[name] == EXACT]
 
 
 def row(model_type: str, verdicts: dict[str, str]) -> str:

@@ -22,6 +22,7 @@ from ..files import random_weights, weights
 from ..files.blank import give_memory
 from ..files.weight_files import WeightFiles
 from ..memory.cpu_allocator import large_blocks_apart
+from ..models.architecture import base_of
 from .linear_layers import is_transposed, linear_paths
 
 BLOCK, NESTED_BLOCK = 64, 256  # weights that share a magnitude; magnitudes that share one
@@ -137,7 +138,7 @@ def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
     """One piece of the model (the embedding, a block, ...) at a time in full precision."""
     matrices = set(linear_paths(model))
     names = {id(module): path for path, module in model.named_modules()}
-    for name, piece in random_weights.pieces(model, model.base_model):
+    for name, piece in random_weights.pieces(model, base_of(model)):
         give_memory(piece, "cpu")  # drawn there, so that every device has the same
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random_weights.seed_of(seed, name))

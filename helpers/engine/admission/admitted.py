@@ -53,6 +53,13 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
     return admitted_kind(kind_of(model), _tried(plan), axes, mesh.device_type, lay_out)
 
 
+def check_alone(model: nn.Module, plan: ParallelPlan, lay_out: LayOut) -> None:
+    """Raise a UserError if the model is refused under the plan whatever tp and cp are: as much as
+    one process can try."""
+    alone = replace(_tried(plan), tp=1, cp=1, sequence_parallel=False)
+    admitted_kind(kind_of(model), alone, (None, None), "cpu", lay_out)
+
+
 def _tried(plan: ParallelPlan) -> ParallelPlan:
     """What of a plan can change the results, in its smallest form."""
     group = group_size(plan.activation)

@@ -96,7 +96,7 @@ class Trial:
                     reasons.append(f"{type(error).__name__}: {error}".splitlines()[0][:160])
         raise UserError(
             f"a small {self.config.model_type} could not be run by transformers to check the "
-            f"layout against ({reasons[0]})"
+            f"layout against ({reasons[1]})"  # of the first in float32
         )
 
     def _truth(self, config: Any, dtype: torch.dtype) -> Truth:

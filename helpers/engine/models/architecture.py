@@ -17,7 +17,6 @@ from torch import nn
 
 from ..errors import UserError
 from .block_rules import BlockRules, block_rules
-from .chunked_loss import LogitTransform
 from .families import RECORDS, Family, kv_heads, mlp_width
 from .overrides import fewer_layers
 
@@ -47,9 +46,12 @@ def candidates(model: nn.Module, tp: int, cp: int = 1) -> list[Family]:
     Raises:
         UserError: cp splits sequences, and the model's attention is not known.
     """
-    first = family_of(model)
-    ways = [] if first.recorded or tp == 1 else [discover(model, part) for part in rules_of(model)]
-    ways = [discover(model)] if tp == 1 else [way for way in ways if way.splits]
+    first, parts = family_of(model), ()
+    if tp > 1 and not first.recorded:
+        attention, rest = parts = split_rules(model)
+        first = discover(model, attention | rest)
+    ways = [discover(model, part) for part in parts] if tp > 1 else [discover(model)]
+    ways = [way for way in ways if way.splits or tp == 1]
     whole = [replace(way, whole_logits=True, head=None, top=None) for way in ways]
     ways = [way for way in (first, *ways, *whole) if way.attention or cp == 1]
     if not ways:
@@ -69,6 +71,17 @@ def rules_of(model: nn.Module) -> tuple[BlockRules, BlockRules]:
     attention, rest = block_rules(stack, text_config(model.config))
     asks = any(getattr(model, name, False) for name in INTERFACE)
     return attention if asks else BlockRules(), rest
+
+
+def split_rules(model: nn.Module) -> tuple[BlockRules, BlockRules]:
+    """The same for several ranks of tp: without an attention that has parameters beside its layers,
+    as sinks or weights of the difference of two, for what it computes of them needs all heads."""
+    attention, rest = rules_of(model)
+    for block in model.get_submodule(_blocks(model)) if attention.attention else ():
+        path = attention.attention
+        if has(block, path) and any(True for _ in block.get_submodule(path).parameters(False)):
+            return BlockRules(), rest
+    return attention, rest
 
 
 def has(module: nn.Module, path: str | None) -> bool:
@@ -104,7 +117,6 @@ def discover(model: nn.Module, rules: BlockRules | None = None) -> Family:
         norm=_last_norm(model, blocks) if blocks else None,
         head=head_path,
         top=_around(head_path, blocks),
-        logits=LogitTransform.of(text_config(model.config)),
         whole_logits=not plain_head,
         recorded=False,
         **{one.name: getattr(rules, one.name) for one in fields(rules)},
@@ -117,9 +129,19 @@ def _around(head: str | None, blocks: str | None) -> str | None:
     return top if inner and not (blocks or "").startswith(f"{top}.") else None
 
 
-def base_of(model: nn.Module) -> nn.Module:
-    """The model without its head; the model itself where transformers' own name for it is wrong."""
-    return getattr(model, "base_model", model)
+def base_of(model: nn.Module, blocks: str | None = None) -> nn.Module:
+    """The model without its head: what transformers calls so, or where that name is wrong, the part
+    that has the tokens' table and the blocks; the model itself where it has no head.
+
+    Args:
+        blocks: the path of their list, of a model that has only a pipeline rank's.
+    """
+    named = getattr(model, "base_model", model)
+    if named is not model:
+        return named
+    part, inner, _ = (blocks or _blocks(model) or "").partition(".")
+    around_all = inner and (_table(model) or f"{part}.").startswith(f"{part}.")
+    return model.get_submodule(part) if around_all else model
 
 
 def text_config(config: Any) -> Any:
@@ -136,8 +158,9 @@ def _blocks(model: nn.Module) -> str | None:
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == depth
     }
-    shared = {path: _shared(path, _table(model)) for path in lists}
-    nearest = [path for path, steps in shared.items() if steps == max(shared.values())]
+    table = _table(model)
+    shared = {path: len(common_parent(path, table)) for path in lists}  # all begin as the table's
+    nearest = [path for path, length in shared.items() if length == max(shared.values())]
     return max(nearest, key=lambda path: _numbers(lists[path]), default=None)
 
 
@@ -150,10 +173,11 @@ def _table(model: nn.Module) -> str:
     return next((path for path, module in model.named_modules() if module is table), "")
 
 
-def _shared(path: str, other: str) -> int:
-    """How many modules two paths go through together."""
+def common_parent(path: str, other: str) -> str:
+    """The path of the smallest module that two paths go through; empty where it is the model."""
     pairs = zip(path.split("."), other.split("."))
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    together = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    return ".".join(name for name, _ in together)
 
 
 def _numbers(module: nn.Module) -> int:
@@ -208,7 +232,7 @@ def _rules_by(same: _Same) -> BlockRules:
         small = copy.deepcopy(same.config)
         with suppress(Exception), torch.device("meta"):  # each class has its own complaints
             fewer_layers(text_config(small))
-            attention, rest = rules_of(auto.from_config(small, trust_remote_code=False))
+            attention, rest = split_rules(auto.from_config(small, trust_remote_code=False))
             return attention | rest
     return BlockRules()
 

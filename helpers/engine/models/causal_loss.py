@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import NoToken, UserError
+from .architecture import base_of
 from .documents import one_document_a_row
 from .families import Family
 from .objectives import IGNORED, objective_of
@@ -120,7 +121,7 @@ def loss_forward(
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     options = {"use_cache": False} | kwargs
-    run = plain if family.whole_logits else model.base_model
+    run = plain if family.whole_logits else base_of(model, family.blocks)
     packed = options.get("position_ids") is not None
     with nullcontext() if packed else one_document_a_row():
         if stage is None:
@@ -178,7 +179,7 @@ def _loss_of_hidden(
         head.targets = None
     if wanted is None:
         return loss, None
-    return loss, family.logits(top(predicting if wanted == "labels" else hidden))
+    return loss, head.transform(top(predicting if wanted == "labels" else hidden))
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import blocks
-from .chunked_loss import NO_TRANSFORM, LogitTransform
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Family:
     `forwards`: block path to a forward of our own, always bound.
     `parallel_residual`: of a configuration, are attention and MLP added to one residual together?
     `parallel_forward`: the block's forward where they do.
-    `logits`: what the model makes of its head's products.
     `whole_logits`: is the loss taken of the model's own logits, all of them at once?
     `recorded`: is it a record, which every block must fit? What was found out by a model's modules
         need not.
@@ -52,7 +50,6 @@ class Family:
     forwards: dict[str, Callable] = field(default_factory=dict)
     parallel_residual: Callable[[Any], bool] = lambda config: False
     parallel_forward: Callable | None = None
-    logits: LogitTransform = NO_TRANSFORM
     whole_logits: bool = False
     recorded: bool = True
 

@@ -7,7 +7,8 @@ from .families import MLP_WIDTHS, kv_heads
 
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers")
 SIZES = ("hidden_size", "num_attention_heads")
-AS_WIDE = ("word_embed_proj_dim", "embedding_size")  # as the model, where they were as wide
+# as wide as the model, where they were
+AS_WIDE = ("word_embed_proj_dim", "embedding_size", "lru_width")
 
 
 def override(config: Any, **fields: Any) -> None:
@@ -66,13 +67,28 @@ def _rotated(config: Any, head: int) -> int:
 
 
 def fewer_layers(config: Any, each: int = 1) -> None:
-    """At least two, and `each` of every kind that the model has, in place."""
-    lists = {name: getattr(config, name, None) for name in LAYER_LISTS}
-    kinds = list(zip(*(list(values) for values in lists.values() if values)))
+    """At least two, and `each` of every kind that the model has, in place; of a model whose kinds
+    follow from a layer's number, as many of its first layers as have them."""
+    lists = {name: list(getattr(config, name, None) or ()) for name in LAYER_LISTS}
+    names = [name for name, values in lists.items() if values]
+    kinds = list(zip(*(lists[name] for name in names)))
     chosen = list(dict.fromkeys(kinds))
     layers = min(max(2, len(chosen)) * each, config.num_hidden_layers)
+    if not vars(config).keys() >= {*names}:
+        config.num_hidden_layers = max(layers, _first_with(kinds, each))
+        return
     pattern = (chosen * layers)[:layers]
-    names = [name for name, values in lists.items() if values]
     for place, name in enumerate(names):
         setattr(config, name, [kind[place] for kind in pattern])
     config.num_hidden_layers = layers
+
+
+def _first_with(kinds: list[tuple], each: int) -> int:
+    """How many of the first layers have `each` of every kind, or as many as there are."""
+    few = {kind: min(each, kinds.count(kind)) for kind in kinds}
+    seen: list[tuple] = []
+    for kind in kinds:
+        if all(seen.count(one) >= count for one, count in few.items()):
+            break
+        seen.append(kind)
+    return len(seen)

@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..models.architecture import family_of, text_config
 from ..models.blocks import on_input
 from ..models.families import Family
-from .partition import balance, layer_ranges, model_costs
+from .partition import Costs, balance, layer_ranges, model_costs
 from .schedules import Schedule
 
 SEQ_LEN = 1024  # at which attention is counted where layers are balanced over stages
@@ -220,10 +220,14 @@ def auto_partition(model: nn.Module, stages: int, family: Family | None = None) 
     """Layers of each stage by the modelled cost of the model's parts."""
     if stages == 1:
         return (text_config(model.config).num_hidden_layers,)
+    return balance(stage_costs(model, family or family_of(model)), stages)
+
+
+def stage_costs(model: nn.Module, family: Family) -> Costs:
+    """What a model's parts cost that are dealt out to stages."""
     longest = getattr(text_config(model.config), "max_position_embeddings", None) or SEQ_LEN
-    family = family or family_of(model)
     costs = model_costs(model, min(SEQ_LEN, longest), family)
-    return balance(costs if family.norm else costs.head_with_last_layer, stages)
+    return costs if family.norm else costs.head_with_last_layer
 
 
 def _stages(

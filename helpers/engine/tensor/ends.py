@@ -2,8 +2,9 @@
 
 from torch import nn
 
-from ..models.architecture import has
+from ..models.architecture import has, text_config
 from ..models.blocks import on_input, on_output
+from ..models.chunked_loss import LogitTransform
 from ..models.families import Family
 from ..models.objectives import objective_of
 from ..pipeline.stages import Elsewhere
@@ -47,7 +48,8 @@ def split_ends(model: nn.Module, family: Family, boundary: Boundary) -> None:
         bind(embedding, layers.vocabulary_embedding, whole, weight=0)
     if not ends or family.whole_logits:
         return
-    head.transform, head.late, head.targets = family.logits, model.many_losses, None
+    head.transform = LogitTransform.of(text_config(model.config))
+    head.late, head.targets = model.many_losses, None
     bias = head.bias
     if tied:
         head.weight = embedding.weight

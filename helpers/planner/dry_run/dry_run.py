@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from helpers.engine.admission.admitted import check_alone
 from helpers.engine.data_parallel.axes import data_group, token_group
 from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import tie, tied
@@ -30,7 +31,7 @@ from helpers.engine.messages.carriers import Done
 from helpers.engine.models.architecture import candidates
 from helpers.engine.models.configurations import check_length
 from helpers.engine.models.families import Family
-from helpers.engine.parallelize import parallelize
+from helpers.engine.parallelize import lay_out, parallelize
 from helpers.engine.pipeline.messages import PipelineMessages, message_groups
 from helpers.engine.plan import AXES, ParallelPlan
 from helpers.engine.tensor.shards import local
@@ -114,9 +115,9 @@ def dry_run(
         packed: let rows have several documents.
 
     Raises:
-        UserError: the plan does not fit the model, there is no such rank, the model has too few
-            positions, a number is not above 0, the plan compiles, or offloads to the same memory,
-            a process group is there already, or the model's class asks for values.
+        UserError: the plan does not fit the model or would not be exact, there is no such rank, the
+            model has too few positions, a number is not above 0, the plan compiles, or offloads to
+            the same memory, a process group is there already, or the model's class asks for values.
     """
     plan.validate(config)
     check_counts(batch, seq_len)
@@ -127,7 +128,10 @@ def dry_run(
         if getattr(plan, switch) and (switch, device) != ("offload", "meta"):
             raise UserError(f"a dry run cannot {switch}: leave {switch} out of the plan")
     model, errors = _without_memory(config), []
-    for family in candidates(model, plan.tp, plan.cp):
+    ways = candidates(model, plan.tp, plan.cp)
+    if not ways[0].recorded:
+        check_alone(model, plan, lay_out)
+    for family in ways:
         try:
             return _step(model, family, plan, rank, batch, seq_len, device, packed)
         except Exception as error:  # of a class's forward, which the next way may leave as it is

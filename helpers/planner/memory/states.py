@@ -112,7 +112,8 @@ def _updated(job: Job, rank: int) -> Iterator[tuple[Held, int]]:
     """The parameters of a rank that train, and how many times each."""
     layers = job.layers_of(rank)
     if job.adapters is None:
-        yield from ((held, layers) for held in job.block)
+        for block, times in job.blocks_of(rank):
+            yield from ((held, times) for held in block)
         yield from ((held, 1) for held in job.ends(rank))
         return
     for inputs, outputs in matrices(job.shape):

@@ -6,7 +6,7 @@ balanced_layers(gptj_6b, stages=6)        # (4, 5, 5, 5, 5, 4): fewer with embed
 import heapq
 from functools import lru_cache
 
-from helpers.engine.pipeline.partition import SPEED, Cost, Costs, check_stages
+from helpers.engine.pipeline.partition import SPEED, Cost, Costs, balance, check_stages
 from helpers.planner.shape.shape import Shape
 
 BALANCED_AT = 1024  # tokens of the sequence at which the engine balances layers over stages
@@ -22,6 +22,8 @@ def balanced_layers(shape: Shape, stages: int) -> tuple[int, ...]:
     if stages == 1:
         return (shape.layers,)
     check_stages(shape.layers, stages)
+    if shape.costs is not None:
+        return balance(shape.costs, stages)
     embedding, layer, head = balance_costs(shape)
     loads = [[0, -stage] for stage in range(stages)]  # of equals, a later stage
     loads[0][0], loads[-1][0] = embedding, head

@@ -4,8 +4,10 @@ job = make_job(load_config("gptj-6b"), ParallelPlan(tp=8), batch=8, seq_len=1024
 job.tokens, job.layers, job.parameters_of(rank=0)
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -31,6 +33,7 @@ from helpers.planner.shape.parameters import (
     Held,
     begin_parameters,
     block_parameters,
+    blocks_parameters,
     elements,
     end_parameters,
     held_by_all,
@@ -166,6 +169,24 @@ class Job:
         return block_parameters(self.shape, self.plan.tp)
 
     @cached_property
+    def _blocks_of(self) -> tuple[tuple[tuple[tuple[Held, ...], int], ...], ...]:
+        kinds, begins = blocks_parameters(self.shape, self.plan.tp), (0, *accumulate(self.layers))
+        return tuple(
+            tuple(
+                Counter(
+                    held for stage in own for held in kinds[begins[stage] : begins[stage + 1]]
+                ).items()
+            )
+            for own in self._owned
+        )
+
+    def blocks_of(self, rank: int) -> tuple[tuple[tuple[Held, ...], int], ...]:
+        """The parameters of a pipeline rank's blocks by kind, and how many are of it."""
+        if not self.shape.kinds:
+            return ((self.block, self.layers_of(rank)),)
+        return self._blocks_of[rank]
+
+    @cached_property
     def block_parameters(self) -> int:
         """Of one block on its first tensor rank, which holds the most."""
         return elements(self.block, self.plan.tp, 0, 1, 0)
@@ -239,10 +260,10 @@ class Job:
     ) -> int:
         """Parameters that a pipeline rank works with, or that it keeps where `shards` ranks share
         the first dimension of each; whole over dp_shard and cp where they do not."""
-        if (tensor_rank, shards) == (0, 1):
+        if (tensor_rank, shards) == (0, 1) and not self.shape.kinds:
             return self.layers_of(rank) * self.block_parameters + self.end_parameters(rank)
         where = (self.plan.tp, tensor_rank, shards, shard_rank)
-        blocks = self.layers_of(rank) * elements(self.block, *where)
+        blocks = sum(count * elements(held, *where) for held, count in self.blocks_of(rank))
         return blocks + elements(self.ends(rank), *where)
 
 

@@ -14,9 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from helpers.engine.admission.admitted import check_alone
 from helpers.engine.errors import UserError, need
-from helpers.engine.models.architecture import family_of, text_config
+from helpers.engine.models.architecture import candidates, common_parent, text_config
 from helpers.engine.models.families import Family, kv_heads
+from helpers.engine.parallelize import lay_out
+from helpers.engine.pipeline.stages import stage_costs
+from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.partial_gradients import inside, split_widths, splits_norm
 from helpers.engine.tensor.split import CONV1D, LINEAR, has_split
 from helpers.planner.shape.parameters import INNER, KV, OUTSIDE, Held
@@ -31,7 +35,8 @@ def counted_shape(config: Any) -> Shape:
     """The shape of a causal language model, from its class.
 
     Raises:
-        UserError: transformers has no such class for it, or it has no list of blocks.
+        UserError: transformers has no such class for it, the engine would refuse it, it has no list
+            of blocks, or parameters elsewhere than in a language model.
     """
     transformers = need("transformers", "hf")
     try:
@@ -45,12 +50,14 @@ def counted_shape(config: Any) -> Shape:
             f"{config.model_type} is no causal language model that transformers can make: "
             f"{line[0] if line else type(error).__name__}"
         ) from None
-    return shape_of(model)
+    shape = shape_of(model)
+    check_alone(model, ParallelPlan(), lay_out)
+    return shape
 
 
 def shape_of(model: nn.Module) -> Shape:
     """The same of a model that is there."""
-    family, config = family_of(model), text_config(model.config)
+    family, config = candidates(model, tp=2)[0], text_config(model.config)
     if family.blocks is None or family.embedding is None:
         raise UserError(f"{model.config.model_type} has no embedding and list of blocks to count")
     blocks = list(model.get_submodule(family.blocks))
@@ -63,6 +70,8 @@ def shape_of(model: nn.Module) -> Shape:
     norms = [m for m in block.children() if _is_norm(m)]
     last = model.get_submodule(family.norm) if family.norm else nn.Identity()
     begin, end, tied = _ends(model, family)
+    kinds = [tuple(_held(one, family, model.config)) for one in blocks]
+    distinct = tuple(dict.fromkeys(kinds))
     return Shape(
         family=config.model_type,
         layers=len(blocks),
@@ -78,7 +87,10 @@ def shape_of(model: nn.Module) -> Shape:
         reductions=1 if family.parallel_residual(model.config) else 2,
         tied=tied,
         longest=getattr(config, "max_position_embeddings", None) or 0,
-        held=tuple(_held(block, family, model.config)),
+        held=kinds[blocks.index(block)],
+        kinds=distinct if len(distinct) > 1 else (),
+        kind_of=tuple(map(distinct.index, kinds)) if len(distinct) > 1 else (),
+        costs=stage_costs(model, family),
         begin=begin,
         end=end,
     )
@@ -142,6 +154,7 @@ def _ends(model: nn.Module, family: Family) -> tuple[tuple[Held, ...], tuple[Hel
     of_head = set() if head is None else set(head.parameters())
     begin, end = [Held(tuple(embedding.shape), cut)], []
     after = [path for path in (family.norm, family.top or family.head) if path]
+    _check_text_alone(model, family, after)
     for path, parameter in model.named_parameters():
         if path.startswith(f"{family.blocks}.") or parameter is embedding:
             continue
@@ -150,6 +163,23 @@ def _ends(model: nn.Module, family: Family) -> tuple[tuple[Held, ...], tuple[Hel
     if tied:
         end.append(begin[0])
     return tuple(begin), tuple(end), tied
+
+
+def _check_text_alone(model: nn.Module, family: Family, after: list[str]) -> None:
+    """Raise a UserError if there are parameters beside what has the tokens' table and the blocks,
+    and what follows it, or a tower for images or sound: which of these get a gradient of a text,
+    and which stage has them, is not known."""
+    text, config = common_parent(family.embedding, family.blocks), model.config
+    others = {type(part) for part in vars(config).values() if hasattr(part, "model_type")}
+    others -= {type(text_config(config))}
+    towers = [path for path, m in model.named_modules() if type(getattr(m, "config", 0)) in others]
+    parts = [text, *after]
+    beside = [n for n, _ in model.named_parameters() if not any(inside(n, one) for one in parts)]
+    for path in towers + (beside if text else []):
+        raise UserError(
+            f"{config.model_type} has {path}, which is in no part of a language model that is "
+            f"counted here: {MEASURED}"
+        )
 
 
 def _products(

@@ -61,9 +61,7 @@ def block_parameters(shape: Shape, tp: int) -> tuple[Held, ...]:
     """
     whole = shape.kv_heads % tp != 0
     if shape.held:
-        return tuple(
-            one._replace(cut=None) if whole and one.role == KV else one for one in shape.held
-        )
+        return _whole_heads(shape.held) if whole else shape.held
     query, key_value, *others = shape.block
     norms = shape.block_norm // shape.hidden
     return (
@@ -71,6 +69,20 @@ def block_parameters(shape: Shape, tp: int) -> tuple[Held, ...]:
         *(held for linear in others for held in _linear(linear, shape.family in CONV1D)),
         *(Held((shape.hidden,)) for _ in range(norms)),
     )
+
+
+@lru_cache(maxsize=4096)
+def blocks_parameters(shape: Shape, tp: int) -> tuple[tuple[Held, ...], ...]:
+    """Those of each block, in the model's order."""
+    if not shape.kinds:
+        return (block_parameters(shape, tp),) * shape.layers
+    whole = shape.kv_heads % tp != 0
+    kinds = tuple(map(_whole_heads, shape.kinds)) if whole else shape.kinds
+    return tuple(kinds[kind] for kind in shape.kind_of)
+
+
+def _whole_heads(held: tuple[Held, ...]) -> tuple[Held, ...]:
+    return tuple(one._replace(cut=None) if one.role == KV else one for one in held)
 
 
 def held_by_all(shape: Shape, tp: int) -> list[Held]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from helpers.engine.pipeline.partition import Costs
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -45,6 +47,9 @@ class Shape:
     longest: tokens of a sequence at most; 0 where there is no such limit.
     held, begin, end: of a model that was counted from its class, the parameters of a block, before
         and after the blocks, as they are held; see parameters.py.
+    kinds, kind_of: of one whose blocks differ, the parameters of each kind and the kind of each
+        layer; `held` and `block` are then the largest's.
+    costs: of one that was counted, what the engine balances its layers by.
     """
 
     family: str
@@ -65,6 +70,9 @@ class Shape:
     held: tuple[Any, ...] = ()
     begin: tuple[Any, ...] = ()
     end: tuple[Any, ...] = ()
+    kinds: tuple[Any, ...] = ()
+    kind_of: tuple[int, ...] = ()
+    costs: Costs | None = None
 
     @property
     def block_parameters(self) -> int:

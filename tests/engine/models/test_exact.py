@@ -79,6 +79,7 @@ def test_the_page_of_models_is_what_the_script_finds(row: str) -> None:
     }
     for column in models.ALONE:
         found[column] = pool(1).run(_page_files, row, column)[0]
+    found[models.OWN] = pool(2).run(_page_own_size, row, models.wide(found))[0]
     assert alone <= found.keys()
     page = models.PAGE.read_text("utf-8")
     assert models.row(row, found) in page.splitlines()
@@ -95,6 +96,11 @@ def _page_verdict(model_type: str, layout: str) -> str:
 def _page_files(model_type: str, column: str) -> str:
     transformers.logging.set_verbosity_error()
     return models.ALONE[column](models.small_model(model_type), mesh_of(ParallelPlan()))
+
+
+def _page_own_size(model_type: str, layouts: list[str]) -> str:
+    transformers.logging.set_verbosity_error()
+    return models.own_size(model_type, {name: mesh_of(models.LAYOUTS[name]) for name in layouts})
 
 
 def test_the_page_names_no_wrong_model_and_enough_exact_ones() -> None:

@@ -1,0 +1,77 @@
+"""The small copy that decides can be made of models of published sizes, and has their kinds of
+blocks."""
+
+import copy
+import re
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from helpers.engine.admission.small_copies import small_configs, small_heads
+from helpers.engine.admission.trial import LARGEST, Trial
+from helpers.engine.models.architecture import family_of
+from tests.support.matrix import part
+
+SMALL = 12_000_000  # parameters of a copy that is tried at once
+
+# as transformers' own configuration has them, mostly a published model's: low-rank attention,
+# experts, state spaces, heads by fours, a tower for images, kinds that follow from a layer's number
+PUBLISHED = ("deepseek_v3", "granitemoehybrid", "codegen", "jamba", "gemma3", "mamba2")
+OTHERS = ("axk1", "bamba", "beam", "falcon_h1", "falcon_mamba", "gemma4_text", "glm4_moe")
+OTHERS += ("glm_moe_dsa", "got_ocr2", "kimi_linear", "laguna", "longcat_flash", "mamba")
+OTHERS += ("mimo_v2_flash", "minicpm3", "phi4_multimodal", "phimoe", "qwen3_next")
+OTHERS += ("recurrent_gemma", "rwkv", "solar_open", "xlstm", "youtu", "llama", "gpt_neo")
+
+
+def on_meta(config: transformers.PreTrainedConfig) -> nn.Module:
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+@pytest.mark.parametrize("tp", (1, 4))
+@pytest.mark.parametrize("model_type", part(PUBLISHED, OTHERS))
+def test_one_of_a_published_size_is_small_and_runs(model_type: str, tp: int) -> None:
+    model = on_meta(transformers.AutoConfig.for_model(model_type))
+    truth = Trial(type(model), model.config, tp).truth
+    assert torch.isfinite(truth.loss)
+    assert sum(p.numel() for p in truth.model.parameters()) < SMALL < LARGEST
+
+
+KINDS = ("deepseek_v3", "jamba", "qwen3_next", "recurrent_gemma", "bamba", "nemotron_h", "gemma3")
+
+
+@pytest.mark.parametrize("each", (1, 2))
+@pytest.mark.parametrize("model_type", KINDS)
+def test_it_has_every_kind_of_block(model_type: str, each: int) -> None:
+    config = transformers.AutoConfig.for_model(model_type)
+    whole, small = kinds(on_meta(config)), kinds(on_meta(next(small_configs(config, 1, each))))
+    assert {*whole} == {*small}
+    assert len(small) <= len(whole)
+
+
+def kinds(model: nn.Module) -> list[frozenset[str]]:
+    """Of each block the names of its parameters, experts under one number."""
+    return [
+        frozenset(re.sub(r"\.\d+\.", ".0.", name) for name, _ in block.named_parameters())
+        for block in model.get_submodule(family_of(model).blocks)
+    ]
+
+
+@given(st.integers(1, 16), st.integers(1, 16), st.sampled_from((1, 2, 3, 4, 8, 16)))
+@settings(deadline=None)
+def test_few_heads_stand_to_each_other_and_to_ranks_as_many_do(
+    groups: int, each: int, tp: int
+) -> None:
+    """Shared or not, several groups for a rank or several ranks for a group."""
+    heads, few_groups = small_heads(groups * each, groups, tp)
+    assert heads % few_groups == 0 and heads % tp == 0
+    assert (heads > few_groups) == (each > 1)
+    if groups % tp == 0:
+        assert few_groups % tp == 0
+        assert each == 1 or few_groups // tp == min(2, groups // tp)
+    elif tp % groups == 0 and each > 1:
+        assert few_groups == groups
