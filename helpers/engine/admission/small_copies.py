@@ -103,6 +103,7 @@ def _small_widths(config: Any, tp: int, each: int) -> None:
     override(config, num_attention_heads=heads, hidden_size=heads * HEAD)
     for name in widths:
         setattr(config, name, MLP * tp)
+    _small_rotary(config)
     _small_states(config)
 
 
@@ -126,6 +127,16 @@ def _narrow(config: Any, hidden: int) -> None:
             setattr(config, name, getattr(config, name) // before * hidden)
     if _counts(config, "num_heads") and _counts(config, "head_dim"):
         config.num_heads, config.head_dim = 2 * hidden // HEAD, HEAD
+
+
+def _small_rotary(config: Any) -> None:
+    """Rotary positions that have a number for each pair of a head's dimensions, of a small head."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    pairs = int(HEAD * (part or 1)) // 2
+    for name in ("short_factor", "long_factor"):
+        if isinstance(rope.get(name), list):
+            rope[name] = rope[name][:pairs]
 
 
 def _small_states(config: Any) -> None:

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from helpers.engine.admission.admitted import admitted_kind, kind_of
 from helpers.engine.admission.small_copies import small_configs, small_heads
 from helpers.engine.admission.trial import LARGEST, Trial
 from helpers.engine.models.architecture import family_of
+from helpers.engine.parallelize import lay_out
+from helpers.engine.plan import ParallelPlan
 from tests.support.matrix import part
 
 SMALL = 12_000_000  # parameters of a copy that is tried at once
@@ -39,6 +42,35 @@ def test_one_of_a_published_size_is_small_and_runs(model_type: str, tp: int) -> 
     truth = Trial(type(model), model.config, tp).truth
     assert torch.isfinite(truth.loss)
     assert sum(p.numel() for p in truth.model.parameters()) < SMALL < LARGEST
+
+
+@pytest.mark.parametrize("partial", (1.0, 0.75))
+def test_rotary_positions_by_the_pair_are_cut_with_the_head(partial: float) -> None:
+    """Phi-3.5 and Phi-4 have a factor for each of the 48 pairs that turn."""
+    factors = {"short_factor": [1.0] * 48, "long_factor": [1.5] * 48}
+    rope = {"rope_type": "longrope", "partial_rotary_factor": partial, **factors}
+    heads = 24 if partial < 1 else 32
+    config = transformers.Phi3Config(
+        num_attention_heads=heads,
+        rope_parameters=rope | {"rope_theta": 10000.0, "original_max_position_embeddings": 4096},
+        max_position_embeddings=131072,
+    )
+    assert torch.isfinite(Trial(transformers.Phi3ForCausalLM, config, 2).truth.loss)
+
+
+def test_what_follows_from_a_width_follows_from_the_copys() -> None:
+    """MiniCPM3 divides its logits by its width over 256. In the copy's place the model's own scale
+    was taken, and the pipeline refused."""
+    model = on_meta(transformers.AutoConfig.for_model("minicpm3"))
+    for plan in (ParallelPlan(), ParallelPlan(pp=2)):
+        family = admitted_kind(kind_of(model), plan, (None, None), "cpu", lay_out)
+        assert not family.whole_logits
+
+
+def test_noise_of_a_router_is_no_difference() -> None:
+    model = on_meta(transformers.AutoConfig.for_model("phimoe"))
+    assert model.config.router_jitter_noise > 0
+    admitted_kind(kind_of(model), ParallelPlan(), (None, None), "cpu", lay_out)
 
 
 KINDS = ("deepseek_v3", "jamba", "qwen3_next", "recurrent_gemma", "bamba", "nemotron_h", "gemma3")

@@ -165,6 +165,17 @@ def test_a_rule_that_is_overlooked_is_found_by_the_check() -> None:
     assert "would not be exact under tp=2" in words and "dp_shard and dp_replicate" in words
 
 
+def whole_logits(model_type: str, plan: ParallelPlan) -> bool:
+    return parallelize(models.small_model(model_type), plan, mesh_of(plan)).family.whole_logits
+
+
+def test_a_base_that_transformers_calls_by_another_name_is_found() -> None:
+    """Llama 4's base is `model`, not `language_model`; its logits were all made at once for that,
+    and its MLP stayed whole."""
+    for plan in (ParallelPlan(tp=2), ParallelPlan(pp=2)):
+        assert pool(2).run(whole_logits, "llama4_text", plan) == [False, False]
+
+
 def test_attention_says_what_it_does_not_compute() -> None:
     from helpers.engine.models.attention import _interface
 
