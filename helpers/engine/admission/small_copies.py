@@ -29,7 +29,7 @@ SIZES = {
     "state_size ssm_state_size mamba_d_state mamba_dt_rank time_step_rank rank": 8,
     "mamba_n_groups n_groups": 1,
     "mamba_chunk_size chunk_size index_topk": 8,
-    "decoder_vocab_size vocab_size_per_layer_input": VOCABULARY,
+    "decoder_vocab_size vocab_size_per_layer_input entity_vocab_size": VOCABULARY,
     "hidden_size_per_layer_input": HEAD,
 }
 # what makes up the width of a state space, which is twice the model's: all of it, heads, a head
@@ -116,7 +116,7 @@ def small_heads(heads: int, groups: int, tp: int) -> tuple[int, int]:
     if groups % tp == 0:
         groups = min(groups, 2 * tp)
         return max(HEADS, 2 * groups), groups
-    return math.lcm(groups, 2 * tp), groups
+    return math.lcm(groups, tp * -(-HEADS // tp)), groups
 
 
 def _narrow(config: Any, hidden: int) -> None:

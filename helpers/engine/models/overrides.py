@@ -8,7 +8,7 @@ from .families import MLP_WIDTHS, kv_heads
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers")
 SIZES = ("hidden_size", "num_attention_heads")
 # as wide as the model, where they were
-AS_WIDE = ("word_embed_proj_dim", "embedding_size", "lru_width")
+AS_WIDE = ("word_embed_proj_dim", "embedding_size", "lru_width", "pooler_hidden_size")
 
 
 def override(config: Any, **fields: Any) -> None:
