@@ -24,13 +24,14 @@ from torch.distributed.fsdp import FSDPModule
 
 from helpers.engine.admission.admitted import check_alone
 from helpers.engine.data_parallel.axes import data_group, token_group
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError
 from helpers.engine.files.weights import tie, tied
 from helpers.engine.messages.boards import memory_of_boards
 from helpers.engine.messages.carriers import Done
 from helpers.engine.models.architecture import candidates
 from helpers.engine.models.configurations import check_length
 from helpers.engine.models.families import Family
+from helpers.engine.models.objectives import CAUSAL, build
 from helpers.engine.parallelize import lay_out, parallelize
 from helpers.engine.pipeline.messages import PipelineMessages, message_groups
 from helpers.engine.plan import AXES, ParallelPlan
@@ -117,7 +118,8 @@ def dry_run(
     Raises:
         UserError: the plan does not fit the model or would not be exact, there is no such rank, the
             model has too few positions, a number is not above 0, the plan compiles, or offloads to
-            the same memory, a process group is there already, or the model's class asks for values.
+            the same memory, a process group is there already, transformers cannot build the model,
+            or its class asks for values.
     """
     plan.validate(config)
     check_counts(batch, seq_len)
@@ -146,13 +148,9 @@ def dry_run(
 
 
 def _without_memory(config: Any) -> nn.Module:
-    transformers = need("transformers", "hf")
+    own = copy.deepcopy(config)  # laying a model out changes its configuration
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(
-            copy.deepcopy(config),  # laying a model out changes its configuration
-            dtype=torch.float32,
-            trust_remote_code=False,
-        )
+        return build(own, CAUSAL.task, torch.float32)
 
 
 def _step(

@@ -116,6 +116,12 @@ def test_a_dry_run_refuses_what_the_engine_refuses() -> None:
     assert str(caught.value).startswith("nanochat would not be exact under pp=2: its loss would be")
 
 
+def test_a_dry_run_says_in_a_line_what_transformers_cannot_build() -> None:
+    with pytest.raises(UserError) as caught:
+        dry_run(transformers.AutoConfig.for_model("dbrx"), ParallelPlan(), batch=2, seq_len=8)
+    assert str(caught.value).startswith("transformers cannot build this dbrx: ")
+
+
 SHARING = ("llama", "falcon-mqa", "olmo2", "phi3-grouped", "qwen3", "gemma3", "bloom", "neox")
 
 
