@@ -46,14 +46,15 @@ def candidates(model: nn.Module, tp: int, cp: int = 1) -> list[Family]:
     Raises:
         UserError: cp splits sequences, and the model's attention is not known.
     """
-    first, parts = family_of(model), ()
-    if tp > 1 and not first.recorded:
-        attention, rest = parts = split_rules(model)
+    first, less = family_of(model), []
+    if tp == 1:
+        less = [discover(model)]
+    elif not first.recorded:
+        attention, rest = split_rules(model)
         first = discover(model, attention | rest)
-    ways = [discover(model, part) for part in parts] if tp > 1 else [discover(model)]
-    ways = [way for way in ways if way.splits or tp == 1]
-    whole = [replace(way, whole_logits=True, head=None, top=None) for way in ways]
-    ways = [way for way in (first, *ways, *whole) if way.attention or cp == 1]
+        less = [way for part in (attention, rest) if (way := discover(model, part)).splits]
+    whole = [replace(way, whole_logits=True, head=None, top=None) for way in less]
+    ways = [way for way in (first, *less, *whole) if way.attention or cp == 1]
     if not ways:
         raise UserError(
             f"{first.name} cannot be split by cp={cp}: its attention is not found by a record here "

@@ -4,7 +4,11 @@ balanced_layers(gptj_6b, stages=6)        # (4, 5, 5, 5, 5, 4): fewer with embed
 """
 
 import heapq
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from itertools import accumulate
+from typing import Any
 
 from helpers.engine.pipeline.partition import SPEED, Cost, Costs, balance, check_stages
 from helpers.planner.shape.shape import Shape
@@ -54,3 +58,33 @@ def balance_costs(shape: Shape) -> tuple[int, int, int]:
     costs = Costs(embedding, (layer,) * shape.layers, head)
     embedding, layer, *_, head = costs.whole_shares(SPEED)
     return embedding, layer, head
+
+
+# a search makes thousands of jobs that differ in other things than their stages
+@lru_cache(maxsize=4096)
+def stages_by_rank(rank_of: tuple[int, ...], pp: int) -> tuple[tuple[int, ...], ...]:
+    """The stages of each pipeline rank."""
+    owned: list[list[int]] = [[] for _ in range(pp)]
+    for stage, owner in enumerate(rank_of):
+        owned[owner].append(stage)
+    return tuple(map(tuple, owned))
+
+
+@lru_cache(maxsize=4096)
+def layers_by_rank(layers: tuple[int, ...], rank_of: tuple[int, ...], pp: int) -> tuple[int, ...]:
+    """How many layers each pipeline rank has."""
+    return tuple(sum(layers[stage] for stage in own) for own in stages_by_rank(rank_of, pp))
+
+
+def of_each_kind(
+    kinds: Sequence[Hashable], layers: Sequence[int], stages: Sequence[int]
+) -> tuple[tuple[Any, int], ...]:
+    """The kinds of blocks in these stages, and how many blocks are of each.
+
+    Args:
+        kinds: of each block of the model, in order.
+        layers: of each stage.
+    """
+    begins = (0, *accumulate(layers))
+    own = (kind for stage in stages for kind in kinds[begins[stage] : begins[stage + 1]])
+    return tuple(Counter(own).items())

@@ -4,10 +4,8 @@ job = make_job(load_config("gptj-6b"), ParallelPlan(tp=8), batch=8, seq_len=1024
 job.tokens, job.layers, job.parameters_of(rank=0)
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -27,7 +25,12 @@ from helpers.planner.model.job_checks import (
     check_ulysses,
     splittable,
 )
-from helpers.planner.model.stage_layers import balanced_layers
+from helpers.planner.model.stage_layers import (
+    balanced_layers,
+    layers_by_rank,
+    of_each_kind,
+    stages_by_rank,
+)
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.parameters import (
     Held,
@@ -148,7 +151,7 @@ class Job:
 
     @cached_property
     def _owned(self) -> tuple[tuple[int, ...], ...]:
-        return _stages_by_rank(self.rank_of, self.plan.pp)
+        return stages_by_rank(self.rank_of, self.plan.pp)
 
     def layers_of(self, rank: int) -> int:
         """Layers of a pipeline rank, over all its stages."""
@@ -156,7 +159,7 @@ class Job:
 
     @cached_property
     def _layers_of(self) -> tuple[int, ...]:
-        return _layers_by_rank(tuple(self.layers), self.rank_of, self.plan.pp)
+        return layers_by_rank(tuple(self.layers), self.rank_of, self.plan.pp)
 
     def stride(self, axis: str) -> int:
         """How far apart neighbours along an axis are in the numbering of ranks."""
@@ -170,15 +173,8 @@ class Job:
 
     @cached_property
     def _blocks_of(self) -> tuple[tuple[tuple[tuple[Held, ...], int], ...], ...]:
-        kinds, begins = blocks_parameters(self.shape, self.plan.tp), (0, *accumulate(self.layers))
-        return tuple(
-            tuple(
-                Counter(
-                    held for stage in own for held in kinds[begins[stage] : begins[stage + 1]]
-                ).items()
-            )
-            for own in self._owned
-        )
+        kinds = blocks_parameters(self.shape, self.plan.tp)
+        return tuple(of_each_kind(kinds, self.layers, own) for own in self._owned)
 
     def blocks_of(self, rank: int) -> tuple[tuple[tuple[Held, ...], int], ...]:
         """The parameters of a pipeline rank's blocks by kind, and how many are of it."""
@@ -314,20 +310,7 @@ def make_job(
     return Job(shape, plan, batch, seq_len, way, adapters, optimizer, device)
 
 
-# a search makes thousands of jobs that differ in other things than their stages
-@lru_cache(maxsize=4096)
-def _stages_by_rank(rank_of: tuple[int, ...], pp: int) -> tuple[tuple[int, ...], ...]:
-    owned: list[list[int]] = [[] for _ in range(pp)]
-    for stage, owner in enumerate(rank_of):
-        owned[owner].append(stage)
-    return tuple(map(tuple, owned))
-
-
-@lru_cache(maxsize=4096)
-def _layers_by_rank(layers: tuple[int, ...], rank_of: tuple[int, ...], pp: int) -> tuple[int, ...]:
-    return tuple(sum(layers[stage] for stage in own) for own in _stages_by_rank(rank_of, pp))
-
-
+# a search makes thousands of jobs that differ in other things than their placement
 @lru_cache(maxsize=4096)
 def _strides(degrees: tuple[tuple[str, int], ...], placement: str) -> dict[str, int]:
     strides, apart, sizes = {}, 1, dict(degrees)
