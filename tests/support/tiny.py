@@ -130,6 +130,26 @@ def config(family: str, layers: int = 2) -> Any:
             final_logit_softcapping=15.0,
             pad_token_id=0,
         ),
+        # sinks, every other layer with a window of five tokens; experts
+        "gpt-oss": lambda: transformers.GptOssConfig(
+            **like_llama,
+            head_dim=8,
+            sliding_window=5,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            pad_token_id=0,
+            experts_implementation="eager",  # the other takes no float64
+        ),
+        # attention of low ranks, whose values are narrower than its keys
+        "deepseek": lambda: transformers.DeepseekV3Config(
+            **like_llama | {"num_key_value_heads": 4},
+            q_lora_rank=24,
+            kv_lora_rank=16,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=4,
+            v_head_dim=6,
+            first_k_dense_replace=layers,
+        ),
         "bert-mlm": lambda: transformers.BertConfig(**like_bert),
         "bert-classes": lambda: transformers.BertConfig(**like_bert),
         # its padding is a token like others here, and counts no position
@@ -161,6 +181,8 @@ DECODERS = (
     "gpt-neo",
     "opt",
     "bloom",
+    "gpt-oss",
+    "deepseek",
 )
 ENCODERS = ("bert-mlm", "bert-classes", "roberta-mlm", "roberta-classes")
 CLASSES = 3  # that rows are of, where rows are
@@ -198,6 +220,8 @@ def make_exact(model: nn.Module) -> None:
         "BloomAttention": ("forward", exact_bloom),
         "Olmo2RMSNorm": ("forward", exact_norm),
         "Qwen3RMSNorm": ("forward", exact_norm),
+        "GptOssRMSNorm": ("forward", exact_norm),
+        "DeepseekV3RMSNorm": ("forward", exact_norm),
         "Gemma3RMSNorm": ("forward", exact_gemma_norm),
     }
     for module in model.modules():

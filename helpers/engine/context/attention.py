@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -54,15 +55,18 @@ class Context:
         """Let compiled blocks call attention, and not compile it."""
         self.attend = torch.compiler.disable(self.attend)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **scores: Any) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, **scores: Any
+    ) -> Tensor:
         """Causal attention of this rank's queries to the whole sequence.
 
         Args:
-            q: [rows, heads, tokens, head_dim]; k, v may have fewer heads.
+            q: [rows, heads, tokens, head_dim]; k, v may have fewer heads, and v another width.
+            sinks: [heads], see models/sinks.py.
             scores: the fields of formula.Scores.
 
         Returns:
-            [rows, heads, tokens, head_dim].
+            [rows, heads, tokens, width of v].
 
         Raises:
             UserError: the model hands on other tokens than it was given.
@@ -73,4 +77,11 @@ class Context:
                 f"rank's {self.part.places.shape[2]} tokens: this model's layers change a row"
             )
         rule = Scores(**scores)
-        return WAYS[self.way].apply(q, k, v, self.part, rule, self.group, self.kept)
+        width = max(q.shape[3], v.shape[3])  # zeros change no score, and keys travel with values
+        states = (x if x.shape[3] == width else _widened(x, width) for x in (q, k, v))
+        out = WAYS[self.way].apply(*states, sinks, self.part, rule, self.group, self.kept)
+        return out[..., : v.shape[3]]
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (0, width - x.shape[-1]))

@@ -34,14 +34,16 @@ class Joined:
     """Attention of queries to what keys have come so far.
 
     q: [rows, heads, queries, head_dim]; out: of its shape in at least float32; lse: without the
-    last dim.
+    last dim. sinks: [heads], what came before any key: see models/sinks.py.
     """
 
-    def __init__(self, q: Tensor) -> None:
+    def __init__(self, q: Tensor, sinks: Tensor | None = None) -> None:
         wide = torch.promote_types(q.dtype, torch.float32)
         self.q = q
         self.out = torch.zeros(q.shape, dtype=wide, device=q.device)
         self.lse = torch.full(q.shape[:3], NOTHING, dtype=wide, device=q.device)
+        if sinks is not None:
+            self.lse.copy_(sinks[:, None])
 
     def add(self, k: Tensor, v: Tensor, rows: Rows, scores: Scores, part: int = 0) -> None:
         """Attend to the keys of a part as well, [rows, key heads, keys, head_dim]; `part` is its
@@ -93,6 +95,15 @@ class Gradients:
             found = _backward(*result, cut, pair, scores, (part, these.start or 0, number))
             for total, term, place in zip((self.q, self.k, self.v), found, places):
                 total[these, :, place] += term
+
+
+def of_sinks(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor | None:
+    """The gradient of the sinks, [heads], of which `out` and its log-sum-exp know: a weight more,
+    whose value is zero."""
+    if sinks is None:
+        return None
+    weights = (sinks[:, None] - lse).exp()
+    return -(weights * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
 
 
 def _each(rows: Rows) -> Iterator[tuple[slice, int, Pair]]:

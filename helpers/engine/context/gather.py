@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from ..messages.carriers import gather_single, scatter_single
-from .blockwise import Gradients, Joined
+from .blockwise import Gradients, Joined, of_sinks
 from .formula import Scores
 from .kept import Kept
 from .parts import Part
@@ -32,19 +32,20 @@ class Gathered(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
         part: Part,
         scores: Scores,
         group: ProcessGroup,
         kept: Kept,
     ) -> Tensor:
         ctx.call = part, scores, group
-        out, lse = kept.or_else(lambda: _forward(q, k, v, part, scores, group))
-        ctx.save_for_backward(q, k, v, out, lse)
+        out, lse = kept.or_else(lambda: _forward(q, k, v, sinks, part, scores, group))
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, sinks, out, lse = ctx.saved_tensors
         part, scores, group = ctx.call
         every = _gathered(k, v, group)
         of_q = torch.zeros_like(q, dtype=lse.dtype)
@@ -56,13 +57,20 @@ class Gathered(torch.autograd.Function):
             )
         of_pair = torch.empty_like(of_every[0])
         scatter_single(of_pair, of_every.flatten(0, 1), group)
-        return *(x.to(q.dtype) for x in (of_q, *of_pair)), None, None, None, None
+        of_inputs = (x.to(q.dtype) for x in (of_q, *of_pair))
+        return *of_inputs, of_sinks(grad, out, lse, sinks), None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, group: ProcessGroup
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    part: Part,
+    scores: Scores,
+    group: ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    joined = Joined(q)
+    joined = Joined(q, sinks)
     for owner, pair in enumerate(_gathered(k, v, group)):
         joined.add(*pair, part.rows(owner, scores.window), scores, owner)
     return joined.out.to(q.dtype), joined.lse

@@ -19,14 +19,15 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from ..messages.carriers import Shift
-from .blockwise import Gradients, Joined
+from .blockwise import Gradients, Joined, of_sinks
 from .formula import Scores
 from .kept import Kept
 from .parts import Part
 
 
 class Ring(torch.autograd.Function):
-    """q: [rows, heads, tokens, head_dim], k and v with as many heads or fewer; to q's shape."""
+    """q: [rows, heads, tokens, head_dim], k and v with as many heads or fewer, sinks: [heads] or
+    None; to q's shape."""
 
     @staticmethod
     def forward(
@@ -34,26 +35,34 @@ class Ring(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
         part: Part,
         scores: Scores,
         group: ProcessGroup,
         kept: Kept,
     ) -> Tensor:
         ctx.call = part, scores, group
-        out, lse = kept.or_else(lambda: _forward(q, k, v, part, scores, group))
-        ctx.save_for_backward(q, k, v, out, lse)
+        out, lse = kept.or_else(lambda: _forward(q, k, v, sinks, part, scores, group))
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        return *_backward(grad, (q, k, v), out, lse, *ctx.call), None, None, None, None
+        q, k, v, sinks, out, lse = ctx.saved_tensors
+        of_inputs = _backward(grad, (q, k, v), out, lse, *ctx.call)
+        return *of_inputs, of_sinks(grad, out, lse, sinks), None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, group: ProcessGroup
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    part: Part,
+    scores: Scores,
+    group: ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    joined, pair = Joined(q), torch.stack((k, v))
+    joined, pair = Joined(q, sinks), torch.stack((k, v))
     for step in range(part.ranks):
         coming = Shift(pair, group) if step < part.ranks - 1 else None
         owner = (part.rank - step) % part.ranks

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from ..messages.carriers import exchange
-from .blockwise import Gradients, Joined
+from .blockwise import Gradients, Joined, of_sinks
 from .formula import Scores, of_groups
 from .kept import Kept
 from .parts import Part
@@ -33,19 +33,20 @@ class Ulysses(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
         part: Part,
         scores: Scores,
         group: ProcessGroup,
         kept: Kept,
     ) -> Tensor:
         ctx.call = part, scores, group
-        mine, out, lse = kept.or_else(lambda: _forward(q, k, v, part, scores, group))
-        ctx.save_for_backward(q, k, v, out, lse)
+        mine, out, lse = kept.or_else(lambda: _forward(q, k, v, sinks, part, scores, group))
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
         return mine
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, sinks, out, lse = ctx.saved_tensors
         part, scores, group = ctx.call
         inputs = _whole_rows((q, k, v), part, group)
         found = Gradients(*(torch.zeros_like(x, dtype=lse.dtype) for x in inputs))
@@ -56,15 +57,22 @@ class Ulysses(torch.autograd.Function):
             of_groups(to_tokens(x, part, group), like)
             for x, like in zip((found.q, found.k, found.v), (q, k, v))
         )
-        return *(x.to(q.dtype) for x in of_inputs), None, None, None, None
+        found = (x.to(q.dtype) for x in of_inputs)
+        return *found, _of_all_sinks(grad, out, lse, sinks, group), None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, group: ProcessGroup
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    part: Part,
+    scores: Scores,
+    group: ProcessGroup,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result at this rank's tokens, the result at its heads, and their log-sum-exp."""
     q, k, v = _whole_rows((q, k, v), part, group)
-    joined = Joined(q)
+    joined = Joined(q, _own(sinks, group))
     joined.add(k, v, part.whole_rows(scores.window), _of_heads(scores, group), part.rank)
     out = joined.out.to(q.dtype)
     return to_tokens(out, part, group), out, joined.lse
@@ -78,9 +86,23 @@ def _whole_rows(inputs: tuple[Tensor, ...], part: Part, group: ProcessGroup) -> 
 
 
 def _of_heads(scores: Scores, group: ProcessGroup) -> Scores:
-    if scores.key_bias is None:
-        return scores
-    return replace(scores, key_bias=scores.key_bias.chunk(group.size())[group.rank()])
+    return replace(scores, key_bias=_own(scores.key_bias, group))
+
+
+def _own(of_heads: Tensor | None, group: ProcessGroup) -> Tensor | None:
+    """This rank's heads of what has [heads, ..]."""
+    return None if of_heads is None else of_heads.chunk(group.size())[group.rank()]
+
+
+def _of_all_sinks(
+    grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None, group: ProcessGroup
+) -> Tensor | None:
+    """The gradient of the sinks, of which this rank has that of its heads."""
+    if sinks is None:
+        return None
+    found = torch.zeros_like(sinks)
+    _own(found, group).copy_(of_sinks(grad, out, lse, _own(sinks, group)))
+    return found
 
 
 def to_heads(x: Tensor, part: Part, group: ProcessGroup) -> Tensor:

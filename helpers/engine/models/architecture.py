@@ -75,12 +75,14 @@ def rules_of(model: nn.Module) -> tuple[BlockRules, BlockRules]:
 
 
 def split_rules(model: nn.Module) -> tuple[BlockRules, BlockRules]:
-    """The same for several ranks of tp: without an attention that has parameters beside its layers,
-    as sinks or weights of the difference of two, for what it computes of them needs all heads."""
+    """The same for several ranks of tp: without an attention that has parameters beside its layers
+    and those of single heads, as weights of the difference of two, for what it computes of them
+    needs all heads."""
     attention, rest = rules_of(model)
-    for block in model.get_submodule(_blocks(model)) if attention.attention else ():
-        path = attention.attention
-        if has(block, path) and any(True for _ in block.get_submodule(path).parameters(False)):
+    path = attention.attention
+    for block in model.get_submodule(_blocks(model)) if path else ():
+        own = block.get_submodule(path).named_parameters(path, False) if has(block, path) else ()
+        if any(name not in attention.per_head for name, _ in own):
             return BlockRules(), rest
     return attention, rest
 

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..tensor.shards import local
+from .sinks import before_first
 
 NAME = "helpers"  # under which transformers finds our attention
 # what transformers hands on beside: already in the mask, of caches, of kernels of other names, or
@@ -36,6 +38,7 @@ def attend(
     softcap: float | None = None,
     window: int | None = None,
     key_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention over this rank's heads, causal where no mask is given.
 
@@ -44,7 +47,8 @@ def attend(
             it has a context with a part of the rows, attention is over the whole sequence; where it
             has documents, inside each of them. `mask` is then not looked at, and `window` and
             `key_bias` are.
-        query, key, value: [batch, heads, seq, head_dim]; key and value may have fewer heads.
+        query, key, value: [batch, heads, seq, head_dim]; key and value may have fewer heads, and
+            value another width.
         mask: additive or boolean, broadcastable to [batch, heads, seq, keys]; None means causal.
         dropout: probability, 0 outside training.
         scale: of the scores; 1/sqrt(head_dim) where None.
@@ -52,28 +56,42 @@ def attend(
         softcap: bounds the scores to softcap tanh(score / softcap); none of torch's kernels does.
         window: keys that a query sees at most, which a mask says too.
         key_bias: [heads, seq], added to the scores by the key's place, which a mask says too.
+        sinks: [heads], see sinks.py.
 
     Returns:
-        [batch, seq, heads, head_dim].
+        [batch, seq, heads, width of a value].
+
+    Raises:
+        UserError: both a softcap and sinks, of which nobody says whether they are capped.
     """
+    if softcap is not None and sinks is not None:
+        raise UserError("attention with a softcap and sinks at once is not computed here")
     if boundary.context is not None and boundary.context.part is not None:
-        return _over_context(
-            boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
+        out = _over_context(
+            boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias, sinks
         )
-    if boundary.documents is not None:
-        return _over_documents(
-            boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
+    elif boundary.documents is not None:
+        out = _over_documents(
+            boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias, sinks
         )
-    causal = causal and mask is None
-    if causal and query.shape[2] == 1:  # by a branch: of a compiled shape `> 1` would be a symbol
-        causal = False
-    with boundary.own_stream(True) if dropout > 0 else nullcontext():
-        out = _whole(query, key, value, mask, dropout, scale, causal, softcap)
-    return out.transpose(1, 2)
+    else:
+        causal = causal and mask is None
+        if causal and query.shape[2] == 1:  # by a branch: `> 1` of a compiled shape is a symbol
+            causal = False
+        with boundary.own_stream(True) if dropout > 0 else nullcontext():
+            out = _whole(query, key, value, mask, dropout, scale, causal, softcap, sinks)
+    return out.transpose(1, 2).contiguous()  # some classes take a view of it
 
 
-def _whole(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
-    """[batch, heads, seq, head_dim]; arguments as of `attend`."""
+def _whole(query, key, value, mask, dropout, scale, causal, softcap, sinks) -> Tensor:
+    """[batch, heads, seq, width of a value]; arguments as of `attend`."""
+    if sinks is not None:
+        scale = scale or query.shape[3] ** -0.5
+        longer = before_first(query, key, value, mask, sinks, scale)
+        return _whole(*longer, dropout, scale, causal, softcap, None)[:, :, 1:]
+    if value.shape[3] < query.shape[3]:  # the fused kernels are for one width
+        value, width = F.pad(value, (0, query.shape[3] - value.shape[3])), value.shape[3]
+        return _whole(query, key, value, mask, dropout, scale, causal, softcap, None)[..., :width]
     if softcap is not None:
         return _capped(query, key, value, mask, dropout, scale, causal, softcap)
     return F.scaled_dot_product_attention(
@@ -89,32 +107,32 @@ def _whole(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
 
 
 def _over_documents(
-    boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
+    boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias, sinks
 ) -> Tensor:
-    """Attention inside the documents of packed rows; arguments and result as of `attend`."""
+    """Attention inside the documents of packed rows; arguments and result as of `_whole`."""
     if not causal:
         raise UserError("packed rows have causal attention, and this model asks for another kind")
 
     def attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return _whole(q, k, v, mask, dropout, scale, mask is None, softcap)
+        return _whole(q, k, v, mask, dropout, scale, mask is None, softcap, sinks)
 
     with boundary.own_stream(True) if dropout > 0 else nullcontext():
-        out = boundary.by_documents(attend_one, query, key, value, window, key_bias)
-    return out.transpose(1, 2)
+        return boundary.by_documents(attend_one, query, key, value, window, key_bias)
 
 
 def _over_context(
-    boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias
+    boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias, sinks
 ) -> Tensor:
-    """Attention over the ranks of cp; arguments and result as of `attend`."""
+    """Attention over the ranks of cp; arguments and result as of `_whole`."""
     if not causal:
         raise UserError("cp splits causal attention, and this model asks for another kind")
     with boundary.own_stream(True) if dropout > 0 else nullcontext():
         seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
-    out = boundary.context.attend(
+    return boundary.context.attend(
         query,
         key,
         value,
+        sinks,
         scale=scale or query.shape[3] ** -0.5,
         softcap=softcap,
         window=window,
@@ -122,7 +140,6 @@ def _over_context(
         dropout=dropout,
         seed=seed,
     )
-    return out.transpose(1, 2)
 
 
 def _capped(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
@@ -178,6 +195,7 @@ def _interface(
     scaling: float | None = None,
     is_causal: bool | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """`attend` with the signature that transformers calls.
@@ -202,5 +220,6 @@ def _interface(
         causal=causal,
         softcap=softcap,
         window=kwargs.get("sliding_window"),
+        sinks=local(s_aux),
     )
     return out, None

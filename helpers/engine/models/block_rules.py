@@ -1,10 +1,13 @@
 """Which linear layers of a block tp splits, and how, by the block's own modules.
 
     q_proj k_proj v_proj | o_proj        by the names of queries, keys and values
+    q_b_proj kv_b_proj   | o_proj        the same out of low ranks, into which layers stay whole
     gate_proj up_proj    | down_proj     by shape: out of the hidden width, and back into it
 
-What has neither (experts, state spaces, low-rank attention) stays whole on each rank. A name can
-mislead, so what is found here is not believed but tried: see the room admission.
+What has none of these (experts, state spaces) stays whole on each rank. A name can mislead, so what
+is found here is not believed but tried: see the room admission.
+
+Source of the low ranks: DeepSeek-AI 2024, DeepSeek-V2, section 2.1.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,10 +19,15 @@ from torch import nn
 from .families import kv_heads
 
 SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
+LOW_RANK = (("q_b_proj", "kv_b_proj"), ("q_proj", "kv_b_proj"))
+OUT_OF_LOW_RANK = ("q_b_proj", "kv_b_proj")
+INTO_LOW_RANK = ("q_a_proj", "kv_a_proj_with_mqa")
 BY_HEAD = "query_key_value"  # a head's query, key and value after another
-FUSED = (BY_HEAD, "qkv_proj")  # the other: all queries, all keys, all values
+FUSED = ((BY_HEAD,), ("qkv_proj",))  # the other: all queries, all keys, all values
+SCHEMES = (*SEPARATE, *LOW_RANK, *FUSED)
 OUT = ("o_proj", "out_proj", "dense")
 ATTENTION = "att"  # in the path of all that belongs to it
+PER_HEAD = ("sinks",)  # an attention's own parameters, of which each head has a number
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class BlockRules:
     packed: dict[str, int] = field(default_factory=dict)
     shared_kv: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
+    per_head: tuple[str, ...] = ()
     row: tuple[str, ...] = ()
 
     def __or__(self, other: "BlockRules") -> "BlockRules":
@@ -60,39 +69,46 @@ def block_rules(blocks: Iterable[nn.Module], config: Any) -> tuple[BlockRules, B
             for path, module in block.named_modules()
             if isinstance(module, nn.Linear) and "experts" not in path.split(".")
         }
-        attention |= _attention(linears, config)
+        attention |= _attention(block, linears, config)
         others = {path: layer for path, layer in linears.items() if ATTENTION not in path}
         for mlp in _mlps(block, others, config):
             rest |= mlp
     return attention, rest
 
 
-def _attention(linears: dict[str, nn.Linear], config: Any) -> BlockRules:
+def _attention(block: nn.Module, linears: dict[str, nn.Linear], config: Any) -> BlockRules:
     """Queries, keys and values that one module makes, and the layer that their heads go to."""
-    for path in linears:
-        parent, _, name = path.rpartition(".")
-        here = {other for other in linears if other.rpartition(".")[0] == parent}
-        names = next((each for each in SEPARATE if each[0] == name), (name,))
-        parts = tuple(f"{parent}.{one}" for one in names)
-        if not parent or not here.issuperset(parts) or not (parts[1:] or name in FUSED):
+    for parent in dict.fromkeys(path.rpartition(".")[0] for path in linears):
+        here = {path for path in linears if path.rpartition(".")[0] == parent}
+        named = [tuple(f"{parent}.{name}" for name in names) for names in SCHEMES]
+        parts = next((each for each in named if here.issuperset(each)), None)
+        if not parent or parts is None:
             continue
         queries, head = _widths(linears, parts, config)
         out = _out(parent, linears, queries)
-        gates = here - {*parts, out}
-        # all else is something of its own: low-rank queries, an index of keys
+        whole = {f"{parent}.{name}" for name in INTO_LOW_RANK} if _low_rank(parts) else set()
+        gates = here - {*parts, out} - whole
+        # all else is something of its own, as an index of keys
         if out and all(linears[gate].out_features in (queries, queries // head) for gate in gates):
             return BlockRules(
                 attention=parent,
                 sublayers=(parent,),
                 row=(out,),
+                per_head=tuple(
+                    f"{parent}.{name}"
+                    for name, _ in block.get_submodule(parent).named_parameters(recurse=False)
+                    if name in PER_HEAD
+                ),
                 **_kinds(parts, tuple(sorted(gates)), config),
             )
     return BlockRules()
 
 
 def _widths(linears: dict[str, nn.Linear], parts: tuple[str, ...], config: Any) -> tuple[int, int]:
-    """Numbers of all queries of a token, which attention turns into as many, and of a head."""
+    """Numbers of a token that attention gives, mostly as many as its queries, and of a head."""
     first, groups = linears[parts[0]], kv_heads(config)
+    if _low_rank(parts):
+        return config.num_attention_heads * config.v_head_dim, config.v_head_dim
     if parts[1:]:
         return first.out_features, max(1, linears[parts[1]].out_features // groups)
     heads = config.num_attention_heads
@@ -103,6 +119,8 @@ def _widths(linears: dict[str, nn.Linear], parts: tuple[str, ...], config: Any) 
 def _kinds(parts: tuple[str, ...], gates: tuple[str, ...], config: Any) -> dict[str, Any]:
     """How the layers of queries, keys and values are split, and gates of what attention gives."""
     first, *others = parts
+    if _low_rank(parts):
+        return {"column": (*parts, *gates)}
     if others:
         return {"column": (first, *gates), "shared_kv": tuple(others)}
     if first.endswith(BY_HEAD):
@@ -110,6 +128,10 @@ def _kinds(parts: tuple[str, ...], gates: tuple[str, ...], config: Any) -> dict[
     if kv_heads(config) == config.num_attention_heads:
         return {"column": gates, "packed": {first: 3}}
     return {"column": gates, "gathered": (first,)}
+
+
+def _low_rank(parts: tuple[str, ...]) -> bool:
+    return parts[-1].endswith("kv_b_proj")
 
 
 def _out(parent: str, linears: dict[str, nn.Linear], width: int) -> str | None:

@@ -25,6 +25,7 @@ class Family:
         shared_kv: column layers of keys or values, held whole where ranks outnumber their heads.
         gathered: column layers of all queries, then keys, then values, with fewer heads of these:
             no split of rows gives a rank its heads, so ranks gather the rows that they share.
+        per_head: the attention's own parameters that have a number for each head, as sinks.
     `forwards`: block path to a forward of our own, always bound.
     `parallel_residual`: of a configuration, are attention and MLP added to one residual together?
     `parallel_forward`: the block's forward where they do.
@@ -46,6 +47,7 @@ class Family:
     packed: dict[str, int] = field(default_factory=dict)
     shared_kv: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
+    per_head: tuple[str, ...] = ()
     top: str | None = None
     forwards: dict[str, Callable] = field(default_factory=dict)
     parallel_residual: Callable[[Any], bool] = lambda config: False

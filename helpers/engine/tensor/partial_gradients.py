@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ..messages.carriers import all_reduce
 from ..models.architecture import has, text_config
+from ..models.block_rules import OUT_OF_LOW_RANK
 from ..models.families import Family, kv_heads
 from . import layers
 from .boundary import Boundary
@@ -63,10 +64,11 @@ def mark_inside(
 ) -> None:
     """What of a split sublayer every rank holds whole, as norms of single heads, sees the part of
     the gradient that comes from this rank's heads. A norm of a split width is split, too."""
-    widths = split_widths(model.config, family, block)
     for sublayer in sublayers:
+        widths = split_widths(model.config, family, block, sublayer)
         for path, module in block.get_submodule(sublayer).named_modules(prefix=sublayer):
-            names = [name for name, _ in module.named_parameters(recurse=False)]
+            own = module.named_parameters(recurse=False)
+            names = [name for name, _ in own if f"{path}.{name}" not in family.per_head]
             if path in family.split_layers or not names:
                 continue
             if splits_norm(module, widths):
@@ -77,10 +79,14 @@ def mark_inside(
             model.partial_gradients |= {f"{prefix}.{path}.{name}" for name in names}
 
 
-def split_widths(config: Any, family: Family, block: nn.Module) -> dict[int, str]:
-    """Widths inside the boundary of which a rank has a part, and the layer whose rows they are.
-    Norms of single heads are as wide as a head, and whole."""
-    paths = [path for path in (*family.shared_kv, *family.column) if has(block, path)]
+def split_widths(config: Any, family: Family, block: nn.Module, sublayer: str) -> dict[int, str]:
+    """Widths inside a sublayer of which a rank has a part, and the layer whose rows they are.
+    Norms of single heads are as wide as a head, and whole, as are those of low ranks."""
+    paths = [
+        path
+        for path in (*family.shared_kv, *family.column)
+        if has(block, path) and inside(path, sublayer) and not path.endswith(OUT_OF_LOW_RANK)
+    ]
     layers = {path: block.get_submodule(path) for path in paths}
     groups = kv_heads(text_config(config)) if family.shared_kv else 1
     heads = {layers[path].out_features // groups for path in family.shared_kv if path in layers}

@@ -20,6 +20,7 @@ from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
 from .layers import bind
 from .partial_gradients import inside, mark, mark_inside, mark_outside
+from .shards import shard_parameter
 
 # kind of layer -> its forward, and the dim along which each of its parameters is split
 LINEAR: dict[str, tuple[Any, dict[str, int]]] = {
@@ -114,6 +115,10 @@ def split_block(
         _share_rows(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
+    for path, _ in list(block.named_parameters()) if boundary.size > 1 else ():
+        if path in family.per_head:
+            owner, _, name = path.rpartition(".")
+            shard_parameter(block.get_submodule(owner), name, boundary.mesh, 0)
     here = [path for path in family.sublayers if has_split(block, family, path)]
     if any(inside(family.attention, path) for path in here):
         find(block, family.attention, family).boundary = boundary

@@ -114,16 +114,19 @@ def _one_for_all(blocks: list[nn.Module], model_type: str) -> nn.Module:
 
 def _held(block: nn.Module, family: Family, config: Any) -> Iterator[Held]:
     """A block's parameters, as tensor/split.py of the engine cuts them."""
-    widths = split_widths(config, family, block)
     here = [sublayer for sublayer in family.sublayers if has_split(block, family, sublayer)]
+    widths_of = {sublayer: split_widths(config, family, block, sublayer) for sublayer in here}
     for path, parameter in block.named_parameters():
         owner, _, name = path.rpartition(".")
         sizes = tuple(parameter.shape)
+        around = next((one for one in here if inside(owner, one)), None)
         if owner in family.split_layers:
             yield _of_layer(block.get_submodule(owner), owner, name, family)
-        elif not any(inside(owner, sublayer) for sublayer in here):
+        elif around is None:
             yield Held(sizes, None, OUTSIDE)
-        elif splits_norm(block.get_submodule(owner), widths):
+        elif path in family.per_head:
+            yield Held(sizes, 0)
+        elif splits_norm(block.get_submodule(owner), widths := widths_of[around]):
             yield Held(sizes, 0, KV if widths[sizes[0]] in family.shared_kv else "")
         else:
             yield Held(sizes, None, INNER)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helpers.engine.context import blockwise, formula
 from helpers.engine.context.balance import SPLITS
-from helpers.engine.context.blockwise import Gradients, Joined
+from helpers.engine.context.blockwise import Gradients, Joined, of_sinks
 from helpers.engine.context.formula import Scores
 from helpers.engine.context.parts import Share, share
 from helpers.engine.models.documents import PADDING
@@ -35,6 +35,7 @@ def cases(draw) -> dict:
         "window": draw(st.none() | st.integers(1, 9)),
         "softcap": draw(st.none() | st.floats(0.5, 3.0)),
         "biased": draw(st.booleans()),
+        "sinks": draw(st.booleans()),
         "key_heads": draw(st.sampled_from((1, 2, 4))),
         "dropout": draw(st.sampled_from((0.0, 0.0, 0.4))),
         "by_formula": draw(st.booleans()),
@@ -98,32 +99,38 @@ def test_parts_are_joined_to_one_softmax_and_so_are_their_gradients(case):
         values = values + bias[:, None]
     seen = visible(case, documents, rows)
     padding = ~seen.any(3)
-    weights = values.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
+    sinks = torch.randn(HEADS, dtype=torch.float64, requires_grad=True) if case["sinks"] else None
+    values = values.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        values = torch.cat((sinks.view(-1, 1, 1).expand(*values.shape[:3], 1), values), -1)
+    weights = values.softmax(-1)[..., -length:].masked_fill(~seen, 0.0)
     weights = weights * kept(case, shares, scores, length)
     expected = weights @ v.repeat_interleave(HEADS // v.shape[1], 1)
     grad = torch.randn_like(expected).masked_fill(padding.unsqueeze(3), 0.0)
     expected.backward(grad)
 
     found = [torch.zeros_like(x) for x in (expected, q, k, v)]
+    found += [] if sinks is None else [torch.zeros_like(sinks)]
+    inputs = (q, k, v) if sinks is None else (q, k, v, sinks)
     with pytest.MonkeyPatch.context() as patch:
         if case["by_formula"]:
             patch.setattr(blockwise, "_has_kernel", lambda *_: False)
         for rank, own in enumerate(shares):
-            attend(rank, own, scores_by_rank(scores, rank), grad, (q, k, v), found, ranks)
-    for name, ours, theirs in zip("oqkv", found, (expected, q.grad, k.grad, v.grad)):
+            attend(rank, own, scores_by_rank(scores, rank), grad, inputs, found, ranks)
+    for name, ours, theirs in zip("oqkvs", found, (expected, *(x.grad for x in inputs))):
         assert torch.allclose(ours, theirs, atol=1e-12), name
 
 
 def attend(rank, own, scores, grad, inputs, found, ranks) -> None:
     """What one rank computes, put where it belongs."""
-    q, k, v = (x.detach() for x in inputs)
+    q, k, v, *sinks = (x.detach() for x in inputs)
     places = [own.part.places[r].expand(len(q), -1) for r in range(ranks)]
 
     def index(r: int, like: Tensor) -> Tensor:
         return places[r][:, None, :, None].expand(-1, like.shape[1], -1, DIM)
 
     mine = q.gather(2, index(rank, q))
-    joined = Joined(mine)
+    joined = Joined(mine, *sinks)
     theirs = [(k.gather(2, index(r, k)), v.gather(2, index(r, v))) for r in range(ranks)]
     for owner, pair in enumerate(theirs):
         joined.add(*pair, own.part.rows(owner, scores.window), scores, owner)
@@ -140,9 +147,11 @@ def attend(rank, own, scores, grad, inputs, found, ranks) -> None:
             scores,
             owner,
         )
-        for total, term in zip(found[2:], of_pair):
+        for total, term in zip(found[2:4], of_pair):
             total.scatter_add_(2, index(owner, total), term)
     found[1].scatter_add_(2, index(rank, q), of_q)
+    if sinks:
+        found[4] += of_sinks(grad, joined.out, joined.lse, *sinks)
 
 
 @settings(max_examples=60, deadline=None)

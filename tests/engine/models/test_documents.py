@@ -17,6 +17,8 @@ cases = st.fixed_dictionaries(
         "window": st.none() | st.integers(1, 8),
         "bias": st.booleans(),
         "softcap": st.none() | st.just(3.0),
+        "sinks": st.booleans(),
+        "value": st.sampled_from((8, 5)),  # its width
     }
 )
 
@@ -37,9 +39,15 @@ def test_documents_one_by_one_are_as_under_a_mask(case):
     batch, length = documents.shape
     if case["softcap"] and (case["bias"] or case["window"]):
         case["bias"], case["window"] = False, None  # no class has both
+    case["sinks"] &= not case["softcap"]  # nor these
     torch.manual_seed(0)
     sizes = (4, 4 // case["groups"], 4 // case["groups"])
-    given_states = [torch.randn(batch, heads, length, 8, dtype=torch.float64) for heads in sizes]
+    widths = (8, 8, case["value"])
+    given_states = [
+        torch.randn(batch, heads, length, width, dtype=torch.float64)
+        for heads, width in zip(sizes, widths, strict=True)
+    ]
+    sinks = torch.randn(4, dtype=torch.float64)
     bias = torch.randn(4, length, dtype=torch.float64) if case["bias"] else None
     mask = attention_mask(documents)
     if case["window"]:
@@ -49,7 +57,11 @@ def test_documents_one_by_one_are_as_under_a_mask(case):
 
     def result(boundary: Boundary, **how) -> list[torch.Tensor]:
         states = [state.clone().requires_grad_() for state in given_states]
-        out = attend(boundary, *states, softcap=case["softcap"], **how)
+        own = sinks.clone().requires_grad_()
+        states += [own] if case["sinks"] else []
+        out = attend(
+            boundary, *states[:3], softcap=case["softcap"], sinks=(states[3:] or [None])[0], **how
+        )
         real = (documents != PADDING)[:, :, None, None]  # what padding gets is nothing to anybody
         (out * real).square().sum().backward()
         return [out * real, *(state.grad for state in states)]

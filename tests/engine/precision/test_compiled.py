@@ -39,7 +39,8 @@ def check(family: str, plan: ParallelPlan) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", part(("gpt2",), ("bert-mlm", "gptj", "neox", "falcon-new", "llama"))
+    "family",
+    part(("gpt2",), ("bert-mlm", "deepseek", "gptj", "gpt-oss", "neox", "falcon-new", "llama")),
 )
 def test_compiled_equals_one_process(family: str) -> None:
     pool(1).run(check, family, ParallelPlan(compile=True))
