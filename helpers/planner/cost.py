@@ -60,14 +60,14 @@ def forward_flops(shape: Shape, batch: int, seq_len: int, attention: str = "full
 def train_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -> float:
     """FLOPs that training one token takes: 6·N + 12·layers·width·seq.
 
-    Forward and backward, nothing recomputed. N is every parameter, the embedding too. The second
-    term is the attention scores over the full sequence; `attention="causal"` counts half of it, the
-    part that a causal mask leaves.
+    Forward and backward, nothing recomputed. N is every parameter, the embedding too, but of
+    experts only those that a token goes through. The second term is the attention scores over the
+    full sequence; `attention="causal"` counts half of it, the part that a causal mask leaves.
 
-    Source: arXiv 2204.02311 (PaLM), appendix B.
+    Sources: arXiv 2204.02311 (PaLM), appendix B; of experts arXiv 2101.03961 (Switch), section 2.
     """
     scores = 12 * shape.layers * shape.heads * shape.head_dim * seq_len
-    return 6 * parameters(shape) + scores * _attended(attention)
+    return 6 * (parameters(shape) - shape.idle) + scores * _attended(attention)
 
 
 def mfu(

@@ -4,7 +4,8 @@
 
 What the engine's record or transformers' tensor plan says decides what tp splits. Of blocks that
 differ a little, as where the first few have no experts, the largest stands for all; where they
-differ more, nothing is said. Of experts a token goes through, so many count as products.
+differ more, nothing is said. Nor is it of a model whose step has other products than attention, an
+MLP and a head: the class's own forward, on tensors without values, tells.
 """
 
 import copy
@@ -23,12 +24,16 @@ from helpers.engine.pipeline.stages import stage_costs
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.partial_gradients import inside, split_widths, splits_norm
 from helpers.engine.tensor.split import CONV1D, LINEAR, has_split
+from helpers.planner.cost import forward_flops
+from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.shape.parameters import INNER, KV, OUTSIDE, Held
-from helpers.planner.shape.shape import Linear, Shape
+from helpers.planner.shape.products import idle, products
+from helpers.planner.shape.shape import Shape
 
 MOST_APART = 0.05  # of all blocks' parameters, that one kind of block may be off
 MEASURED = "dry_run(config, plan) measures the memory, FLOPs and messages of a step"
-ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+PRODUCTS_APART = 0.1  # of a forward's FLOPs, that the formulas may be off by
+SHORT = 32  # tokens of that forward, in which scores of attention are few
 
 
 def counted_shape(config: Any) -> Shape:
@@ -36,7 +41,7 @@ def counted_shape(config: Any) -> Shape:
 
     Raises:
         UserError: transformers has no such class for it, the engine would refuse it, it has no list
-            of blocks, or parameters elsewhere than in a language model.
+            of blocks, or parameters or products elsewhere than in a language model.
     """
     transformers = need("transformers", "hf")
     try:
@@ -52,7 +57,26 @@ def counted_shape(config: Any) -> Shape:
         ) from None
     shape = shape_of(model)
     check_alone(model, ParallelPlan(), lay_out)
+    _check_products(model, shape)
     return shape
+
+
+def _check_products(model: nn.Module, shape: Shape) -> None:
+    """Raise a UserError if the class's own forward has other FLOPs than the formula says."""
+    length = min(SHORT, shape.longest or SHORT)
+    own, formula = forward_products(model, 1, length), forward_flops(shape, 1, length)
+    if abs(formula / own - 1) > PRODUCTS_APART:
+        raise UserError(
+            f"a step of {model.config.model_type} has {own / formula:.3g} times the FLOPs of "
+            f"attention, an MLP and a head of its sizes, which alone are priced: {MEASURED}"
+        )
+
+
+def _key_width(config: Any) -> int:
+    """Of a head's query and key; of low ranks, `head_dim` may say what of it is turned."""
+    turned, rest = (getattr(config, f"qk_{part}_head_dim", None) or 0 for part in ("rope", "nope"))
+    given = turned + rest or getattr(config, "head_dim", None)
+    return given or config.hidden_size // config.num_attention_heads
 
 
 def shape_of(model: nn.Module) -> Shape:
@@ -64,9 +88,8 @@ def shape_of(model: nn.Module) -> Shape:
     if not getattr(config, "num_attention_heads", None):
         raise UserError(f"{model.config.model_type} has no attention heads: {MEASURED}")
     block = _one_for_all(blocks, model.config.model_type)
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    groups = kv_heads(config)
+    hidden, heads, groups = config.hidden_size, config.num_attention_heads, kv_heads(config)
+    head_dim = _key_width(config)
     norms = [m for m in block.children() if _is_norm(m)]
     last = model.get_submodule(family.norm) if family.norm else nn.Identity()
     begin, end, tied = _ends(model, family)
@@ -81,12 +104,13 @@ def shape_of(model: nn.Module) -> Shape:
         head_dim=head_dim,
         vocab=begin[0].sizes[0],
         positions=0,
-        block=_products(block, config, hidden, heads * head_dim, 2 * groups * head_dim),
+        block=products(block, config, heads, groups, head_dim),
         block_norm=len(norms) * hidden,
         final_norm=sum(parameter.numel() for parameter in last.parameters()),
         reductions=1 if family.parallel_residual(model.config) else 2,
         tied=tied,
         longest=getattr(config, "max_position_embeddings", None) or 0,
+        idle=sum(map(idle, blocks, [config] * len(blocks))),
         held=kinds[blocks.index(block)],
         kinds=distinct if len(distinct) > 1 else (),
         kind_of=tuple(map(distinct.index, kinds)) if len(distinct) > 1 else (),
@@ -183,56 +207,6 @@ def _check_text_alone(model: nn.Module, family: Family, after: list[str]) -> Non
             f"{config.model_type} has {path}, which is in no part of a language model that is "
             f"counted here: {MEASURED}"
         )
-
-
-def _products(
-    block: nn.Module, config: Any, hidden: int, query: int, kv: int
-) -> tuple[Linear, ...]:
-    """A block's products as five layers: of attention and of the MLP, in and out; of experts those
-    that a token goes through."""
-    attention = next((n for n, m in block.named_children() if "attn" in n or "attention" in n), "")
-    biased = any("bias" in n for n, _ in block.named_parameters())
-    up = down = 0
-    active = next((getattr(config, name) for name in ACTIVE if getattr(config, name, None)), 1)
-    for path, parameter in block.named_parameters():
-        if path.split(".")[0] == attention or parameter.dim() < 2:
-            continue
-        *experts, rows, columns = parameter.shape
-        times = active if experts or ".experts." in path else 1
-        share = times / experts[0] if experts else times / _copies(path, block)
-        size = share * parameter.numel() / hidden
-        if hidden not in (rows, columns):
-            continue
-        if _is_down(path, rows, columns, hidden):
-            down += size
-        else:
-            up += size
-    return (
-        Linear("query", hidden, query, biased, "column"),
-        Linear("key, value", hidden, kv, biased, "kv"),
-        Linear("attention out", query, hidden, biased, "row"),
-        Linear("mlp up", hidden, max(1, round(up)), biased, "column"),
-        Linear("mlp down", max(1, round(down)), hidden, biased, "row"),
-    )
-
-
-def _copies(path: str, block: nn.Module) -> int:
-    """How many experts are modules of their own, where they are."""
-    if ".experts." not in path:
-        return 1
-    parent = path.split(".experts.")[0]
-    experts = block.get_submodule(f"{parent}.experts")
-    return len(experts) if isinstance(experts, nn.ModuleList) else 1
-
-
-def _is_down(path: str, rows: int, columns: int, hidden: int) -> bool:
-    """Does a matrix lead back to the hidden states? By its name, or by its sizes."""
-    name = path.lower()
-    if "down" in name or "w2" in name or "fc2" in name or "c_proj" in name or "fc_out" in name:
-        return True
-    if "up" in name or "gate" in name or "w1" in name or "w3" in name or "fc1" in name:
-        return False
-    return rows == hidden and columns != hidden
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -50,6 +50,7 @@ class Shape:
     kinds, kind_of: of one whose blocks differ, the parameters of each kind and the kind of each
         layer; `held` and `block` are then the largest's.
     costs: of one that was counted, what the engine balances its layers by.
+    idle: parameters of all blocks' experts that a token does not go through.
     """
 
     family: str
@@ -73,6 +74,7 @@ class Shape:
     kinds: tuple[Any, ...] = ()
     kind_of: tuple[int, ...] = ()
     costs: Costs | None = None
+    idle: int = 0
 
     @property
     def block_parameters(self) -> int:

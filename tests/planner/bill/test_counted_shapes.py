@@ -6,16 +6,20 @@ import transformers
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.architecture import candidates
+from helpers.engine.models.overrides import fewer_layers
 from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline.stages import auto_partition
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.planner import cost
 from helpers.planner.dry_run.dry_run import dry_run, pretended
+from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.model.training_job import make_job
+from helpers.planner.shape.counted import shape_of
 from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import Shape
 from tests.support import tiny
 from tests.support.matrix import each
 from tests.support.scripts import script
@@ -36,7 +40,7 @@ def test_published_mixtures_of_experts_have_their_published_size(model_type: str
     assert billions == pytest.approx(PUBLISHED[model_type], rel=0.05)
 
 
-@pytest.mark.parametrize("model_type", ("gpt_oss", "jetmoe", "mixtral", "qwen3", "olmo2", "xglm"))
+@pytest.mark.parametrize("model_type", ("gpt_oss", "mixtral", "qwen3", "olmo2", "xglm", "youtu"))
 def test_small_ones_are_counted_to_the_last_parameter(model_type: str) -> None:
     config = small_config(model_type)
     with torch.device("meta"):
@@ -54,6 +58,10 @@ REFUSED = {
     "bart": "its loss is not the shifted cross-entropy of its logits",  # as the engine says
     "gemma3": "gemma3 has model.vision_tower, which is in no part of a language model that is",
     "electra": "electra has generator_predictions.LayerNorm.weight, which is in no part of a",
+    "llama4_text": "times the FLOPs of attention, an MLP and a head",  # all experts, of every token
+    "falcon_h1": "times the FLOPs of attention",  # a state space in each block
+    "mllama": "times the FLOPs of attention",  # blocks that no text goes through
+    "jetmoe": "jetmoe cannot be run without values: split_with_sizes expects",
 }
 
 
@@ -67,7 +75,7 @@ def test_what_is_not_one_kind_of_block_is_refused_in_one_line(model_type: str) -
 # fused layers and parts, norms of whole projections and of heads, an MLM's head, experts; attention
 # with numbers of its own, which stays whole; a base that transformers calls by another name
 CUT = ("phi3", "olmo2", "glm", "bert", "glm4", "bitnet", "granitemoehybrid", "qwen3", "opt")
-CUT += ("diffllama", "llama4_text")
+CUT += ("diffllama", "llama4_text", "gpt_oss", "youtu")  # sinks, low ranks
 LAYOUTS = {
     "tp=2": ParallelPlan(tp=2),
     "tp=4": ParallelPlan(tp=4),
@@ -80,8 +88,51 @@ LAYOUTS = {
 def test_a_rank_holds_what_the_engine_leaves_it(model_type: str, layout: str) -> None:
     config, plan = small_config(model_type), LAYOUTS[layout]
     held = dry_run(config, plan, batch=4, seq_len=16).states
-    states = rank_states(make_job(config, plan, 4, 16), 0)
+    states = rank_states(make_job(shape_alone(config), plan, 4, 16), 0)
     assert sum(held.values()) == states.parameters + states.gradients + states.optimizer
+
+
+def shape_alone(config) -> Shape:
+    """Also of a model whose products are not priced."""
+    return shape_of(build_on_meta(config))
+
+
+def build_on_meta(config) -> torch.nn.Module:
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+# routed experts, gates, low ranks, sinks, a norm before the attention in the list of modules
+PRICED = ("gpt_oss", "youtu", "mixtral", "qwen3_moe", "doge", "gpt_neox_japanese")
+PRICED += ("minicpm3", "olmoe", "moshi", "qwen2_moe", "gemma2", "codegen", "flex_olmo", "mellum")
+
+
+@pytest.mark.parametrize("model_type", PRICED)
+def test_a_forward_has_the_flops_that_torch_counts(model_type: str) -> None:
+    """Of the type's own configuration, with few layers."""
+    config = transformers.AutoConfig.for_model(model_type)
+    config.num_hidden_layers = 4
+    fewer_layers(config, 2)
+    formula = cost.forward_flops(shape_alone(config), 1, 64)
+    model = build_on_meta(config)
+    assert formula == pytest.approx(forward_products(model, 1, 64), rel=0.01)
+
+
+# active parameters as their authors say, in billions
+ACTIVE = {
+    "mixtral": 12.9,  # Jiang et al. 2024, section 2
+    "gpt_oss": 5.13,  # OpenAI 2025, table 1, without the table of vectors
+    "deepseek_v3": 37.0,  # DeepSeek-AI 2024, section 4.2
+}
+
+
+@pytest.mark.parametrize("model_type", ACTIVE)
+def test_training_counts_the_parameters_that_a_token_goes_through(model_type: str) -> None:
+    shape = model_shape(transformers.AutoConfig.for_model(model_type))
+    scores = 12 * shape.layers * shape.heads * shape.head_dim * 1024
+    billions = (cost.train_flops_per_token(shape, 1024) - scores) / 6e9
+    table = shape.vocab * shape.hidden / 1e9
+    assert min(abs(billions - less - ACTIVE[model_type]) for less in (0, table)) < 0.02 * billions
 
 
 # kinds of blocks that differ by a few percent
@@ -93,7 +144,7 @@ LAYOUTS["stages"] = ParallelPlan(pp=2, microbatches=2)
 def test_each_rank_holds_the_kinds_of_its_own_blocks(model_type: str) -> None:
     config = small_config(model_type)
     for plan in map(LAYOUTS.get, DIFFERENT[model_type]):
-        job = make_job(config, plan, 4, 16)
+        job = make_job(shape_alone(config), plan, 4, 16)
         for pipeline_rank in range(plan.pp):
             rank = pipeline_rank * plan.tp  # the first of those that share its states
             held = dry_run(config, plan, rank, batch=4, seq_len=16).states
