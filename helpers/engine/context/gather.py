@@ -39,7 +39,7 @@ class Gathered(torch.autograd.Function):
         kept: Kept,
     ) -> Tensor:
         ctx.call = part, scores, group
-        out, lse = kept.or_else(lambda: _forward(q, k, v, sinks, part, scores, group))
+        out, lse = kept.or_else(lambda: _forward((q, k, v, sinks), part, scores, group))
         ctx.save_for_backward(q, k, v, sinks, out, lse)
         return out
 
@@ -62,14 +62,9 @@ class Gathered(torch.autograd.Function):
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    part: Part,
-    scores: Scores,
-    group: ProcessGroup,
+    inputs: tuple[Tensor | None, ...], part: Part, scores: Scores, group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
+    q, k, v, sinks = inputs
     joined = Joined(q, sinks)
     for owner, pair in enumerate(_gathered(k, v, group)):
         joined.add(*pair, part.rows(owner, scores.window), scores, owner)

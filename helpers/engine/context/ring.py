@@ -42,7 +42,7 @@ class Ring(torch.autograd.Function):
         kept: Kept,
     ) -> Tensor:
         ctx.call = part, scores, group
-        out, lse = kept.or_else(lambda: _forward(q, k, v, sinks, part, scores, group))
+        out, lse = kept.or_else(lambda: _forward((q, k, v, sinks), part, scores, group))
         ctx.save_for_backward(q, k, v, sinks, out, lse)
         return out
 
@@ -54,14 +54,9 @@ class Ring(torch.autograd.Function):
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    part: Part,
-    scores: Scores,
-    group: ProcessGroup,
+    inputs: tuple[Tensor | None, ...], part: Part, scores: Scores, group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
+    q, k, v, sinks = inputs
     joined, pair = Joined(q, sinks), torch.stack((k, v))
     for step in range(part.ranks):
         coming = Shift(pair, group) if step < part.ranks - 1 else None

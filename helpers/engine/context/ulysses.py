@@ -40,7 +40,7 @@ class Ulysses(torch.autograd.Function):
         kept: Kept,
     ) -> Tensor:
         ctx.call = part, scores, group
-        mine, out, lse = kept.or_else(lambda: _forward(q, k, v, sinks, part, scores, group))
+        mine, out, lse = kept.or_else(lambda: _forward((q, k, v, sinks), part, scores, group))
         ctx.save_for_backward(q, k, v, sinks, out, lse)
         return mine
 
@@ -62,16 +62,11 @@ class Ulysses(torch.autograd.Function):
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    part: Part,
-    scores: Scores,
-    group: ProcessGroup,
+    inputs: tuple[Tensor | None, ...], part: Part, scores: Scores, group: ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result at this rank's tokens, the result at its heads, and their log-sum-exp."""
-    q, k, v = _whole_rows((q, k, v), part, group)
+    *states, sinks = inputs
+    q, k, v = _whole_rows(states, part, group)
     joined = Joined(q, _own(sinks, group))
     joined.add(k, v, part.whole_rows(scores.window), _of_heads(scores, group), part.rank)
     out = joined.out.to(q.dtype)

@@ -196,6 +196,7 @@ def _interface(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """`attend` with the signature that transformers calls.
@@ -203,6 +204,9 @@ def _interface(
     Raises:
         UserError: an argument is given that means something here and is not computed.
     """
+    if indices is not None:
+        _check_whole_rows(module)
+        attention_mask = _chosen(attention_mask, indices, key.shape[2])
     for name, value_of in kwargs.items():
         if name not in NOT_FOR_HERE and value_of is not None and value_of is not False:
             raise UserError(
@@ -223,3 +227,23 @@ def _interface(
         sinks=local(s_aux),
     )
     return out, None
+
+
+def _check_whole_rows(module: nn.Module) -> None:
+    """Raise a UserError if keys that an index chooses are not all at hand, or of one document."""
+    boundary = module.boundary
+    if boundary.documents is not None or (boundary.context and boundary.context.part):
+        raise UserError(
+            f"{type(module).__name__} chooses keys by their places in the row, which is neither "
+            "packed nor split by cp then"
+        )
+
+
+def _chosen(mask: Tensor, indices: Tensor, keys: int) -> Tensor:
+    """The mask, [batch, 1, seq, keys], where it lets through and an index of keys, [batch, seq,
+    chosen], has the key."""
+    chosen = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=indices.device)
+    chosen = chosen.scatter(2, indices.long(), True).unsqueeze(1)
+    if mask.dtype == torch.bool:
+        return mask & chosen
+    return mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)

@@ -115,10 +115,8 @@ def split_block(
         _share_rows(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
-    for path, _ in list(block.named_parameters()) if boundary.size > 1 else ():
-        if path in family.per_head:
-            owner, _, name = path.rpartition(".")
-            shard_parameter(block.get_submodule(owner), name, boundary.mesh, 0)
+    if boundary.size > 1:
+        _deal_out(block, family.per_head, boundary)
     here = [path for path in family.sublayers if has_split(block, family, path)]
     if any(inside(family.attention, path) for path in here):
         find(block, family.attention, family).boundary = boundary
@@ -134,6 +132,14 @@ def split_block(
     if boundary.size > 1:
         mark_inside(model, family, boundary, block, prefix, here)
         mark_outside(model, family, boundary, block, prefix, here)
+
+
+def _deal_out(block: nn.Module, per_head: Iterable[str], boundary: Boundary) -> None:
+    """Parameters with a number for each head, which not every block has, over the ranks."""
+    here = {path for path, _ in block.named_parameters()}
+    for path in filter(here.__contains__, per_head):
+        owner, _, name = path.rpartition(".")
+        shard_parameter(block.get_submodule(owner), name, boundary.mesh, 0)
 
 
 def _present(block: nn.Module, family: Family, paths: Iterable[str]) -> list[str]:

@@ -72,13 +72,6 @@ def _check_products(model: nn.Module, shape: Shape) -> None:
         )
 
 
-def _key_width(config: Any) -> int:
-    """Of a head's query and key; of low ranks, `head_dim` may say what of it is turned."""
-    turned, rest = (getattr(config, f"qk_{part}_head_dim", None) or 0 for part in ("rope", "nope"))
-    given = turned + rest or getattr(config, "head_dim", None)
-    return given or config.hidden_size // config.num_attention_heads
-
-
 def shape_of(model: nn.Module) -> Shape:
     """The same of a model that is there."""
     family, config = candidates(model, tp=2)[0], text_config(model.config)
@@ -110,7 +103,7 @@ def shape_of(model: nn.Module) -> Shape:
         reductions=1 if family.parallel_residual(model.config) else 2,
         tied=tied,
         longest=getattr(config, "max_position_embeddings", None) or 0,
-        idle=sum(map(idle, blocks, [config] * len(blocks))),
+        idle=sum(idle(one, config) for one in blocks),
         held=kinds[blocks.index(block)],
         kinds=distinct if len(distinct) > 1 else (),
         kind_of=tuple(map(distinct.index, kinds)) if len(distinct) > 1 else (),
@@ -118,6 +111,13 @@ def shape_of(model: nn.Module) -> Shape:
         begin=begin,
         end=end,
     )
+
+
+def _key_width(config: Any) -> int:
+    """Of a head's query and key; of low ranks, `head_dim` may say what of it is turned."""
+    turned, rest = (getattr(config, f"qk_{part}_head_dim", None) or 0 for part in ("rope", "nope"))
+    given = turned + rest or getattr(config, "head_dim", None)
+    return given or config.hidden_size // config.num_attention_heads
 
 
 def _one_for_all(blocks: list[nn.Module], model_type: str) -> nn.Module:

@@ -61,3 +61,12 @@ def refusal(plan: ParallelPlan) -> str:
     with pytest.raises(UserError) as caught:
         parallelize(models.small_model("gemma2"), plan, mesh_of(plan))
     return str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ("deepseek_v32", "glm_moe_dsa"))
+def test_keys_that_an_index_chooses_are_those_of_every_rank(model_type: str) -> None:
+    """The index stays whole beside heads that are split; a part of a row is not what it is of."""
+    split = ParallelPlan(tp=2, sequence_parallel=True)
+    assert set(pool(2).run(verdict, model_type, split)) == {"exact"}
+    (words,) = set(pool(2).run(verdict, model_type, ParallelPlan(cp=2)))
+    assert "chooses keys by their places in the row" in words and "\n" not in words

@@ -1,4 +1,4 @@
-"""A token before the first is a sink: transformers' own formula, whatever the mask and the heads."""
+"""A token before the first is a sink: transformers' formula, whatever the mask and the heads."""
 
 from types import SimpleNamespace
 
