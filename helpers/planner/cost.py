@@ -18,7 +18,7 @@ from helpers.planner.shape.parameters import (
     blocks_parameters,
     end_parameters,
 )
-from helpers.planner.shape.shape import Shape
+from helpers.planner.shape.shape import Shape, token_flops
 
 # precision: bytes per parameter of (parameters, gradients, optimizer); Adam keeps two moments.
 BYTES_PER_PARAMETER = {
@@ -51,10 +51,7 @@ def forward_flops(shape: Shape, batch: int, seq_len: int, attention: str = "full
 
     Source: arXiv 2205.05198, appendix A, by layer; llm-analysis for grouped heads.
     """
-    matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
-    scores = 4 * seq_len * shape.heads * shape.head_dim * _attended(attention)
-    per_token = shape.layers * (2 * matrices + scores) + 2 * shape.hidden * shape.vocab
-    return per_token * batch * seq_len
+    return token_flops(shape, seq_len, _attended(attention)) * batch * seq_len
 
 
 def train_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -> float:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..tensor.shards import local
 from .sinks import before_first
 
 NAME = "helpers"  # under which transformers finds our attention
@@ -224,7 +223,7 @@ def _interface(
         causal=causal,
         softcap=softcap,
         window=kwargs.get("sliding_window"),
-        sinks=local(s_aux),
+        sinks=module.boundary.part_of(s_aux),
     )
     return out, None
 

@@ -25,6 +25,7 @@ MOST = {"num_hidden_layers": 10_000} | dict.fromkeys(
     10_000_000,
 )
 MOST |= {"vocab_size": 100_000_000, "max_position_embeddings": 10**10}
+MOST_OF_A_STEP = 100_000_000  # samples, or tokens of one: beyond all that was ever trained
 AFTER_PADDING = (
     "roberta",
     "camembert",
@@ -185,3 +186,12 @@ def check_length(config: Any, seq_len: int) -> None:
         longest -= (text.pad_token_id or 0) + 1
     if longest is not None and seq_len > longest:
         raise UserError(f"seq_len {seq_len} is longer than the model's {longest} positions")
+
+
+def check_counts(batch: int, seq_len: int) -> None:
+    """Raise a UserError if one of them is no whole number above 0, or beyond all reason."""
+    for name, number in (("batch", batch), ("seq_len", seq_len)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
+        if number > MOST_OF_A_STEP:
+            raise UserError(f"{name} must be at most {MOST_OF_A_STEP:,}, not {number:,}")

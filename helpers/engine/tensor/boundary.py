@@ -24,6 +24,7 @@ from ..context.attention import Context
 from ..context.parts import Part
 from ..models.documents import Document, by_documents
 from . import collectives
+from .shards import local
 
 
 @dataclass(eq=False)
@@ -119,6 +120,10 @@ class Boundary:
         if self.size == 1 or not self.sequence_parallel:
             return x
         return collectives.collect(x, _sequence_dim(x), self.group)
+
+    def part_of(self, parameter: Tensor | None) -> Tensor | None:
+        """This rank's part of a parameter, split or not."""
+        return local(parameter)
 
     def heads(self, x: Tensor) -> Tensor:
         """This rank's heads of [batch, heads, ..]."""

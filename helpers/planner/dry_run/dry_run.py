@@ -29,7 +29,7 @@ from helpers.engine.files.weights import tie, tied
 from helpers.engine.messages.boards import memory_of_boards
 from helpers.engine.messages.carriers import Done
 from helpers.engine.models.architecture import candidates
-from helpers.engine.models.configurations import check_length
+from helpers.engine.models.configurations import check_counts, check_length
 from helpers.engine.models.families import Family
 from helpers.engine.models.objectives import CAUSAL, build
 from helpers.engine.parallelize import lay_out, parallelize
@@ -39,7 +39,6 @@ from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.fake_device import SizesOnly, device_of_its_own
 from helpers.planner.dry_run.tensor_watch import Watch
-from helpers.planner.model.job_checks import check_counts
 
 aten = torch.ops.aten
 

@@ -1,20 +1,9 @@
-"""What a job must be: numbers that make sense, and a model that the plan can lay out."""
+"""What a job's model must be: one with positions for its rows, which the plan can lay out."""
 
 from helpers.engine.context.check import heads_for_all
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.shape.shape import Shape
-
-MOST = 100_000_000  # samples of a step, or tokens of a sequence: beyond all that was ever trained
-
-
-def check_counts(batch: int, seq_len: int) -> None:
-    """Raise a UserError if one of them is no whole number above 0, or beyond all reason."""
-    for name, number in (("batch", batch), ("seq_len", seq_len)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
-        if number > MOST:
-            raise UserError(f"{name} must be at most {MOST:,}, not {number:,}")
 
 
 def check_length(shape: Shape, seq_len: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from helpers.engine.context.balance import shares_of_work
 from helpers.engine.errors import UserError
 from helpers.engine.models.chunked_loss import chunk_bytes
+from helpers.engine.models.configurations import check_counts
 from helpers.engine.pipeline.partition import check_partition, check_stages
 from helpers.engine.placement import axis_order
 from helpers.engine.plan import ParallelPlan
@@ -19,7 +20,6 @@ from helpers.engine.precision.optimizer import OPTIMIZERS
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.job_checks import (
-    check_counts,
     check_heads,
     check_length,
     check_ulysses,

@@ -24,11 +24,10 @@ from helpers.engine.pipeline.stages import stage_costs
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.partial_gradients import inside, split_widths, splits_norm
 from helpers.engine.tensor.split import CONV1D, LINEAR, has_split
-from helpers.planner.cost import forward_flops
 from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.shape.parameters import INNER, KV, OUTSIDE, Held
 from helpers.planner.shape.products import idle, products
-from helpers.planner.shape.shape import Shape
+from helpers.planner.shape.shape import Shape, token_flops
 
 MOST_APART = 0.05  # of all blocks' parameters, that one kind of block may be off
 MEASURED = "dry_run(config, plan) measures the memory, FLOPs and messages of a step"
@@ -64,7 +63,7 @@ def counted_shape(config: Any) -> Shape:
 def _check_products(model: nn.Module, shape: Shape) -> None:
     """Raise a UserError if the class's own forward has other FLOPs than the formula says."""
     length = min(SHORT, shape.longest or SHORT)
-    own, formula = forward_products(model, 1, length), forward_flops(shape, 1, length)
+    own, formula = forward_products(model, 1, length), length * token_flops(shape, length)
     if abs(formula / own - 1) > PRODUCTS_APART:
         raise UserError(
             f"a step of {model.config.model_type} has {own / formula:.3g} times the FLOPs of "

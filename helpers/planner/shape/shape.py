@@ -95,6 +95,17 @@ class Shape:
         return self.block[-1].inputs
 
 
+def token_flops(shape: Shape, seq_len: int, attended: float = 1.0) -> float:
+    """Of a token's forward, see cost.forward_flops.
+
+    Args:
+        attended: share of the square of scores that is counted.
+    """
+    matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
+    scores = 4 * seq_len * shape.heads * shape.head_dim * attended
+    return shape.layers * (2 * matrices + scores) + 2 * shape.hidden * shape.vocab
+
+
 def resized(shape: Shape, layers: int, hidden: int, heads: int) -> Shape:
     """A model of the same family and proportions with other numbers of layers and heads and another
     width; as many key-value heads as heads."""
