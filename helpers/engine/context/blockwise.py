@@ -103,7 +103,8 @@ def of_sinks(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None) -> Te
     if sinks is None:
         return None
     weights = (sinks[:, None] - lse).exp()
-    return -(weights * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
+    through = (grad.to(lse.dtype) * out).sum(-1)
+    return -(weights * through).sum((0, 2)).to(sinks.dtype)
 
 
 def _each(rows: Rows) -> Iterator[tuple[slice, int, Pair]]:

@@ -168,7 +168,9 @@ def admitted(name: str, way: str, fault: str) -> str:
     """What is said against a model; nothing if it is laid out."""
     real = attention.Context.attend
 
-    def attend(self, q, k, v, **scores):
+    def attend(self, q, k, v, sinks, **scores):
+        if fault == "sinks":
+            sinks = None
         if fault == "window":
             scores["window"] = None
         if fault == "softcap":
@@ -179,7 +181,7 @@ def admitted(name: str, way: str, fault: str) -> str:
                 return F.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scores["scale"], enable_gqa=True
                 )
-        return real(self, q, k, v, **scores)
+        return real(self, q, k, v, sinks, **scores)
 
     plan = ParallelPlan(cp=2, cp_attention=way)
     config = WINDOWED[name]() if name in WINDOWED else tiny.config(name)
@@ -202,7 +204,13 @@ def test_windows_and_caps_are_the_class_s_own(name: str, way: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    (("mistral", "window"), ("gemma2", "softcap"), ("gemma3_text", "window"), ("llama", "layer")),
+    (
+        ("mistral", "window"),
+        ("gemma2", "softcap"),
+        ("gemma3_text", "window"),
+        ("llama", "layer"),
+        ("gpt-oss", "sinks"),
+    ),
 )
 def test_a_model_that_would_not_be_exact_is_refused(name: str, fault: str) -> None:
     words = pool(2).run(admitted, name, "ring", fault)

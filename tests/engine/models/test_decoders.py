@@ -252,7 +252,13 @@ def test_an_mlp_is_found_by_its_shape_and_attention_by_its_names() -> None:
     assert attention.row == ("attention.output.dense",) and mlp.row == ("output.dense",)
 
 
-@pytest.mark.parametrize("model_type", ("mamba", "rwkv", "deepseek_v3"))
+def test_heads_of_low_ranks_are_split_and_the_ranks_stay_whole() -> None:
+    attention, _ = rules("deepseek_v3")
+    assert attention.column == ("self_attn.q_b_proj", "self_attn.kv_b_proj")
+    assert attention.row == ("self_attn.o_proj",) and not attention.shared_kv
+
+
+@pytest.mark.parametrize("model_type", ("mamba", "rwkv", "axk2"))
 def test_what_is_no_attention_is_left_whole(model_type: str) -> None:
     attention, _ = rules(model_type)
     assert not attention.row
