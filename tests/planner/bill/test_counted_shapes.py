@@ -154,10 +154,10 @@ def test_each_rank_holds_the_kinds_of_its_own_blocks(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ("olmo_hybrid", "qwen3", "olmo2", "deepseek_v3", "cohere"))
 def test_layers_are_dealt_out_as_the_engine_deals_them(model_type: str) -> None:
     config = transformers.AutoConfig.for_model(model_type)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+    model = build_on_meta(config)
+    shape = shape_of(model)
     for stages in (2, 3, 5, 8):
-        assert balanced_layers(model_shape(config), stages) == auto_partition(model, stages)
+        assert balanced_layers(shape, stages) == auto_partition(model, stages)
 
 
 def test_a_dry_run_refuses_what_the_engine_refuses() -> None:
