@@ -19,8 +19,8 @@ from torch import nn
 from .families import kv_heads
 
 SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
-LOW_RANK = (("q_b_proj", "kv_b_proj"), ("q_proj", "kv_b_proj"))
 OUT_OF_LOW_RANK = ("q_b_proj", "kv_b_proj")
+LOW_RANK = (OUT_OF_LOW_RANK, ("q_proj", "kv_b_proj"))  # queries may be of full rank
 INTO_LOW_RANK = ("q_a_proj", "kv_a_proj_with_mqa")
 BY_HEAD = "query_key_value"  # a head's query, key and value after another
 FUSED = ((BY_HEAD,), ("qkv_proj",))  # the other: all queries, all keys, all values
