@@ -202,7 +202,7 @@ def _last_norm(model: nn.Module, blocks: str) -> str | None:
 def check_tensor_degree(config: Any, tp: int) -> None:
     """Raise a UserError if the model's heads or MLP width cannot be split over `tp` ranks."""
     record, text = RECORDS.get(config.model_type), text_config(config)
-    rules = record or _rules_by(_Same(config.to_json_string(use_diff=False), config))
+    rules = record or _rules_by(Same.of(config))
     name = record.name if record else config.model_type
     if not rules.row:
         known = ", ".join(one.name for one in RECORDS.values())
@@ -219,15 +219,19 @@ def check_tensor_degree(config: Any, tp: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Same:
+class Same:
     """A configuration; two are alike if they say the same."""
 
     facts: str
     config: Any = field(compare=False)
 
+    @classmethod
+    def of(cls, config: Any) -> "Same":
+        return cls(config.to_json_string(use_diff=False), config)
+
 
 @lru_cache(maxsize=256)
-def _rules_by(same: _Same) -> BlockRules:
+def _rules_by(same: Same) -> BlockRules:
     """What tp can split, where there is but a configuration: found in a model of few layers."""
     import transformers
 

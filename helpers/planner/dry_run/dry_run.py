@@ -37,7 +37,7 @@ from helpers.engine.pipeline.messages import PipelineMessages, message_groups
 from helpers.engine.plan import AXES, ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
-from helpers.planner.dry_run.fake_device import SizesOnly, device_of_its_own
+from helpers.planner.dry_run.fake_device import SizesOnly, device_of_its_own, no_values
 from helpers.planner.dry_run.tensor_watch import Watch
 
 aten = torch.ops.aten
@@ -142,8 +142,7 @@ def dry_run(
             model = _without_memory(config)
     if isinstance(errors[0], UserError):
         raise errors[0]
-    reason = (str(errors[0]) or type(errors[0]).__name__).splitlines()[0][:160]
-    raise UserError(f"{config.model_type} cannot be run without values: {reason}") from errors[0]
+    raise no_values(config.model_type, errors[0]) from errors[0]
 
 
 def _without_memory(config: Any) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 
 aten = torch.ops.aten
@@ -41,6 +42,12 @@ class SizesOnly(FakeTensorMode):
         if func is aten._grouped_mm.default:
             return _grouped_product(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs)
+
+
+def no_values(model_type: str, error: Exception) -> UserError:
+    """What is said of a class whose forward asks tensors for values."""
+    reason = (str(error) or type(error).__name__).splitlines()[0][:160]
+    return UserError(f"{model_type} cannot be run without values: {reason}")
 
 
 def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, *rest: Any, **more: Any) -> Tensor:

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from helpers.engine.errors import UserError
-from helpers.planner.dry_run.fake_device import SizesOnly
+from helpers.planner.dry_run.fake_device import SizesOnly, no_values
 from helpers.planner.dry_run.tensor_watch import Watch
 
 
@@ -24,7 +23,5 @@ def forward_products(model: nn.Module, batch: int, seq_len: int) -> int:
             with torch.no_grad(), Watch() as watch:
                 model(input_ids=torch.zeros((batch, seq_len), dtype=torch.long), use_cache=False)
     except Exception as error:  # of a class's forward
-        reason = (str(error) or type(error).__name__).splitlines()[0][:160]
-        name = model.config.model_type
-        raise UserError(f"{name} cannot be run without values: {reason}") from error
+        raise no_values(model.config.model_type, error) from error
     return watch.flops

@@ -10,6 +10,7 @@ MLP and a head: the class's own forward, on tensors without values, tells.
 
 import copy
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 
 from helpers.engine.admission.admitted import check_alone
 from helpers.engine.errors import UserError, need
-from helpers.engine.models.architecture import candidates, common_parent, text_config
+from helpers.engine.models.architecture import Same, candidates, common_parent, text_config
 from helpers.engine.models.families import Family, kv_heads
 from helpers.engine.parallelize import lay_out
 from helpers.engine.pipeline.stages import stage_costs
@@ -42,7 +43,12 @@ def counted_shape(config: Any) -> Shape:
         UserError: transformers has no such class for it, the engine would refuse it, it has no list
             of blocks, or parameters or products elsewhere than in a language model.
     """
-    transformers = need("transformers", "hf")
+    return _counted(Same.of(config))
+
+
+@lru_cache(maxsize=64)  # its class's forward takes seconds
+def _counted(same: Same) -> Shape:
+    transformers, config = need("transformers", "hf"), same.config
     try:
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
