@@ -26,6 +26,7 @@ STAGES = {
     "layouts": Stage("layouts", "one_rank"),
     "two-ranks": Stage("layouts", "two_ranks", ranks=2),
     "train": Stage("runs", "train"),
+    "calibrate": Stage("speed", "calibrated"),
     "speed": Stage("speed", "large_model"),
     "compile": Stage("speed", "compiled"),
     "qlora": Stage("speed", "adapters"),

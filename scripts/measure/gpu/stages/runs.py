@@ -74,7 +74,10 @@ def profile(report: Report) -> None:
 def notebook(report: Report) -> None:
     number = "0" if report.tiny else "3"
     done = subprocess.run(
-        ["bash", str(ROOT / "scripts/run"), number], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "scripts/notebooks/execute.py", number],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     last = (done.stdout + done.stderr).strip().splitlines()[-1:]
     report.check(f"notebook {number} runs to its end", done.returncode == 0, "".join(last))

@@ -1,7 +1,10 @@
 """Seconds, memory and the share of the device's peak, beside what transformers and peft reach."""
 
 import gc
+import json
+import tempfile
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -9,75 +12,129 @@ import torch
 from report import CUDA, DEVICE, Report, forget_peak, in_a_row, one_by_one, peak_bytes
 from torch import Tensor, nn
 
-LEAST_MFU = 0.50  # of GPT-J-6B in bf16, all recomputed
+LEAST_MFU = 0.50  # of GPT-J-6B in bf16
+LARGE = {  # its plans, and rows of 1,024 tokens
+    "all recomputed": ({"activation": "full"}, 16),
+    "nothing recomputed": ({}, 8),
+    "nothing recomputed, compiled": ({"compile": True}, 8),
+}
 AS_FAST = 0.97  # of another's speed: less is slower
 
 
 def large_model(report: Report) -> None:
-    """GPT-J-6B: is a step's time the device's, its memory the dry run's? How near is the peak?"""
-    from helpers import ParallelPlan, Trainer, distributed, dry_run, load_config, load_model
+    """GPT-J-6B by several plans: is a step's time the device's, its memory the dry run's, its pace
+    the planner's? How near is the peak?"""
+    for name, (fields, batch) in LARGE.items():
+        sizes = ("gptj-tiny", 4, 64) if report.tiny else ("gptj-6b", batch, 1024)
+        if report.tiny and "compile" in fields:
+            continue
+        with report.attempt(name):
+            time_plan(report, name, fields, *sizes)
 
-    source, batch, seq = ("gptj-tiny", 4, 64) if report.tiny else ("gptj-6b", 16, 1024)
-    count = 3 if report.tiny else 6
-    config, plan = load_config(source), ParallelPlan(precision="bf16", activation="full")
+
+def time_plan(
+    report: Report, name: str, fields: dict[str, Any], source: str, batch: int, seq: int
+) -> None:
+    from helpers import (
+        ParallelPlan,
+        Trainer,
+        distributed,
+        load_config,
+        load_model,
+        make_cluster,
+    )
+
+    config, device = load_config(source), torch.cuda.get_device_name() if CUDA else "cpu"
+    plan, count = ParallelPlan(precision="bf16", **fields), 4
     ids = torch.randint(config.vocab_size, (batch, seq))
     with distributed(plan, DEVICE) as mesh:
         loaded_s, models = one_by_one(
             lambda: load_model(source, plan, mesh, config=config, device=DEVICE), 1, warm=0
         )
-        report.figure("loading, s", loaded_s[0])
         trainer = Trainer(models.pop(), plan, mesh, lr=1e-5)
-        trainer.step(ids, ids)
+        first_s = one_by_one(lambda: trainer.step(ids, ids), 1, warm=0)[0][0]
         forget_peak()
-        seconds, results = one_by_one(lambda: trainer.step(ids, ids), count)
+        seconds, results = one_by_one(lambda: trainer.step(ids, ids), count, warm=1)
         peak, step_s, said_s = peak_bytes(), median(seconds), median(r.step_s for r in results)
-        report.figure("a step, s", step_s)
-        report.figure("steps in a row, s", in_a_row(lambda: trainer.step(ids, ids), count))
-        report.figure("peak of a step, bytes", peak)
-        report.figure("state, bytes", trainer.state_bytes())
-        missing = 1 - said_s / step_s
-        report.check(
-            "step_s is the device's time, to 1 %", missing < 0.01, f"{missing:.2%} missing"
-        )
-    share_of_peak(report, config, batch, seq, step_s)
-    predicted = dry_run(config, plan, batch=batch, seq_len=seq, device="meta")
-    report.figure("peak of a dry run, bytes", predicted.at_peak)
-    if peak:
-        ratio = predicted.peak_bytes / peak
-        report.check(
-            "the dry run's peak is the device's, to 5 %", abs(ratio - 1) < 0.05, f"{ratio:.3f}"
-        )
+        found = {"batch": batch, "seq_len": seq, "load_s": loaded_s[0], "first_step_s": first_s}
+        found |= {"step_s": step_s, "in_a_row_s": in_a_row(lambda: trainer.step(ids, ids), count)}
+        found |= {"peak_bytes": peak, "state_bytes": trainer.state_bytes()}
+    found |= {
+        "tokens_per_s": batch * seq / step_s,
+        "mfu": share_of_peak(config, device, batch, seq, step_s),
+    }
+    if found["mfu"]:  # its peak is known, so it is in the planner's table
+        cluster = make_cluster(gpu=device, gpus=1)
+        found["predicted"] = predicted(config, plan, batch, seq, cluster)
+    report.figure(f"GPT-J, {name}", found)
+    missing = 1 - said_s / step_s
+    report.check(f"{name}: step_s is the device's, to 1 %", missing < 0.01, f"{missing:.2%} off")
+    if found["mfu"]:
+        enough = report.tiny or found["mfu"] >= LEAST_MFU
+        report.check(f"{name}: MFU is {LEAST_MFU:.0%} at least", enough, f"{found['mfu']:.3f}")
+    if peak and not plan.compile:  # a dry run compiles nothing
+        ratio = dry_peak(report, config, plan, batch, seq) / peak
+        words = f"{name}: the dry run's peak is the device's, to 5 %"
+        report.check(words, abs(ratio - 1) < 0.05, f"{ratio:.3f}")
 
 
-def share_of_peak(report: Report, config: Any, batch: int, seq: int, step_s: float) -> None:
+def dry_peak(report: Report, config: Any, plan: Any, batch: int, seq: int) -> int:
+    from helpers import dry_run
+
+    run = dry_run(config, plan, batch=batch, seq_len=seq)
+    report.figure(f"dry run of {plan.activation}, bytes", run.at_peak)
+    return run.peak_bytes
+
+
+def predicted(config: Any, plan: Any, batch: int, seq: int, cluster: Any) -> dict[str, float]:
+    """Seconds and bytes of a step, as the planner says."""
+    from helpers import estimate
+
+    program = "engine-compiled" if plan.compile else "engine"
+    said = estimate(config, plan, cluster, batch, seq, program=program)
+    return {"step_s": said.time.total_s, "peak_bytes": said.memory.total}
+
+
+def calibrated(report: Report) -> None:
+    """What this machine measures of itself, and the seconds that the planner then says."""
+    from helpers import ParallelPlan, load_config
+    from helpers.planner.measure.calibrate import calibrate
+
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = calibrate(Path(folder) / "machine.json", gpus=CUDA)
+        report.figure("machine", json.loads((Path(folder) / "machine.json").read_text()))
+    if cluster.devices > 1:
+        return
+    for name, (fields, batch) in LARGE.items():
+        with report.attempt(name):
+            plan = ParallelPlan(precision="bf16", **fields)
+            said = predicted(load_config("gptj-6b"), plan, batch, 1024, cluster)
+            report.figure(f"GPT-J, {name}", said)
+
+
+def share_of_peak(config: Any, device: str, batch: int, seq: int, step_s: float) -> float | None:
     from helpers.planner.cost import train_flops_per_token
     from helpers.planner.hardware.lookup import peak_flops
     from helpers.planner.shape import model_shape
 
-    flops = train_flops_per_token(model_shape(config), seq) * batch * seq
-    peak = peak_flops(torch.cuda.get_device_name(), torch.bfloat16) if CUDA else None
-    report.figure("tokens per second", batch * seq / step_s)
-    if peak:
-        mfu = flops / step_s / peak
-        report.check(
-            f"MFU is {LEAST_MFU:.0%} at least", report.tiny or mfu >= LEAST_MFU, f"{mfu:.3f}"
-        )
+    peak = peak_flops(device, torch.bfloat16)
+    if peak is None:
+        return None
+    return train_flops_per_token(model_shape(config), seq) * batch * seq / step_s / peak
 
 
 def compiled(report: Report) -> None:
-    """GPT-2 compiled and not, in bf16 and in float32, beside transformers under autocast."""
+    """GPT-2 in bf16, compiled and not, beside transformers under autocast."""
     from helpers import load_config
 
     source, batch, seq = ("gpt2-tiny", 4, 64) if report.tiny else ("gpt2", 16, 1024)
     config = load_config(source)
     ids = torch.randint(config.vocab_size, (batch, seq))
-    for precision in ("bf16", "fp32"):
-        for name, is_compiled in ((precision, False), (f"{precision}, compiled", True)):
-            with report.attempt(f"this engine, {name}"):
-                time_engine(report, source, ids, precision, is_compiled)
-            with report.attempt(f"transformers, {name}"):
-                time_plain(report, config, ids, precision, is_compiled)
-    for name in ("bf16", "bf16, compiled"):
+    for name, is_compiled in (("bf16", False), ("bf16, compiled", True)):
+        with report.attempt(f"this engine, {name}"):
+            time_engine(report, name, source, ids, is_compiled)
+        with report.attempt(f"transformers, {name}"):
+            time_plain(report, name, config, ids, is_compiled)
         ours, theirs = (report.figures.get(f"{who}, {name}") for who in ("engine", "transformers"))
         if ours and theirs:
             gain = theirs["step_s"] / ours["step_s"]
@@ -95,17 +152,16 @@ def timed(report: Report, name: str, step: Any, ids: Tensor) -> None:
     report.figure(name, found | {"peak_bytes": peak_bytes()})
 
 
-def time_engine(report: Report, source: str, ids: Tensor, precision: str, compile: bool) -> None:
+def time_engine(report: Report, name: str, source: str, ids: Tensor, compile: bool) -> None:
     from helpers import ParallelPlan, Trainer, distributed, load_model
 
-    plan = ParallelPlan(precision=precision, compile=compile)
+    plan = ParallelPlan(precision="bf16", compile=compile)
     with distributed(plan, DEVICE) as mesh:
         trainer = Trainer(load_model(source, plan, mesh, device=DEVICE), plan, mesh, lr=1e-4)
-        name = f"engine, {precision}{', compiled' if compile else ''}"
-        timed(report, name, lambda: trainer.step(ids, ids), ids)
+        timed(report, f"engine, {name}", lambda: trainer.step(ids, ids), ids)
 
 
-def time_plain(report: Report, config: Any, ids: Tensor, precision: str, compile: bool) -> None:
+def time_plain(report: Report, name: str, config: Any, ids: Tensor, compile: bool) -> None:
     import transformers
 
     torch._dynamo.reset()
@@ -117,11 +173,11 @@ def time_plain(report: Report, config: Any, ids: Tensor, precision: str, compile
 
     def step() -> float:
         here = ids.to(DEVICE)
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = run(input_ids=here, labels=here, use_cache=False).loss
         return taken(model, loss, optimizer)
 
-    timed(report, f"transformers, {precision}{', compiled' if compile else ''}", step, ids)
+    timed(report, f"transformers, {name}", step, ids)
 
 
 def taken(model: nn.Module, loss: Tensor, optimizer: torch.optim.Optimizer) -> float:
