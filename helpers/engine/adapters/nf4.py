@@ -11,6 +11,7 @@ Source: Dettmers et al. 2023, QLoRA, section 3 (NF4, double quantization).
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,18 +136,23 @@ def _in_files(
 
 
 def _draw(model: nn.Module, seed: int, device: torch.device | str) -> None:
-    """One piece of the model (the embedding, a block, ...) at a time in full precision."""
+    """As many pieces of the model (the embedding, a block, ...) at a time in full precision as this
+    process has threads."""
     matrices = set(linear_paths(model))
     names = {id(module): path for path, module in model.named_modules()}
-    for name, piece in random_weights.pieces(model, base_of(model)):
+
+    @torch.no_grad()  # which each thread has for itself
+    def draw_piece(name: str, piece: nn.Module) -> None:
         give_memory(piece, "cpu")  # drawn there, so that every device has the same
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(random_weights.seed_of(seed, name))
+        with random_weights.RandomStream(random_weights.seed_of(seed, name)):
             random_weights.initialise(model, name)
         for path in [names[id(module)] for module in piece.modules()]:
             if path in matrices:
                 _replace(model, path, *_drawn(model.get_submodule(path), device))
         piece.to(device)
+
+    every = list(random_weights.pieces(model, base_of(model)))
+    random_weights.at_once([partial(draw_piece, *one) for one in every], torch.get_num_threads())
     if left := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise UserError(f"{left[0]} is not drawn in 4 bits: give the model weights from files")
 

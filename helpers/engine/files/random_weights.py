@@ -44,7 +44,11 @@ def draw(model: nn.Module, seed: int, only: Container[str] | None = None) -> Non
         own = {id(p) for p in module.parameters(recurse=False)} & wanted
         if id(module) not in inside and (own or module._buffers):  # beside its pieces
             works.append(partial(_draw_piece, model, name, seed_of(seed, name), own, alone=True))
-    threads = torch.get_num_threads() if only is None else 1
+    at_once(works, torch.get_num_threads() if only is None else 1)
+
+
+def at_once(works: Sequence[Callable[[], None]], threads: int) -> None:
+    """Do all of them, as many at a time as there are threads."""
     if threads == 1:
         for work in works:
             work()

@@ -25,6 +25,7 @@ from stages import STAGES
 FOLDER = ROOT / "data" / "gpu_runs"
 MOST_S = 570
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+HERE = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
 
 def main() -> None:
@@ -58,7 +59,7 @@ def run(name: str, record: Path, args: argparse.Namespace) -> bool:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=args.limit,
-            env=os.environ | OFFLINE,
+            env=os.environ | OFFLINE | HERE,  # the package may not be installed
             cwd=ROOT,
         )
         code, said = done.returncode, done.stdout

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from statistics import median
 
 import torch
 import torch.nn.functional as F
 from report import CUDA, DEVICE, ROOT, Report, one_by_one
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+CUDNN = SDPBackend.CUDNN_ATTENTION
 # heads, heads of keys and values, width of a head
 ATTENTION = {"gptj-6b": (16, 16, 256), "gpt2": (12, 12, 64), "falcon-7b": (71, 1, 64)}
 ATTENTION |= {"llama2-70b": (64, 8, 128)}
@@ -34,6 +37,8 @@ def machine(report: Report) -> None:
             words = f"attention of {name}, {'masked' if masked else 'causal'}"
             with report.attempt(words):
                 report.figure(words, attention(*shape, tokens, masked))
+        if CUDA:
+            report.figure(f"attention of {name} by each kernel, ms", by_kernel(*shape, tokens))
     if CUDA:
         known_peak(report)
     said = subprocess.run(
@@ -68,6 +73,25 @@ def head_s(hidden: torch.Tensor, head: torch.Tensor, gradient: torch.Tensor) -> 
 
 def attention(heads: int, kv: int, width: int, tokens: int, masked: bool) -> dict[str, object]:
     """Forward and backward of one attention: its kernel and its time."""
+    attend = attending(heads, kv, width, tokens, masked)
+    with Kernels() as kernels:
+        attend()
+    return {"kernel": kernels.first, "ms": 1e3 * seconds(attend)}
+
+
+def by_kernel(heads: int, kv: int, width: int, tokens: int) -> dict[str, float | None]:
+    """Milliseconds of causal attention by each of the fused kernels; None where one refuses it."""
+    attend, found = attending(heads, kv, width, tokens, masked=False), {}
+    for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, CUDNN):
+        with sdpa_kernel(kernel):
+            try:
+                found[kernel.name] = 1e3 * seconds(attend)
+            except RuntimeError:
+                found[kernel.name] = None
+    return found
+
+
+def attending(heads: int, kv: int, width: int, tokens: int, masked: bool) -> Callable[[], None]:
     shape = (1, heads, tokens, width)
     of_kv = (1, kv, tokens, width)
     query, key, value = (
@@ -84,9 +108,7 @@ def attention(heads: int, kv: int, width: int, tokens: int, masked: bool) -> dic
         )
         out.sum().backward()
 
-    with Kernels() as kernels:
-        attend()
-    return {"kernel": kernels.first, "ms": 1e3 * seconds(attend)}
+    return attend
 
 
 class Kernels(TorchDispatchMode):

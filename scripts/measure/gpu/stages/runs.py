@@ -6,11 +6,13 @@ import math
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from report import CUDA, ROOT, Report
 
+AT_ONCE = 4
 SMALL = ("--model", "gptj-tiny", "--batch-size", 8, "--seq-len", 64)
 QLORA = ("--task", "instruct", "--lora-rank", 4, "--quantize", "nf4", "--precision", "bf16")
 WAYS = {
@@ -34,11 +36,15 @@ def train(report: Report) -> None:
         pairs = zip(losses(whole)[-4:], losses(again)[-4:], strict=True)
         off = max(abs(one - other) / one for one, other in pairs)
         report.check("resume to the same losses", off < (1e-4 if CUDA else 1e-6), f"{off:.1e}")
-    for name, flags in WAYS.items():
-        with tempfile.TemporaryDirectory() as folder, report.attempt(name):
-            summary = run(Path(folder) / "run", *SMALL, "--steps", 5, *flags)
-            fine = summary["status"] == "done" and math.isfinite(summary["final_loss"])
-            report.check(name, fine, f"{summary['device']}, loss {summary['final_loss']:.3f}")
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # for most of its time a run starts
+        list(pool.map(lambda name: train_by(report, name), WAYS))
+
+
+def train_by(report: Report, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, report.attempt(name):
+        summary = run(Path(folder) / "run", *SMALL, "--steps", 5, *WAYS[name])
+        fine = summary["status"] == "done" and math.isfinite(summary["final_loss"])
+        report.check(name, fine, f"{summary['device']}, loss {summary['final_loss']:.3f}")
 
 
 def run(out: Path, *flags: Any) -> dict[str, Any]:
