@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -56,6 +57,13 @@ class Bucket:
         return self.last
 
 
+def _tell(on_gradient: WeakMethod, name: str, parameter: Tensor) -> None:
+    """Call it if its buckets are still there. A parameter that held them would be held by them: a
+    circle through autograd, which no garbage collector sees, and neither would ever be freed."""
+    if (call := on_gradient()) is not None:
+        call(name, parameter)
+
+
 class Buckets:
     """What DDP and ZeRO share: a full bucket is sent at once, in one order on every rank.
 
@@ -80,8 +88,9 @@ class Buckets:
         self.next_index = 0
         self.stages: set[int] = set()  # whose backward this is
         self.under_way: deque[Bucket] = deque()
+        on_gradient = WeakMethod(self._on_gradient)
         for name, parameter in parameters.items():
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
+            parameter.register_post_accumulate_grad_hook(partial(_tell, on_gradient, name))
 
     def start(self, bucket: Bucket, gradients: list[Tensor]) -> None:
         """Send a bucket's gradients; sets its `flat` and its `work`."""
