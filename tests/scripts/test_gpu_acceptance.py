@@ -1,4 +1,4 @@
-"""The stages that the first GPU is to pass run through on a CPU, in small, and leave records."""
+"""The stages that a GPU is to pass run through on a CPU, in small, and leave records."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/measure/gpu/acceptance.py"
 QUICK = ("machine",)
-OTHERS = ("layouts", "two-ranks", "train", "speed", "compile", "qlora", "profile", "notebook")
+OTHERS = ("layouts", "two-ranks", "train", "calibrate", "speed", "parts", "compile", "qlora")
+OTHERS += ("profile", "notebook")
 
 
 def accept(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, list[dict]]:

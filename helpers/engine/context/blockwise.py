@@ -176,10 +176,12 @@ def _backward(
 
 
 def _has_kernel(q: Tensor, bias: Tensor | None) -> bool:
-    """One that gives the log-sum-exp: on a GPU in half precision and without a bias."""
+    """One that gives the log-sum-exp: on a GPU in half precision and without a bias. `meta` stands
+    for a GPU."""
     if q.device.type == "cpu":
         return True
-    return q.is_cuda and bias is None and q.dtype in (torch.float16, torch.bfloat16)
+    on_gpu, narrow = q.device.type in ("cuda", "meta"), q.dtype in (torch.float16, torch.bfloat16)
+    return on_gpu and narrow and bias is None
 
 
 def _bias(q: Tensor, pair: Pair, scores: Scores) -> Tensor | None:

@@ -109,9 +109,9 @@ def dry_run(
 
     Args:
         batch: samples of a step, over all ranks.
-        device: `cpu`; or `meta`, which stands for an accelerator: as there, no operation takes
-            tensors of both. No kernel of attention is chosen on it, so all scores are counted: for
-            memory ask `cpu`.
+        device: `cpu`, with the kernels that run there; or `meta`, which stands for an accelerator:
+            as there, no operation takes tensors of both, attention and dropout are fused kernels,
+            and the loss has larger chunks.
         packed: let rows have several documents.
 
     Raises:

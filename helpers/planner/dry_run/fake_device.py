@@ -1,11 +1,13 @@
 """Tensors without values, on a device without memory, and how often a host would wait for it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -13,6 +15,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 
 aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class SizesOnly(FakeTensorMode):
@@ -99,6 +102,43 @@ def _is_mask(indices: list[Tensor | None]) -> bool:
     return len(indices) == 1 and indices[0].dtype == torch.bool
 
 
+def _attend(
+    plain: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention by the fused kernel that an accelerator has for it, which keeps no scores: for 16
+    bits without a mask, and for all but 64 bits with as many heads of keys as of queries."""
+    inputs = (query, key, value)
+    options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+    if query.dtype in HALVES and attn_mask is None:
+        return aten._scaled_dot_product_flash_attention(*inputs, **options)[0]
+    if query.dtype == torch.float64 or enable_gqa:
+        return plain(*inputs, attn_mask, enable_gqa=enable_gqa, **options)
+    if attn_mask is not None:
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+    return aten._scaled_dot_product_efficient_attention(*inputs, attn_mask, True, **options)[0]
+
+
+def _drop(
+    plain: Callable[..., Tensor],
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Tensor:
+    """Dropout by an accelerator's kernel, which keeps a mask of a byte a number."""
+    if training and 0 < p < 1 and not inplace:
+        return torch.native_dropout(x, p, True)[0]
+    return plain(x, p, training, inplace)
+
+
 @contextmanager
 def device_of_its_own() -> Iterator[None]:
     """Let torch train on `meta` as on an accelerator, whose tensors meet none of the CPU's: it
@@ -115,6 +155,8 @@ def device_of_its_own() -> Iterator[None]:
             (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device("meta")),
             (optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused, "meta"]),
             (torch, "meta", torch.cpu),  # whose streams it has
+            (F, "scaled_dot_product_attention", partial(_attend, F.scaled_dot_product_attention)),
+            (F, "dropout", partial(_drop, F.dropout)),
             (ParallelPlan, "low_dtype", lambda plan, mesh_of: low_dtype(plan, "meta")),
         ):
             stack.enter_context(mock.patch.object(place, name, value, create=True))

@@ -68,13 +68,15 @@ def run(name: str, record: Path, args: argparse.Namespace) -> bool:
             f"no end after {args.limit:.0f} s",
             (late.stdout or b"").decode(errors="replace"),
         )
+    lines = said.splitlines()
+    found = [line for line in lines if line.startswith(("  ", "FAILED"))]
     if not record.exists():  # it ended before it could say anything
-        failure = {"stage": name, "ok": False, "ended": code, "said": said.splitlines()[-15:]}
+        failure = {"stage": name, "ok": False, "ended": code, "found": found, "last": lines[-30:]}
         record.write_text(json.dumps(failure, indent=1) + "\n")
     print(f"== {name}: {time.monotonic() - began:.0f} s, {record}")
-    print("\n".join(line for line in said.splitlines() if line.startswith(("  ", "FAILED"))))
+    print("\n".join(found))
     if code != 0:
-        print("\n".join(said.splitlines()[-4:]))
+        print("\n".join(lines[-4:]))
     return code == 0
 
 

@@ -1,6 +1,7 @@
 """One stage of acceptance.py, in this process or as one rank of it."""
 
 import argparse
+import faulthandler
 import functools
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
+    faulthandler.enable()  # a crash beneath Python says in which line
     report = Report(args.stage, args.tiny)
     with report.attempt("the stage runs to its end"):
         STAGES[args.stage].run(report)

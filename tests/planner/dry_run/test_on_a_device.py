@@ -17,6 +17,7 @@ from tests.support import tiny
 
 PIPELINE = {"pp": 2, "microbatches": 4}
 PACKED = {"packed": True}
+KINDS = ("ring", "gathered", "ulysses")  # of context parallelism
 LAYOUTS = {
     "one process": {},
     "fp16, micro-batches": {"precision": "fp16", "microbatches": 2},
@@ -121,6 +122,26 @@ def test_the_losss_chunks_are_larger_on_a_device(device: str, chunks: int) -> No
     with patch.object(chunked_loss, "_chunk_loss", wraps=chunked_loss._chunk_loss) as made:
         dry_run(config, ParallelPlan(), batch=64, seq_len=64 + 1, device=device)
     assert made.call_count == chunks
+
+
+@pytest.mark.parametrize("layout", ["one process", "sequence parallel", *KINDS])
+def test_a_device_keeps_no_scores(layout: str) -> None:
+    """So it holds what a CPU does, whose kernels keep none, either."""
+    config = tiny.config("llama")
+    config.max_position_embeddings = 2048
+    plan = ParallelPlan(**LAYOUTS[layout] | {"precision": "bf16"})
+    cpu, own = (dry_run(config, plan, batch=2, seq_len=2048, device=d) for d in ("cpu", "meta"))
+    assert own.peak_bytes == pytest.approx(cpu.peak_bytes, rel=0.02)
+    assert own.flops == pytest.approx(cpu.flops, rel=0.02)
+
+
+def test_a_device_drops_in_its_kernels() -> None:
+    """A CPU's attention with dropout keeps the scores: of 8 heads and 512 tokens, 16 MiB a row."""
+    config = tiny.config("gpt2")
+    config.n_positions, config.attn_pdrop, config.resid_pdrop = 512, 0.1, 0.1
+    plan = ParallelPlan(precision="bf16")
+    cpu, own = (dry_run(config, plan, batch=8, seq_len=512, device=d) for d in ("cpu", "meta"))
+    assert own.peak_bytes < 0.5 * cpu.peak_bytes
 
 
 def test_offloading_leaves_the_device_three_blocks() -> None:

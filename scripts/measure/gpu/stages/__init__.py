@@ -1,7 +1,7 @@
 """The stages of acceptance.py by name, in their order: each a function of a Report.
 
 machine.py looks at the device and its kernels, layouts.py compares numbers, speed.py times steps,
-runs.py trains by the command line.
+step_parts.py takes them apart, runs.py trains by the command line.
 """
 
 from collections.abc import Callable
@@ -28,6 +28,7 @@ STAGES = {
     "train": Stage("runs", "train"),
     "calibrate": Stage("speed", "calibrated"),
     "speed": Stage("speed", "large_model"),
+    "parts": Stage("step_parts", "parts"),
     "compile": Stage("speed", "compiled"),
     "qlora": Stage("speed", "adapters"),
     "profile": Stage("runs", "profile"),

@@ -1,11 +1,13 @@
 """Numbers on the device against one process that runs transformers' own class there."""
 
 import os
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from report import CUDA, DEVICE, Report
 from torch import Tensor
 
@@ -104,6 +106,8 @@ def off_by(found: Tensor, expected: Tensor) -> float:
 
 
 def trains(report: Report, family: str, precision: str, mesh: Any) -> None:
+    """Five steps of transformers' own class: those of the tests have norms that are exact in
+    float64, and overflow in fp16."""
     from helpers.engine.parallelize import parallelize
     from helpers.engine.plan import ParallelPlan
     from helpers.engine.trainer import Trainer
@@ -113,14 +117,18 @@ def trains(report: Report, family: str, precision: str, mesh: Any) -> None:
         plan = ParallelPlan(precision=precision)
         plain = tiny.reference(family, torch.float32)
         expected = tiny.plain_loss(plain, *tiny.batch(0)).item()
-        model = parallelize(tiny.fresh(family, torch.float32).to(DEVICE), plan, mesh)
-        trainer = Trainer(model, plan, mesh, lr=1e-3)
+        own = tiny.auto_class(family).from_config(tiny.config(family), dtype=torch.float32)
+        own.load_state_dict(plain.state_dict())
+        trainer = Trainer(parallelize(own.to(DEVICE), plan, mesh), plan, mesh, lr=1e-3)
         results = [trainer.step(*tiny.batch(step)) for step in range(5)]
         off = abs(results[0].loss - expected) / expected
-        found = f"loss off by {off:.1e}, {sum(one.skipped for one in results)} of 5 steps skipped"
-        report.check(f"{family}, {precision}", off < 0.02, found)
+        skipped = sum(one.skipped for one in results)
+        found = f"loss off by {off:.1e}, {skipped} of 5 steps skipped"
+        report.check(f"{family}, {precision}", off < 0.02 and skipped < 5, found)
 
 
+# by which a DTensor is made whole, past CALLS, in torch 2.11 and later
+GATHERS = ("all_gather_tensor", "all_gather_single")
 CALLS = {  # which of the tensors that are given a call writes
     "all_reduce": [0],
     "broadcast": [0],
@@ -158,6 +166,17 @@ def through_host_memory() -> None:
     for name, written in CALLS.items():
         if hasattr(dist, name):
             patch.object(dist, name, staged(getattr(dist, name), name, written)).start()
+    for name in GATHERS:
+        if hasattr(functional, name):
+            plain = getattr(functional, name)
+            patch.object(functional, name, partial(gathered, plain)).start()
+
+
+def gathered(plain: Any, x: Tensor, *given: Any, **more: Any) -> Tensor:
+    """gloo takes a GPU's address for one of host memory, and ends the process."""
+    if not x.is_cuda:
+        return plain(x, *given, **more)
+    return functional.wait_tensor(plain(x.cpu(), *given, **more)).to(x.device)
 
 
 def staged(plain: Any, name: str, written: list[int]) -> Any:

@@ -81,7 +81,7 @@ def time_plan(
 def dry_peak(report: Report, config: Any, plan: Any, batch: int, seq: int) -> int:
     from helpers import dry_run
 
-    run = dry_run(config, plan, batch=batch, seq_len=seq)
+    run = dry_run(config, plan, batch=batch, seq_len=seq, device="meta")
     report.figure(f"dry run of {plan.activation}, bytes", run.at_peak)
     return run.peak_bytes
 
@@ -143,7 +143,7 @@ def compiled(report: Report) -> None:
 
 
 def timed(report: Report, name: str, step: Any, ids: Tensor) -> None:
-    count = 3 if report.tiny else 20
+    count = 3 if report.tiny else 10
     forget_peak()
     first_s = one_by_one(step, 1, warm=0)[0][0]
     one_by_one(step, 1, warm=1)
@@ -198,7 +198,11 @@ def adapters(report: Report) -> None:
     packed = (torch.arange(seq) // (seq // 4)).expand(batch, seq).contiguous()
     with distributed(plan, DEVICE) as mesh:
         how = Adapting(rank=16, quantize="nf4")
-        model = load_adapted(source, plan, mesh, how, config=config, device=DEVICE)
+        loaded_s, models = one_by_one(
+            lambda: load_adapted(source, plan, mesh, how, config=config, device=DEVICE), 1, warm=0
+        )
+        report.figure("loading, s", loaded_s[0])
+        model = models.pop()
         step = Trainer(model, plan, mesh, lr=1e-4).step
         for name, documents in (("engine", None), ("engine, packed rows", packed)):
             with report.attempt(name):
