@@ -27,7 +27,7 @@ def parts(report: Report) -> None:
             continue
         with report.attempt(name):
             config = load_config(f"{source.partition('-')[0]}-tiny" if report.tiny else source)
-            kernels(report, name, config, source, fields, rows if not report.tiny else 2)
+            kernels(report, name, config, source, fields, 2 if report.tiny else rows)
     if CUDA:
         config = load_config("gptj-6b")
         config.n_layer = 6
