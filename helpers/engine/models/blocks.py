@@ -73,8 +73,8 @@ def gptj_attention(
     key = self.k_proj(hidden_states).view(heads)
     value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
     table = self.embed_positions.to(query.device)[position_ids].to(query.dtype)
-    query = rotate_pairs(query, table, self.rotary_dim).transpose(1, 2)
-    key = rotate_pairs(key, table, self.rotary_dim).transpose(1, 2)
+    query = rotate_pairs(query, table).transpose(1, 2)
+    key = rotate_pairs(key, table).transpose(1, 2)
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
     dropout = self.attn_dropout.p if self.training else 0.0
@@ -214,19 +214,38 @@ def _both(allowed: Tensor, mask: Tensor | None) -> Tensor:
     return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min)
 
 
-def rotate_pairs(x: Tensor, table: Tensor, rotary_dim: int | None) -> Tensor:
+def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
     """Rotary position embedding on interleaved pairs, GPT-J's convention.
 
     Args:
-        x: [batch, seq, heads, head_dim]; table: [batch or 1, seq, rotary_dim], sines then cosines.
-        rotary_dim: dims that turn; the rest pass. All of them where None.
+        x: [batch, seq, heads, head_dim]
+        table: [batch or 1, seq, rotary_dim], sines then cosines. Dims beyond rotary_dim pass.
     """
-    rotary_dim = rotary_dim or x.shape[-1]
     sin, cos = table.unsqueeze(2).chunk(2, dim=-1)
-    turning, still = x.split([rotary_dim, x.shape[-1] - rotary_dim], dim=-1)
-    even, odd = turning.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
-    return torch.cat((turned.flatten(-2), still), dim=-1)
+    return _Turned.apply(x, sin, cos)
+
+
+class _Turned(torch.autograd.Function):
+    """A copy of a head with its first dims turned. Its gradient is turned back: as autograd would
+    have it, the parts of a head are joined from pieces, which takes a GPU six times a copy."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+        ctx.save_for_backward(sin, cos)
+        return _turned(x, sin, cos)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        sin, cos = ctx.saved_tensors
+        return _turned(grad, -sin, cos), None, None
+
+
+def _turned(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    pairs, turned = (y[..., : 2 * sin.shape[-1]].unflatten(-1, (-1, 2)) for y in (x, out))
+    turned[..., 0].mul_(cos).sub_(pairs[..., 1] * sin)
+    turned[..., 1].mul_(cos).add_(pairs[..., 0] * sin)
+    return out
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -25,11 +25,20 @@ from ..messages.carriers import all_reduce
 # Logits held at a time: small beside a layer's activations, large enough to keep a processor busy.
 # A GPU computes so few as fast as a host starts its operations, so there it is more.
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * 2**20, 256 * 2**20
+# A GPU's fast products take columns in eights. GPT-2 has 50,257: as they are, its head's products
+# take an H200 five times as long.
+ALIGNED = 8
 
 
 def chunk_bytes(device_type: str) -> int:
     """Bytes of logits that are held at a time."""
     return CHUNK_BYTES if device_type == "cpu" else GPU_CHUNK_BYTES
+
+
+def columns_at(device_type: str, columns: int) -> int:
+    """Columns of logits that are computed for so many of the vocabulary: a few of zeros more where
+    the device's fast kernels want them."""
+    return columns if device_type == "cpu" else -(-columns // ALIGNED) * ALIGNED
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,9 @@ class _TokenLoss(torch.autograd.Function):
 def _all_chunks(inputs, labels, start, rows, group, transform, wants):
     """The summed loss, and the gradients of hidden, weight and bias that are wanted."""
     hidden, weight, bias = inputs
+    own = weight.shape[0]
+    more = columns_at(weight.device.type, own) - own
+    weight, bias = _longer(weight, more), _longer(bias, more)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     grads = [
         torch.zeros_like(x, dtype=wide if i else x.dtype) if want else None
@@ -145,12 +157,19 @@ def _all_chunks(inputs, labels, start, rows, group, transform, wants):
     for first in range(0, hidden.shape[0], rows):
         part = slice(first, first + rows)
         loss, grad = _chunk_loss(
-            hidden[part], weight, bias, labels[part], start, group, wide, transform
+            hidden[part], weight, bias, labels[part], start, own, group, wide, transform
         )
         total += loss
         _add_gradients(grads, grad, hidden[part], weight, part)
         del grad  # as large as the next chunk's logits, which take its place
     return total, grads
+
+
+def _longer(x: Tensor | None, rows: int) -> Tensor | None:
+    """With so many rows of zeros more."""
+    if x is None or rows == 0:
+        return x
+    return torch.cat((x, x.new_zeros(rows, *x.shape[1:])))
 
 
 def _scale_(gradient: Tensor, factor: Tensor, rows: int) -> Tensor:
@@ -164,26 +183,28 @@ def _scale_(gradient: Tensor, factor: Tensor, rows: int) -> Tensor:
 
 
 def _chunk_loss(
-    hidden, weight, bias, labels, start, group, wide, transform
+    hidden, weight, bias, labels, start, own, group, wide, transform
 ) -> tuple[Tensor, Tensor]:
-    """The chunk's summed loss, and its gradient by this rank's products, [tokens, vocabulary/n]."""
+    """The chunk's summed loss, and its gradient by this rank's products, [tokens, rows of weight],
+    of which the first `own` are the vocabulary's."""
     logits = transform(torch.nn.functional.linear(hidden, weight, bias).to(wide))
     tokens = torch.arange(len(labels), device=labels.device)
-    largest = _largest(logits, group)
+    largest = _largest(logits[:, :own], group)
     columns = labels - start
-    owned = (columns >= 0) & (columns < weight.shape[0])
+    owned = (columns >= 0) & (columns < own)
     columns = columns.masked_fill(~owned, 0)
     # one message for both sums: the exponentials, and the target's logit, which one rank has
     target = _at(logits, tokens, columns, owned) - largest * owned
     # in place of the logits, unless the slope of a softcap asks for these
     below = logits.sub_ if transform.softcap is None else logits.sub
     exp = below(largest.unsqueeze(1)).exp_()
+    exp[:, own:] = 0
     sums = torch.stack([exp.sum(1), target])
     if _size(group) > 1:
         all_reduce(sums, group)
     loss = (sums[0].log() - sums[1]).sum()
     gradient = exp.div_(sums[0].unsqueeze(1))
-    if weight.shape[0]:
+    if own:
         gradient[tokens, columns] -= owned.to(wide)
     return loss, transform.slope_(gradient, logits)
 
@@ -213,6 +234,6 @@ def _add_gradients(grads, gradient, hidden, weight, part) -> None:
     if of_hidden is not None:
         of_hidden[part] = narrow @ weight
     if of_weight is not None:
-        of_weight += narrow.t() @ hidden
+        of_weight += (narrow.t() @ hidden)[: len(of_weight)]
     if of_bias is not None:
-        of_bias += gradient.sum(0)
+        of_bias += gradient.sum(0)[: len(of_bias)]

@@ -3,6 +3,7 @@ model, what is gathered or on its way, what a block's backward works with. step_
 of them stand beside each other.
 """
 
+from helpers.engine.models.chunked_loss import columns_at
 from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
 from helpers.planner.memory.activations import bytes_of, kept_bytes, largest_unit
 from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
@@ -36,11 +37,13 @@ def loss_work_bytes(job: Job, gathered: float = 0.0) -> float:
 
 def chunk_bytes(job: Job) -> float:
     """The most of a chunk: its logits in float32, which become their gradient, beside themselves
-    in the arithmetic's dtype; and the product for the gradient of its hidden states, or of the
-    head, where it has one."""
+    in the arithmetic's dtype; the product for the gradient of its hidden states, or of the head,
+    where it has one; and the head again, where the device wants more columns than it has."""
     low = job.element_bytes / 4 if job.element_bytes < 4 else 0
     tokens = job.logits_bytes / (4 * job.vocab_rows)
     rows = tokens if job.adapters else max(tokens, job.vocab_rows)
+    if columns_at(job.device, job.vocab_rows) != job.vocab_rows:
+        rows += job.vocab_rows
     return job.logits_bytes * (1 + low) + job.element_bytes * job.shape.hidden * rows
 
 

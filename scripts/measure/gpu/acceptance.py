@@ -23,8 +23,10 @@ from report import ROOT
 from stages import STAGES
 
 FOLDER = ROOT / "data" / "gpu_runs"
-MOST_S = 570
+MOST_S, LAST = 570, 60  # seconds of a stage, and lines that are kept of one without a record
+FOUND, STACK = ("  ", "FAILED"), ("  File ", "    ", "  <no Python frame>")  # lines of a stage
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+LIKE_RANKS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # which torchrun's have here
 HERE = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
 
@@ -59,7 +61,7 @@ def run(name: str, record: Path, args: argparse.Namespace) -> bool:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=args.limit,
-            env=os.environ | OFFLINE | HERE,  # the package may not be installed
+            env=os.environ | OFFLINE | LIKE_RANKS | HERE,  # the package may not be installed
             cwd=ROOT,
         )
         code, said = done.returncode, done.stdout
@@ -69,9 +71,9 @@ def run(name: str, record: Path, args: argparse.Namespace) -> bool:
             (late.stdout or b"").decode(errors="replace"),
         )
     lines = said.splitlines()
-    found = [line for line in lines if line.startswith(("  ", "FAILED"))]
+    found = [line for line in lines if line.startswith(FOUND) and not line.startswith(STACK)]
     if not record.exists():  # it ended before it could say anything
-        failure = {"stage": name, "ok": False, "ended": code, "found": found, "last": lines[-30:]}
+        failure = {"stage": name, "ok": False, "ended": code, "found": found, "last": lines[-LAST:]}
         record.write_text(json.dumps(failure, indent=1) + "\n")
     print(f"== {name}: {time.monotonic() - began:.0f} s, {record}")
     print("\n".join(found))

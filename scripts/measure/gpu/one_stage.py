@@ -13,6 +13,8 @@ sys.path.insert(0, str(ROOT))  # of the tests, whose tiny models are the truth h
 
 from helpers.engine.ranks import run_and_leave
 
+LATE_S = 40
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -21,6 +23,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
     faulthandler.enable()  # a crash beneath Python says in which line
+    faulthandler.dump_traceback_later(LATE_S, repeat=True)  # and a stage that is late, where it is
     report = Report(args.stage, args.tiny)
     with report.attempt("the stage runs to its end"):
         STAGES[args.stage].run(report)

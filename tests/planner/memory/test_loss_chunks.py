@@ -50,6 +50,22 @@ def test_the_formulas_take_the_devices(device, dry_device):
     assert rank_memory(job, 0).allocated == pytest.approx(dry.peak_bytes, rel=0.05)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_accelerator_has_columns_in_eights(precision):
+    """One token id more, and the head stands twice in the loss."""
+    wide, plan = tiny.config("gpt2", layers=1), ParallelPlan(precision=precision)
+    wide.n_embd, peaks = 512, {}
+    for vocabulary in (2**15, 2**15 + 1):
+        wide.vocab_size = vocabulary
+        job = make_job(wide, plan, 16, 64, device="cuda")
+        dry = dry_run(wide, plan, batch=16, seq_len=64, device="meta")
+        peaks[vocabulary] = rank_memory(job, 0).allocated, dry.peak_bytes
+    for one, other in zip(*peaks.values(), strict=True):
+        assert other - one == pytest.approx(
+            {"fp32": 4, "bf16": 2}[precision] * 512 * 2**15, rel=0.1
+        )
+
+
 def test_a_question_is_about_its_clusters_device():
     plan = ParallelPlan(dp_shard=8, precision="bf16")
     for cluster, chunk in ((GPUS, GPU_CHUNK_BYTES), (CORES, CHUNK_BYTES)):
