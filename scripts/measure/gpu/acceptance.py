@@ -26,7 +26,6 @@ FOLDER = ROOT / "data" / "gpu_runs"
 MOST_S, LAST = 570, 60  # seconds of a stage, and lines that are kept of one without a record
 FOUND, STACK = ("  ", "FAILED"), ("  File ", "    ", "  <no Python frame>")  # lines of a stage
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-LIKE_RANKS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # which torchrun's have here
 HERE = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
 
@@ -61,7 +60,7 @@ def run(name: str, record: Path, args: argparse.Namespace) -> bool:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=args.limit,
-            env=os.environ | OFFLINE | LIKE_RANKS | HERE,  # the package may not be installed
+            env=os.environ | OFFLINE | HERE,  # the package may not be installed
             cwd=ROOT,
         )
         code, said = done.returncode, done.stdout

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.models import chunked_loss
-from helpers.engine.models.chunked_loss import LogitTransform, columns_at, token_loss
+from helpers.engine.models.chunked_loss import (
+    NO_TRANSFORM,
+    LogitTransform,
+    columns_at,
+    token_loss,
+)
 from tests.support.ranks import pool
 
 TOKENS, HIDDEN, VOCABULARY, ROWS = 96, 16, 40, 8
@@ -68,10 +73,9 @@ def in_eights():
     )
 
 
-def whole_and_ours(hidden, head, labels, transform=None, **options):
+def whole_and_ours(hidden, head, labels, transform=NO_TRANSFORM, late=False, group=None):
     """Loss and gradients of the formula, and of `token_loss` in eights, of this rank's columns."""
-    transform = transform or LogitTransform()
-    vocabulary, group = len(head[0]), options.get("group")
+    vocabulary = len(head[0])
     logits = transform(F.linear(hidden, *head))
     expected = F.cross_entropy(logits, labels, reduction="sum")
     wanted = (hidden, *(x for x in head if x is not None))
@@ -81,9 +85,7 @@ def whole_and_ours(hidden, head, labels, transform=None, **options):
     own = slice(min(rank * each, vocabulary), min((rank + 1) * each, vocabulary))
     shard = [None if x is None else x.detach()[own].requires_grad_() for x in head]
     with in_eights():
-        loss = token_loss(
-            hidden, *shard, labels, own.start, vocabulary, group, transform, options.get("late")
-        )
+        loss = token_loss(hidden, *shard, labels, own.start, vocabulary, group, transform, late)
     ours = [loss, *torch.autograd.grad(loss, (hidden, *(x for x in shard if x is not None)))]
     if group:
         dist.all_reduce(ours[1], group=group)
@@ -108,8 +110,8 @@ def drawn(tokens, vocabulary, biased, shift=0.0):
 )
 @settings(deadline=None, max_examples=60)
 def test_empty_columns_take_no_part(tokens, vocabulary, shift, scale, softcap, late):
-    given = drawn(tokens, vocabulary, shift is not None, shift or 0.0)
-    whole, ours = whole_and_ours(*given, LogitTransform(scale, softcap), late=late)
+    inputs = drawn(tokens, vocabulary, shift is not None, shift or 0.0)
+    whole, ours = whole_and_ours(*inputs, LogitTransform(scale, softcap), late)
     torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-11)
 
 

@@ -60,10 +60,9 @@ def test_an_accelerator_has_columns_in_eights(precision):
         job = make_job(wide, plan, 16, 64, device="cuda")
         dry = dry_run(wide, plan, batch=16, seq_len=64, device="meta")
         peaks[vocabulary] = rank_memory(job, 0).allocated, dry.peak_bytes
+    head = job.element_bytes * 512 * 2**15
     for one, other in zip(*peaks.values(), strict=True):
-        assert other - one == pytest.approx(
-            {"fp32": 4, "bf16": 2}[precision] * 512 * 2**15, rel=0.1
-        )
+        assert other - one == pytest.approx(head, rel=0.1)
 
 
 def test_a_question_is_about_its_clusters_device():

@@ -1,6 +1,5 @@
 """Seconds, memory and the share of the device's peak, beside what transformers and peft reach."""
 
-import gc
 import json
 import tempfile
 from functools import partial
@@ -45,7 +44,7 @@ def time_plan(
         make_cluster,
     )
 
-    gc.collect()  # the last plan's model
+    forget_peak()  # and the last plan's model
     config, device = load_config(source), torch.cuda.get_device_name() if CUDA else "cpu"
     plan, count = ParallelPlan(precision="bf16", **fields), 4
     ids = torch.randint(config.vocab_size, (batch, seq))
@@ -210,7 +209,7 @@ def adapters(report: Report) -> None:
             with report.attempt(name):
                 timed(report, name, partial(step, ids, ids, documents), ids)
     del model, step
-    gc.collect()
+    forget_peak()
     with report.attempt("peft"):
         time_peft(report, source, ids)
     ours, theirs = (report.figures.get(name) for name in ("engine", "peft"))
