@@ -12,10 +12,10 @@ kernels and communication library take beside the tensors is not seen.
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,7 @@ from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.fake_device import SizesOnly, device_of_its_own, no_values
 from helpers.planner.dry_run.tensor_watch import Watch
 
-aten = torch.ops.aten
+Found = TypeVar("Found")
 
 
 class MessageKind(NamedTuple):
@@ -128,13 +128,27 @@ def dry_run(
     for switch in ("offload", "compile"):
         if getattr(plan, switch) and (switch, device) != ("offload", "meta"):
             raise UserError(f"a dry run cannot {switch}: leave {switch} out of the plan")
+    return first_way(
+        config,
+        plan,
+        lambda model, family: _step(model, family, plan, rank, batch, seq_len, device, packed),
+    )
+
+
+def first_way(config: Any, plan: ParallelPlan, run: Callable[[nn.Module, Family], Found]) -> Found:
+    """What `run` says of a model of the configuration and the first way of laying it out that runs:
+    on tensors without values nothing is equal, and a trial would say nothing.
+
+    Raises:
+        UserError: no way does.
+    """
     model, errors = _without_memory(config), []
     ways = candidates(model, plan.tp, plan.cp)
     if not ways[0].recorded:
         check_alone(model, plan, lay_out)
     for family in ways:
         try:
-            return _step(model, family, plan, rank, batch, seq_len, device, packed)
+            return run(model, family)
         except Exception as error:  # of a class's forward, which the next way may leave as it is
             if family.recorded:
                 raise
@@ -161,8 +175,20 @@ def _step(
     device: str,
     packed: bool,
 ) -> DryRun:
-    """Of the model laid out in one way. Of ways the first that works is taken: on tensors without
-    values nothing is equal, and a trial would say nothing."""
+    with without_values(model, family, plan, rank, device) as (trainer, sizes):
+        send_at_once(trainer.pipeline.messages)
+        ids = torch.zeros((batch, seq_len), dtype=torch.long)
+        trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
+        sizes.host_waits = 0
+        found = watched(trainer, ids, ids, ids if packed else None)
+        return replace(found, host_waits=sizes.host_waits)
+
+
+@contextmanager
+def without_values(
+    model: nn.Module, family: Family, plan: ParallelPlan, rank: int, device: str
+) -> Iterator[tuple[Trainer, SizesOnly]]:
+    """A trainer of the model, which is on the meta device, as one rank of the plan's world."""
     own_device = device_of_its_own() if device == "meta" else nullcontext()
     with pretended(plan.world_size, rank), own_device:
         mesh = plan.mesh("cpu")
@@ -174,25 +200,25 @@ def _step(
             model.to_empty(device=device)
             tie(ties)
             settle(model)
-            trainer = Trainer(model, plan, mesh, lr=1e-3)
-            send_at_once(trainer.pipeline.messages)
-            ids = torch.zeros((batch, seq_len), dtype=torch.long)
-            trainer.update({p.name: torch.zeros_like(p.tensor) for p in trainer.parts})
-            sizes.host_waits = 0
-            found = watched(trainer, ids, ids, ids if packed else None)
-            return replace(found, host_waits=sizes.host_waits)
+            yield Trainer(model, plan, mesh, lr=1e-3), sizes
 
 
-def watched(
-    trainer: Trainer, ids: Tensor, labels: Tensor, documents: Tensor | None = None
-) -> DryRun:
-    """One step of a trainer, real or not, as a DryRun. Its optimizer has its state already."""
+def watch_of(trainer: Trainer) -> Watch:
+    """A watch that knows what the trainer has before a step."""
     watch = Watch(trainer.device)
     moments = [t for state in trainer.optimizer.state.values() for t in state.values()]
     masters = [part.tensor for part in trainer.parts]
     watch.hold("parameters", map(local, trainer.model.parameters()))
     watch.hold("buffers", trainer.model.buffers())
     watch.hold("optimizer", moments + masters)
+    return watch
+
+
+def watched(
+    trainer: Trainer, ids: Tensor, labels: Tensor, documents: Tensor | None = None
+) -> DryRun:
+    """One step of a trainer, real or not, as a DryRun. Its optimizer has its state already."""
+    watch = watch_of(trainer)
     watch.leave_out([ids, labels])  # the whole batch stays in host memory
     watch.leave_out(memory_of_boards())
     with watch:

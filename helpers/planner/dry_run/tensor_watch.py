@@ -165,6 +165,11 @@ class Watch(TorchDispatchMode):
                 weakref.ref(storage),
             )
 
+    @property
+    def alive_bytes(self) -> int:
+        """Of all that is followed and not freed."""
+        return sum(use.size for use, _ in self.alive.values())
+
     def peak(self) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes by category at the moment when most were alive; and the most of each category."""
         now: Counter[str] = Counter()

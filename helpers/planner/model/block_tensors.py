@@ -6,10 +6,10 @@ tensors are as wide as. The engine's are counted, not estimated: tests/engine/mo
 runs the engine with a counter on every operation and every tensor that stays alive, and compares.
 
     program("torchtitan")                                # of programs.json
-    program_for("megatron", shape, "bf16", "ampere")     # the edition that a generation's GPUs ran
+    program_for("megatron", shape, "bf16", "ampere", "cuda")     # as that generation's GPUs ran it
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from helpers.engine.data_parallel.buckets import BUCKET_BYTES
 from helpers.engine.errors import UserError
 from helpers.planner.model.eight_bits import in_8_bits
 from helpers.planner.model.holds import Holds
+from helpers.planner.model.measured_kept import measured_kept
 from helpers.planner.model.widths import NOTHING, Widths
+from helpers.planner.shape.shape import Shape
 from helpers.tables import make_row, read_rows
 
 PROGRAMS = Path(__file__).with_name("programs.json")
@@ -182,15 +184,22 @@ def program(name: str, path: Path = PROGRAMS) -> Program:
 
 
 @cache
-def program_of(family: str, precision: str) -> Program:
-    """The engine's own way of computing a family's blocks; of a family that was not counted, that
-    of the one that it is most like."""
+def program_of(shape: Shape, precision: str, device: str) -> Program:
+    """The engine's own way of computing a model's blocks: of a family that is not in the table
+    Llama's, which it is most like, with what its blocks are seen to keep.
+
+    Raises:
+        UserError: as `measured_kept`.
+    """
     if precision == "fp8":
-        return in_8_bits(program_of(family, "bf16"))
+        return in_8_bits(program_of(shape, "bf16", device))
     rows = _rows()
     counted = {row.family for row in rows}
-    family = family if family in counted else LIKE
-    return next(row for row in rows if row.family == family and precision in row.precisions)
+    family = shape.family if shape.family in counted else LIKE
+    row = next(row for row in rows if row.family == family and precision in row.precisions)
+    if shape.family == family or shape.source is None:
+        return row
+    return replace(row, kept=measured_kept(shape, row.kept, precision, device))
 
 
 @cache
@@ -203,20 +212,21 @@ def program_names() -> list[str]:
 
 @cache
 def program_for(
-    name: str, family: str, precision: str, generation: str = "", saves: bool = False
+    name: str, shape: Shape, precision: str, generation: str, device: str, saves: bool = False
 ) -> Program:
-    """The program that a name means for a family's blocks, on GPUs of a generation.
+    """The program that a name means for a model's blocks, on GPUs of a generation.
 
     Args:
         name: `engine`, or a row of programs.json; `megatron` is the edition whose tables were
             published for that generation.
+        device: `cpu` or `cuda`.
         saves: does the plan split sequences, or recompute in part?
 
     Raises:
         UserError: there is no such program, or it is not known how it multiplies 8 bits.
     """
     if name == "engine":
-        return program_of(family, precision)
+        return program_of(shape, precision, device)
     row = _by_others(name, generation, saves)
     return in_8_bits(row) if precision == "fp8" else row
 

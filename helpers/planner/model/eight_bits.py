@@ -1,6 +1,6 @@
 """What a program does more, and keeps less, where its blocks multiply 8 bits.
 
-    in_8_bits(program_of("llama", "bf16"))
+    in_8_bits(program_of(shape, "bf16", "cuda"))
 
 Numbers are rounded before each product: their largest is looked for, they are scaled, cut off and
 written in 8 bits, each a pass over memory where nothing fuses them. For the backward products keep

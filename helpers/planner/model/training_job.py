@@ -31,6 +31,7 @@ from helpers.planner.model.stage_layers import (
     of_each_kind,
     stages_by_rank,
 )
+from helpers.planner.model.widths import BYTES
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.parameters import (
     Held,
@@ -44,7 +45,6 @@ from helpers.planner.shape.parameters import (
 )
 from helpers.planner.shape.shape import Shape
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 ROTATED = {
     "llama": 1.0,
     "falcon": 1.0,
@@ -306,7 +306,7 @@ def make_job(
         adapters.check(shape, plan)
     if optimizer not in OPTIMIZERS:
         raise UserError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
-    way = program or program_of(shape.family, plan.precision)
+    way = program or program_of(shape, plan.precision, device)
     return Job(shape, plan, batch, seq_len, way, adapters, optimizer, device)
 
 

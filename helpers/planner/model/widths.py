@@ -5,6 +5,8 @@ from operator import add
 
 from helpers.planner.shape.shape import Shape
 
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an element
+
 
 @dataclass(frozen=True)
 class Widths:

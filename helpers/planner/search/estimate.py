@@ -17,6 +17,7 @@ from helpers.planner.model.eight_bits import in_8_bits
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.planned import Choice
 from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import Shape
 from helpers.planner.time.step_time import step_time
 
 
@@ -71,7 +72,7 @@ def planned_job(
     shape = model_shape(model)
     way = None
     if isinstance(plan, ParallelPlan):
-        way = named_program(program, shape.family, plan, cluster)
+        way = named_program(program, shape, plan, cluster)
     job = make_job(shape, plan, batch, seq_len, way, adapters, optimizer, cluster.device)
     if plan.world_size != cluster.devices:
         raise UserError(
@@ -83,7 +84,7 @@ def planned_job(
 
 
 def named_program(
-    program: str | Program, family: str, plan: ParallelPlan, cluster: Cluster
+    program: str | Program, shape: Shape, plan: ParallelPlan, cluster: Cluster
 ) -> Program:
     """The program that a name means for a plan on a cluster; a compiled plan has the engine's
     compiled blocks."""
@@ -94,4 +95,5 @@ def named_program(
     saves = plan.sequence_parallel or plan.activation == "selective"
     if not isinstance(program, str):
         raise UserError(f"program is a name, as 'megatron', or a Program, not {program!r}")
-    return program_for(program, family, plan.precision, cluster.generation, saves)
+    on = cluster.generation, cluster.device
+    return program_for(program, shape, plan.precision, *on, saves)

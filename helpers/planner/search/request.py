@@ -44,7 +44,7 @@ Search = Callable[[Question, Cluster], list[Choice]]
 
 def job_under(question: Question, plan: ParallelPlan, cluster: Cluster) -> Job:
     """The question's work under a plan, on one of its clusters."""
-    program = program_of(question.shape.family, question.precision)
+    program = program_of(question.shape, question.precision, cluster.device)
     return Job(
         question.shape,
         plan,

@@ -10,6 +10,7 @@ MLP and a head: the class's own forward, on tensors without values, tells.
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -63,7 +64,7 @@ def _counted(same: Same) -> Shape:
     shape = shape_of(model)
     check_alone(model, ParallelPlan(), lay_out)
     _check_products(model, shape)
-    return shape
+    return replace(shape, source=same)
 
 
 def _check_products(model: nn.Module, shape: Shape) -> None:

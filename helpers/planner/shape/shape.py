@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from helpers.engine.models.architecture import Same
 from helpers.engine.pipeline.partition import Costs
 
 
@@ -51,6 +52,7 @@ class Shape:
         layer; `held` and `block` are then the largest's.
     costs: of one that was counted, what the engine balances its layers by.
     idle: parameters of all blocks' experts that a token does not go through.
+    source: of one that was counted, its configuration.
     """
 
     family: str
@@ -75,6 +77,7 @@ class Shape:
     kind_of: tuple[int, ...] = ()
     costs: Costs | None = None
     idle: int = 0
+    source: Same | None = None
 
     @property
     def block_parameters(self) -> int:

@@ -43,7 +43,7 @@ KEPT_WITHIN = {"falcon": 0.04}
 def job_of(family, **plan):
     shape = model_shape(MAKERS[family](3))
     made = ParallelPlan(microbatches=1, **plan)
-    return Job(shape, made, ROWS, SEQ_LEN, program_of(shape.family, made.precision))
+    return Job(shape, made, ROWS, SEQ_LEN, program_of(shape, made.precision, "cpu"))
 
 
 def beside(job):
