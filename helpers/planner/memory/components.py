@@ -172,11 +172,19 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
     if job.plan.offload and job.plan.activation == "none":
         of_mlp += bytes_of(job, BROUGHT_BACK)
     of_attention = context_work_bytes(job) - bytes_of(job, Widths(ffn=after_attention))
+    of_attention += score_gradients_bytes(job)
     if _sharded(job) and not late:  # the MLP's gradients wait for the block's end
         made = sum(linear.parameters for linear in job.shape.block[2:]) / job.plan.tp
         of_attention += job.element_bytes * made
     of_norm = bytes_of(job, Widths(outside=job.program.norm_gradients, ffn=-after_attention))
     return again + max(of_mlp, of_attention, of_norm)
+
+
+def score_gradients_bytes(job: Job) -> float:
+    """Gradients of scores that stand in memory: in float32, and in the arithmetic's dtype."""
+    if job.program.kept["none"].scores < 1:
+        return 0.0
+    return bytes_of(job, Widths(scores=1 + 4 / job.element_bytes))
 
 
 def context_work_bytes(job: Job) -> float:

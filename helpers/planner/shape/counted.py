@@ -3,15 +3,17 @@
     shape = counted_shape(load_config("qwen3-8b"))     # parameters exact, time by its products
 
 What the engine's record or transformers' tensor plan says decides what tp splits. Of blocks that
-differ a little, as where the first few have no experts, the largest stands for all; where they
-differ more, nothing is said. Nor is it of a model whose step has other products than attention, an
-MLP and a head: the class's own forward, on tensors without values, tells.
+differ, as where the first few have no experts, each has its own parameters, and all have the mean
+of the products; where they differ much, nothing is said. Nor is it of a model whose step has other
+products than attention, an MLP and a head: the class's own forward, on tensors without values,
+tells.
 """
 
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from statistics import mean
 from typing import Any
 
 import torch
@@ -29,9 +31,9 @@ from helpers.engine.tensor.split import CONV1D, LINEAR, has_split
 from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.shape.parameters import INNER, KV, OUTSIDE, Held
 from helpers.planner.shape.products import idle, products
-from helpers.planner.shape.shape import Shape, token_flops
+from helpers.planner.shape.shape import Linear, Shape, token_flops
 
-MOST_APART = 0.05  # of all blocks' parameters, that one kind of block may be off
+MOST_APART = 1.25  # times the mean of all blocks' parameters that the largest may have
 MEASURED = "dry_run(config, plan) measures the memory, FLOPs and messages of a step"
 PRODUCTS_APART = 0.1  # of a forward's FLOPs, that the formulas may be off by
 SHORT = 32  # tokens of that forward, in which scores of attention are few
@@ -86,10 +88,12 @@ def shape_of(model: nn.Module) -> Shape:
     blocks = list(model.get_submodule(family.blocks))
     if not getattr(config, "num_attention_heads", None):
         raise UserError(f"{model.config.model_type} has no attention heads: {MEASURED}")
-    block = _one_for_all(blocks, model.config.model_type)
+    sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+    _check_alike(sizes, model.config.model_type)
+    largest = sizes.index(max(sizes))
     hidden, heads, groups = config.hidden_size, config.num_attention_heads, kv_heads(config)
     head_dim = _key_width(config)
-    norms = [m for m in block.children() if _is_norm(m)]
+    norms = [m for m in blocks[largest].children() if _is_norm(m)]
     last = model.get_submodule(family.norm) if family.norm else nn.Identity()
     begin, end, tied = _ends(model, family)
     kinds = [tuple(_held(one, family, model.config)) for one in blocks]
@@ -103,14 +107,14 @@ def shape_of(model: nn.Module) -> Shape:
         head_dim=head_dim,
         vocab=begin[0].sizes[0],
         positions=0,
-        block=products(block, config, heads, groups, head_dim),
+        block=_mean([products(one, config, heads, groups, head_dim) for one in blocks]),
         block_norm=len(norms) * hidden,
         final_norm=sum(parameter.numel() for parameter in last.parameters()),
         reductions=1 if family.parallel_residual(model.config) else 2,
         tied=tied,
         longest=getattr(config, "max_position_embeddings", None) or 0,
         idle=sum(idle(one, config) for one in blocks),
-        held=kinds[blocks.index(block)],
+        held=kinds[largest],
         kinds=distinct if len(distinct) > 1 else (),
         kind_of=tuple(map(distinct.index, kinds)) if len(distinct) > 1 else (),
         costs=stage_costs(model, family),
@@ -126,20 +130,25 @@ def _key_width(config: Any) -> int:
     return given or config.hidden_size // config.num_attention_heads
 
 
-def _one_for_all(blocks: list[nn.Module], model_type: str) -> nn.Module:
-    """The block that stands for all.
-
-    Raises:
-        UserError: they differ too much for that.
-    """
-    sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
-    largest, parameters = max(sizes), sum(sizes)
-    if largest * len(sizes) > (1 + MOST_APART) * parameters:
+def _check_alike(sizes: list[int], model_type: str) -> None:
+    """Raise a UserError if blocks differ so much that no mean stands for them."""
+    if max(sizes) > MOST_APART * mean(sizes):
         raise UserError(
-            f"blocks of {model_type} have {min(sizes):,} to {largest:,} parameters, and are priced "
-            f"as one kind: {MEASURED}"
+            f"blocks of {model_type} have {min(sizes):,} to {max(sizes):,} parameters, and are "
+            f"priced by their mean: {MEASURED}"
         )
-    return blocks[sizes.index(largest)]
+
+
+def _mean(blocks: list[tuple[Linear, ...]]) -> tuple[Linear, ...]:
+    """The products of blocks that differ, in the mean: a side of each is the model's width."""
+    return tuple(
+        replace(
+            same[0],
+            inputs=round(mean(one.inputs for one in same)),
+            outputs=round(mean(one.outputs for one in same)),
+        )
+        for same in zip(*blocks)
+    )
 
 
 def _held(block: nn.Module, family: Family, config: Any) -> Iterator[Held]:

@@ -32,6 +32,10 @@ class Held(NamedTuple):
     cut: int | None = None
     role: str = ""
 
+    @property
+    def elements(self) -> int:
+        return prod(self.sizes)
+
     def on(self, tp: int, rank: int = 0) -> tuple[int, ...]:
         """Its sizes on a tensor rank."""
         if self.cut is None:
@@ -99,7 +103,7 @@ def held_by_all(shape: Shape, tp: int) -> list[Held]:
 def outside_parameters(shape: Shape) -> int:
     """Of a block, those in no sublayer that tp splits: its norms."""
     if shape.held:
-        return sum(prod(held.sizes) for held in shape.held if held.role == OUTSIDE)
+        return sum(held.elements for held in shape.held if held.role == OUTSIDE)
     return shape.block_norm
 
 

@@ -3,7 +3,6 @@ one block as a list of linear layers.
 """
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 from helpers.engine.models.architecture import Same
@@ -49,7 +48,7 @@ class Shape:
     held, begin, end: of a model that was counted from its class, the parameters of a block, before
         and after the blocks, as they are held; see parameters.py.
     kinds, kind_of: of one whose blocks differ, the parameters of each kind and the kind of each
-        layer; `held` and `block` are then the largest's.
+        layer; `held` is then the largest's, and `block` the mean.
     costs: of one that was counted, what the engine balances its layers by.
     idle: parameters of all blocks' experts that a token does not go through.
     source: of one that was counted, its configuration.
@@ -83,7 +82,7 @@ class Shape:
     def block_parameters(self) -> int:
         """Parameters of one block."""
         if self.held:
-            return sum(prod(one.sizes) for one in self.held)
+            return sum(one.elements for one in self.held)
         return sum(linear.parameters for linear in self.block) + self.block_norm
 
     @property
