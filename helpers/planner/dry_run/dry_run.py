@@ -11,6 +11,7 @@ kernels and communication library take beside the tensors is not seen.
 """
 
 import copy
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -260,11 +261,13 @@ def pretended(world: int, rank: int = 0) -> Iterator[None]:
 
     if dist.is_initialized():
         raise UserError("a dry run makes its own process group: leave the present one first")
+    hook = sys.excepthook  # torch's, which puts the rank before every line, would stay
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook
         _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone
 
 

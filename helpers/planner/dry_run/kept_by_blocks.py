@@ -16,8 +16,8 @@ from helpers.planner.dry_run.tensor_watch import Watch
 def kept_by_blocks(
     config: Any, plan: ParallelPlan, batch: int, seq_len: int, device: str
 ) -> dict[int, int]:
-    """Bytes that a block's forward leaves on the first rank, of each size of block but the last
-    block's: by its number of parameters.
+    """Bytes that a block's forward leaves on the first rank, of each size of block: by its number
+    of parameters.
 
     Args:
         plan: of one stage and one micro-batch.
@@ -40,13 +40,15 @@ def _kept(
     alive: list[int] = []
     with without_values(model, family, plan, 0, device) as (trainer, _):
         watch = watch_of(trainer)
-        # what a block keeps is known when the next begins, and its own input is gone
         for block in blocks:
             block.register_forward_pre_hook(lambda *_: alive.append(watch.alive_bytes))
+        blocks[-1].register_forward_hook(lambda *_: alive.append(watch.alive_bytes))
         _forward(trainer, watch, torch.zeros((batch, seq_len), dtype=torch.long, device=device))
-    kept = [after - before for before, after in pairwise(alive[: len(blocks)])]
-    # later ones of a size stand for it: the first block makes what all of them share
-    return dict(zip(sizes, kept))
+    kept = [after - before for before, after in pairwise(alive[: len(blocks) + 1])]
+    # Later ones of a size stand for it, for the first block makes what all of them share; the last
+    # one only where it is alone, for what it keeps is known when another begins and its input is
+    # gone.
+    return {sizes[-1]: kept[-1]} | dict(zip(sizes[:-1], kept))
 
 
 def _forward(trainer: Trainer, watch: Watch, ids: torch.Tensor) -> None:

@@ -44,7 +44,7 @@ def measured_kept(
 
 def _beside(shape: Shape, table: Widths, plan: ParallelPlan, device: str) -> Widths:
     """What is kept beside the table's; below 0 where that says too much."""
-    length = min(LONGEST, shape.longest or LONGEST) // 2 * 2
+    length = max(2, min(LONGEST, shape.longest or LONGEST) // 2 * 2)
 
     def off(seq_len: int, **axes: int | bool) -> float:
         """Elements a token that the table does not say."""

@@ -1,6 +1,7 @@
 """What blocks of models with no table keep, and their peaks, against dry runs of other sizes than
 those that it was seen in."""
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -72,6 +73,21 @@ def test_the_fullest_moment_of_a_counted_model(model_type: str, activation: str)
     job = make_job(config, plan, 4, 2048, device="cuda")
     seen = dry_run(config, plan, batch=4, seq_len=2048, device="meta").peak_bytes
     assert fullest(job, context_bytes=0).allocated == pytest.approx(seen, rel=0.05)
+
+
+def test_a_model_of_one_layer_has_its_own() -> None:
+    config = published("qwen3")
+    config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
+    plan = PLANS["none"]
+    seen = dry_run(config, plan, batch=BATCH, seq_len=SEQ_LEN).peak_bytes
+    said = fullest(make_job(config, plan, BATCH, SEQ_LEN), context_bytes=0).allocated
+    assert said == pytest.approx(seen, rel=0.02)
+
+
+def test_a_dry_run_leaves_what_python_says_of_errors() -> None:
+    before = sys.excepthook
+    kept_by_blocks(published("qwen3"), PLANS["none"], 2, 64, "cpu")
+    assert sys.excepthook is before
 
 
 def test_a_family_with_a_table_is_not_run() -> None:
