@@ -3,10 +3,10 @@
     shape = counted_shape(load_config("qwen3-8b"))     # parameters exact, time by its products
 
 What the engine's record or transformers' tensor plan says decides what tp splits. Of blocks that
-differ, as where the first few have no experts, each has its own parameters, and all have the mean
-of the products; where they differ much, nothing is said. Nor is it of a model whose step has other
-products than attention, an MLP and a head: the class's own forward, on tensors without values,
-tells.
+differ a little, as where the first few have no experts, each has its own parameters, and all have
+the mean of the products; where they differ more, nothing is said. Nor is it of a model whose step
+has other products than attention, an MLP and a head: the class's own forward, on tensors without
+values, tells.
 """
 
 import copy
@@ -33,7 +33,7 @@ from helpers.planner.shape.parameters import INNER, KV, OUTSIDE, Held
 from helpers.planner.shape.products import idle, products
 from helpers.planner.shape.shape import Linear, Shape, token_flops
 
-MOST_APART = 1.25  # times the mean of all blocks' parameters that the largest may have
+MOST_APART = 1.05  # times the mean of all blocks' parameters that the largest may have
 MEASURED = "dry_run(config, plan) measures the memory, FLOPs and messages of a step"
 PRODUCTS_APART = 0.1  # of a forward's FLOPs, that the formulas may be off by
 SHORT = 32  # tokens of that forward, in which scores of attention are few
@@ -144,8 +144,8 @@ def _mean(blocks: list[tuple[Linear, ...]]) -> tuple[Linear, ...]:
     return tuple(
         replace(
             same[0],
-            inputs=round(mean(one.inputs for one in same)),
-            outputs=round(mean(one.outputs for one in same)),
+            inputs=max(1, round(mean(one.inputs for one in same))),
+            outputs=max(1, round(mean(one.outputs for one in same))),
         )
         for same in zip(*blocks)
     )

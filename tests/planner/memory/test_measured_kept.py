@@ -35,9 +35,12 @@ WHOLE_ATTENTION = ("minicpm3", "codegen")  # there is no sequence parallelism
 
 
 def published(model_type: str) -> Any:
-    """The type's own widths, with few layers; of experts, one layer in six has none."""
+    """The type's own widths, with few layers; of experts, one layer in 24 has none."""
     config = transformers.AutoConfig.for_model(model_type)
-    fewer_layers(config, 3)
+    if model_type == "glm4_moe":
+        config.num_hidden_layers = 24
+    else:
+        fewer_layers(config, 3)
     return config
 
 
