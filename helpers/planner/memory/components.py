@@ -182,7 +182,7 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
 
 def score_gradients_bytes(job: Job) -> float:
     """Gradients of scores that stand in memory: in float32, and in the arithmetic's dtype."""
-    if job.program.kept["none"].scores < 1:
+    if job.program.kept["none"].scores < 1:  # none whole: what is left of a measured fit
         return 0.0
     return bytes_of(job, Widths(scores=1 + 4 / job.element_bytes))
 

@@ -15,6 +15,7 @@ from helpers.engine.models.overrides import fewer_layers
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.dry_run.kept_by_blocks import kept_by_blocks
 from helpers.planner.model.widths import BYTES, Widths
+from helpers.planner.shape.parameters import blocks_parameters
 from helpers.planner.shape.shape import Shape
 
 TOKENS = 2048  # of each forward: what does not follow their number is lost in what does
@@ -71,7 +72,7 @@ def _beside(shape: Shape, table: Widths, plan: ParallelPlan, device: str) -> Wid
 
 def _block_bytes(shape: Shape, plan: ParallelPlan, batch: int, seq_len: int, device: str) -> float:
     """In the mean over the model's blocks; seen in a copy with two of each kind, if it has all."""
-    sizes = Counter(sum(held.elements for held in block) for block in _blocks(shape))
+    sizes = Counter(sum(held.elements for held in block) for block in blocks_parameters(shape, 1))
     small = copy.deepcopy(shape.source.config)
     fewer_layers(text_config(small), 2)
     for config in (small, shape.source.config):
@@ -79,9 +80,3 @@ def _block_bytes(shape: Shape, plan: ParallelPlan, batch: int, seq_len: int, dev
         if sizes.keys() <= kept.keys():
             break
     return sum(count * kept[size] for size, count in sizes.items()) / shape.layers
-
-
-def _blocks(shape: Shape) -> list[tuple]:
-    if not shape.kinds:
-        return [shape.held] * shape.layers
-    return [shape.kinds[kind] for kind in shape.kind_of]

@@ -88,7 +88,8 @@ def shape_of(model: nn.Module) -> Shape:
     blocks = list(model.get_submodule(family.blocks))
     if not getattr(config, "num_attention_heads", None):
         raise UserError(f"{model.config.model_type} has no attention heads: {MEASURED}")
-    sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+    kinds = [tuple(_held(one, family, model.config)) for one in blocks]
+    sizes = [sum(held.elements for held in kind) for kind in kinds]
     _check_alike(sizes, model.config.model_type)
     largest = sizes.index(max(sizes))
     hidden, heads, groups = config.hidden_size, config.num_attention_heads, kv_heads(config)
@@ -96,7 +97,6 @@ def shape_of(model: nn.Module) -> Shape:
     norms = [m for m in blocks[largest].children() if _is_norm(m)]
     last = model.get_submodule(family.norm) if family.norm else nn.Identity()
     begin, end, tied = _ends(model, family)
-    kinds = [tuple(_held(one, family, model.config)) for one in blocks]
     distinct = tuple(dict.fromkeys(kinds))
     return Shape(
         family=config.model_type,

@@ -2,7 +2,7 @@
 those that it was seen in."""
 
 import sys
-from collections import Counter
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from helpers.planner.memory.peak import fullest
 from helpers.planner.model.block_tensors import program_of
 from helpers.planner.model.training_job import make_job
 from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.parameters import blocks_parameters
 from tests.support.matrix import each
 
 BATCH, SEQ_LEN = 2, 1024
@@ -56,15 +57,8 @@ def test_what_blocks_keep_at_another_length(model_type: str, plan: str) -> None:
     config, plan = published(model_type), PLANS[plan]
     job = make_job(config, plan, BATCH, SEQ_LEN)
     seen = kept_by_blocks(config, plan, BATCH, SEQ_LEN, "cpu")
-    layers = sizes_of_blocks(job.shape)
-    mean = sum(count * seen[size] for size, count in layers.items()) / job.shape.layers
-    assert block_bytes(job) == pytest.approx(mean, rel=0.02)
-
-
-def sizes_of_blocks(shape: Any) -> Counter:
-    kinds = shape.kinds or (shape.held,)
-    sizes = [sum(held.elements for held in kind) for kind in kinds]
-    return Counter(sizes[kind] for kind in shape.kind_of or (0,) * shape.layers)
+    sizes = [sum(held.elements for held in block) for block in blocks_parameters(job.shape, 1)]
+    assert block_bytes(job) == pytest.approx(mean(seen[size] for size in sizes), rel=0.02)
 
 
 @pytest.mark.parametrize("activation", ["none", "selective", "full"])
