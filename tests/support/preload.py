@@ -1,5 +1,8 @@
 """Imported by the process that all others are forked from, so that none of them waits for it."""
 
+import hypothesis  # noqa: F401
+import peft  # noqa: F401
+import pytest  # noqa: F401
 import torch
 import transformers
 
