@@ -64,10 +64,19 @@ class LogitTransform:
         logits = products if self.scale == 1.0 else products * self.scale
         return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
 
-    def slope_(self, gradient: Tensor, logits: Tensor) -> Tensor:
-        """The gradient by the products, in place of that by the logits."""
+    def in_place(self, products: Tensor) -> Tensor:
+        """The same where nothing is differentiated: a chunk is large."""
+        if self.scale != 1.0:
+            products.mul_(self.scale)
         if self.softcap is not None:
-            gradient.mul_(1 - (logits / self.softcap).square())
+            products.div_(self.softcap).tanh_().mul_(self.softcap)
+        return products
+
+    def slope_(self, gradient: Tensor, logits: Tensor) -> Tensor:
+        """The gradient by the products, in place of that by the logits, which with a softcap are
+        overwritten."""
+        if self.softcap is not None:
+            gradient.mul_(logits.div_(self.softcap).square_().neg_().add_(1))
         return gradient if self.scale == 1.0 else gradient.mul_(self.scale)
 
 
@@ -187,7 +196,7 @@ def _chunk_loss(
 ) -> tuple[Tensor, Tensor]:
     """The chunk's summed loss, and its gradient by this rank's products, [tokens, rows of weight],
     of which the first `own` are the vocabulary's."""
-    logits = transform(torch.nn.functional.linear(hidden, weight, bias).to(wide))
+    logits = transform.in_place(torch.nn.functional.linear(hidden, weight, bias).to(wide))
     tokens = torch.arange(len(labels), device=labels.device)
     largest = _largest(logits[:, :own], group)
     columns = labels - start

@@ -180,12 +180,19 @@ def check_model(config: Any, task: str | None = None) -> None:
 
 def check_length(config: Any, seq_len: int) -> None:
     """Raise a UserError if the model has no positions for sequences of this length."""
+    longest = longest_row(config)
+    if longest and seq_len > longest:
+        raise UserError(f"seq_len {seq_len} is longer than the model's {longest} positions")
+
+
+def longest_row(config: Any) -> int:
+    """Tokens of a sequence at most; 0 where there is no such limit."""
     text = text_config(config)
     longest = getattr(text, "max_position_embeddings", None)
-    if longest is not None and any(name in text.model_type for name in AFTER_PADDING):
-        longest -= (text.pad_token_id or 0) + 1
-    if longest is not None and seq_len > longest:
-        raise UserError(f"seq_len {seq_len} is longer than the model's {longest} positions")
+    if longest is None or longest < 1:
+        return 0
+    before = any(name in text.model_type for name in AFTER_PADDING)
+    return longest - (text.pad_token_id or 0) - 1 if before else longest
 
 
 def check_counts(batch: int, seq_len: int) -> None:

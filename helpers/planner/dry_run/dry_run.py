@@ -38,7 +38,12 @@ from helpers.engine.pipeline.messages import PipelineMessages, message_groups
 from helpers.engine.plan import AXES, ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
-from helpers.planner.dry_run.fake_device import SizesOnly, device_of_its_own, no_values
+from helpers.planner.dry_run.fake_device import (
+    SizesOnly,
+    device_of_its_own,
+    no_values,
+    without_torchs_log,
+)
 from helpers.planner.dry_run.tensor_watch import Watch
 
 Found = TypeVar("Found")
@@ -149,7 +154,8 @@ def first_way(config: Any, plan: ParallelPlan, run: Callable[[nn.Module, Family]
         check_alone(model, plan, lay_out)
     for family in ways:
         try:
-            return run(model, family)
+            with without_torchs_log():
+                return run(model, family)
         except Exception as error:  # of a class's forward, which the next way may leave as it is
             if family.recorded:
                 raise

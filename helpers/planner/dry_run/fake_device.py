@@ -1,5 +1,6 @@
 """Tensors without values, on a device without memory, and how often a host would wait for it."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -9,6 +10,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from helpers.engine.errors import UserError
@@ -45,6 +47,17 @@ class SizesOnly(FakeTensorMode):
         if func is aten._grouped_mm.default:
             return _grouped_product(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs)
+
+
+@contextmanager
+def without_torchs_log() -> Iterator[None]:
+    """torch logs an operation that fails with its traceback, of a way that is but tried, too."""
+    log = logging.getLogger(fake_tensor.__name__)
+    disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = disabled
 
 
 def no_values(model_type: str, error: Exception) -> UserError:

@@ -33,8 +33,14 @@ def kept_bytes(job: Job, blocks: int) -> float:
 def stage_bytes(job: Job, blocks: int) -> float:
     """What a stage of so many blocks keeps of one micro-batch on the device, with what its blocks
     share."""
-    shared = job.rotary_bytes if blocks else 0.0
+    shared = _shared_bytes(job) if blocks else 0.0
     return kept_bytes(job, blocks) - sent_out_bytes(job, blocks) + shared
+
+
+def _shared_bytes(job: Job) -> float:
+    """What all blocks of a stage use: rotary tables, and where it was seen, masks too."""
+    seen = job.program.shared
+    return job.rotary_bytes if seen is None else bytes_of(job, seen)
 
 
 def largest_unit(job: Job, rank: int) -> int:

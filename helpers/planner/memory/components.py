@@ -37,14 +37,16 @@ def loss_work_bytes(job: Job, gathered: float = 0.0) -> float:
 
 def chunk_bytes(job: Job) -> float:
     """The most of a chunk: its logits in float32, which become their gradient, beside themselves
-    in the arithmetic's dtype; the product for the gradient of its hidden states, or of the head,
-    where it has one; and the head again, where the device wants more columns than it has."""
+    in the arithmetic's dtype, or where they are capped beside that gradient; the product for the
+    gradient of its hidden states, or of the head, where it has one; and the head again, where the
+    device wants more columns than it has."""
     low = job.element_bytes / 4 if job.element_bytes < 4 else 0
+    beside = max(low, 1) if job.shape.capped else low
     tokens = job.logits_bytes / (4 * job.vocab_rows)
     rows = tokens if job.adapters else max(tokens, job.vocab_rows)
     if columns_at(job.device, job.vocab_rows) != job.vocab_rows:
         rows += job.vocab_rows
-    return job.logits_bytes * (1 + low) + job.element_bytes * job.shape.hidden * rows
+    return job.logits_bytes * (1 + beside) + job.element_bytes * job.shape.hidden * rows
 
 
 def loss_gradients_bytes(job: Job) -> float:
@@ -182,9 +184,11 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
 
 def score_gradients_bytes(job: Job) -> float:
     """Gradients of scores that stand in memory: in float32, and in the arithmetic's dtype."""
-    if job.program.kept["none"].scores < 1:  # none whole: what is left of a measured fit
-        return 0.0
-    return bytes_of(job, Widths(scores=1 + 4 / job.element_bytes))
+    kept, each = job.program.kept["none"], 1 + 4 / job.element_bytes
+    if kept.whole_scores >= 1:
+        return bytes_of(job, Widths(whole_scores=each))
+    # of less than one of each, what is left of a measured fit, there are none
+    return bytes_of(job, Widths(scores=each)) if kept.scores >= 1 else 0.0
 
 
 def context_work_bytes(job: Job) -> float:

@@ -64,6 +64,7 @@ class Program:
     forward, backward: elements that operations other than products read and write.
     operations: how many operations there are, forward and backward, beside products and attention.
     kept: elements kept for the backward, for the policies `none` and `selective`.
+    shared: kept beside all blocks, where it was seen; None where it is rotary tables alone.
     parameter_bytes: moved for each parameter in a backward in 16 bits: its gradient, into the dtype
         of sums.
     weight_bytes: moved for each parameter in a forward, where weights are rounded there.
@@ -116,6 +117,7 @@ class Program:
     parameter_bytes: float = 0
     weight_bytes: float = 0
     stays: Widths = NOTHING
+    shared: Widths | None = None
     attention: str = "one kernel"
     products_reached: float = 1.0
     attention_reached: float = 1.0
@@ -184,22 +186,27 @@ def program(name: str, path: Path = PROGRAMS) -> Program:
 
 
 @cache
-def program_of(shape: Shape, precision: str, device: str) -> Program:
-    """The engine's own way of computing a model's blocks: of a family that is not in the table
-    Llama's, which it is most like, with what its blocks are seen to keep.
+def program_of(shape: Shape, precision: str, device: str, narrow: bool = False) -> Program:
+    """The engine's own way of computing a model's blocks. What those keep that the table does not
+    count is seen: of another family, most like Llama's, or of its own with dropout, for one.
+
+    Args:
+        device: `cpu` or `cuda`.
+        narrow: are rows longer than the shape's window?
 
     Raises:
         UserError: as `measured_kept`.
     """
     if precision == "fp8":
-        return in_8_bits(program_of(shape, "bf16", device))
+        return in_8_bits(program_of(shape, "bf16", device, narrow))
     rows = _rows()
     counted = {row.family for row in rows}
     family = shape.family if shape.family in counted else LIKE
     row = next(row for row in rows if row.family == family and precision in row.precisions)
-    if shape.family == family or shape.source is None:
+    if shape.source is None:
         return row
-    return replace(row, kept=measured_kept(shape, row.kept, precision, device))
+    kept, shared = measured_kept(shape, row.kept, precision, device, narrow)
+    return replace(row, kept=kept, shared=shared)
 
 
 @cache
@@ -212,7 +219,13 @@ def program_names() -> list[str]:
 
 @cache
 def program_for(
-    name: str, shape: Shape, precision: str, generation: str, device: str, saves: bool = False
+    name: str,
+    shape: Shape,
+    precision: str,
+    generation: str,
+    device: str,
+    saves: bool = False,
+    narrow: bool = False,
 ) -> Program:
     """The program that a name means for a model's blocks, on GPUs of a generation.
 
@@ -221,12 +234,13 @@ def program_for(
             published for that generation.
         device: `cpu` or `cuda`.
         saves: does the plan split sequences, or recompute in part?
+        narrow: as of `program_of`.
 
     Raises:
         UserError: there is no such program, or it is not known how it multiplies 8 bits.
     """
     if name == "engine":
-        return program_of(shape, precision, device)
+        return program_of(shape, precision, device, narrow)
     row = _by_others(name, generation, saves)
     return in_8_bits(row) if precision == "fp8" else row
 

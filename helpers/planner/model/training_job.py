@@ -306,7 +306,7 @@ def make_job(
         adapters.check(shape, plan)
     if optimizer not in OPTIMIZERS:
         raise UserError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
-    way = program or program_of(shape, plan.precision, device)
+    way = program or program_of(shape, plan.precision, device, shape.narrow(seq_len))
     return Job(shape, plan, batch, seq_len, way, adapters, optimizer, device)
 
 

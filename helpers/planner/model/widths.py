@@ -17,6 +17,7 @@ class Widths:
     query, kv, ffn: queries, keys and values together, the MLP's middle; tp splits them.
     up: what the MLP's first layers make, twice the middle where one of them is a gate; as `ffn`.
     scores: a row of attention scores of every head; tp splits them.
+    whole_scores: the same where every tensor rank has them of all heads.
     """
 
     outside: float = 0
@@ -26,6 +27,7 @@ class Widths:
     ffn: float = 0
     up: float = 0
     scores: float = 0
+    whole_scores: float = 0
 
     def __add__(self, other: "Widths") -> "Widths":
         """Both."""
@@ -42,7 +44,7 @@ class Widths:
             + self.kv * key_value * shape.head_dim
             + self.ffn * part * shape.ffn
             + self.up * part * shape.block[-2].outputs
-            + self.scores * part * shape.heads * seq_len
+            + (self.scores * part + self.whole_scores) * shape.heads * seq_len
         )
 
 

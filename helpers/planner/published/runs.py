@@ -207,7 +207,7 @@ def job_of(run: Run) -> Job:
     """
     plan, shape = run.parallel_plan, run.shape
     cluster = cluster_of(run)
-    way = named_program(run.program, shape, plan, cluster)
+    way = named_program(run.program, shape, plan, cluster, run.seq_len)
     return make_job(shape, plan, run.batch, run.seq_len, way, device=cluster.device)
 
 

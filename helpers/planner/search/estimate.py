@@ -7,6 +7,7 @@ estimate(config, plan, cluster, 256, 2048, program="megatron")       # by anothe
 from typing import Any
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import check_counts
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import check_cluster
 from helpers.planner.hardware.devices import Cluster
@@ -71,8 +72,9 @@ def planned_job(
     check_cluster(cluster)
     shape = model_shape(model)
     way = None
+    check_counts(batch, seq_len)
     if isinstance(plan, ParallelPlan):
-        way = named_program(program, shape, plan, cluster)
+        way = named_program(program, shape, plan, cluster, seq_len)
     job = make_job(shape, plan, batch, seq_len, way, adapters, optimizer, cluster.device)
     if plan.world_size != cluster.devices:
         raise UserError(
@@ -84,7 +86,7 @@ def planned_job(
 
 
 def named_program(
-    program: str | Program, shape: Shape, plan: ParallelPlan, cluster: Cluster
+    program: str | Program, shape: Shape, plan: ParallelPlan, cluster: Cluster, seq_len: int
 ) -> Program:
     """The program that a name means for a plan on a cluster; a compiled plan has the engine's
     compiled blocks."""
@@ -96,4 +98,4 @@ def named_program(
     if not isinstance(program, str):
         raise UserError(f"program is a name, as 'megatron', or a Program, not {program!r}")
     on = cluster.generation, cluster.device
-    return program_for(program, shape, plan.precision, *on, saves)
+    return program_for(program, shape, plan.precision, *on, saves, shape.narrow(seq_len))

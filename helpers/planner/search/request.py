@@ -44,7 +44,8 @@ Search = Callable[[Question, Cluster], list[Choice]]
 
 def job_under(question: Question, plan: ParallelPlan, cluster: Cluster) -> Job:
     """The question's work under a plan, on one of its clusters."""
-    program = program_of(question.shape, question.precision, cluster.device)
+    narrow = question.shape.narrow(question.seq_len)
+    program = program_of(question.shape, question.precision, cluster.device, narrow)
     return Job(
         question.shape,
         plan,

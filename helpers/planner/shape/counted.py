@@ -22,6 +22,7 @@ from torch import nn
 from helpers.engine.admission.admitted import check_alone
 from helpers.engine.errors import UserError, need
 from helpers.engine.models.architecture import Same, candidates, common_parent, text_config
+from helpers.engine.models.configurations import longest_row
 from helpers.engine.models.families import Family, kv_heads
 from helpers.engine.parallelize import lay_out
 from helpers.engine.pipeline.stages import stage_costs
@@ -36,6 +37,7 @@ from helpers.planner.shape.shape import Linear, Shape, token_flops
 MOST_APART = 1.05  # times the mean of all blocks' parameters that the largest may have
 MEASURED = "dry_run(config, plan) measures the memory, FLOPs and messages of a step"
 PRODUCTS_APART = 0.1  # of a forward's FLOPs, that the formulas may be off by
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # fields of configurations
 SHORT = 32  # tokens of that forward, in which scores of attention are few
 
 
@@ -67,6 +69,12 @@ def _counted(same: Same) -> Shape:
     check_alone(model, ParallelPlan(), lay_out)
     _check_products(model, shape)
     return replace(shape, source=same)
+
+
+def _window(config: Any) -> int:
+    """Tokens that the narrowest of its layers sees at most, or 0."""
+    widths = [getattr(config, name, None) for name in WINDOWS]
+    return min((width for width in widths if type(width) is int and width > 0), default=0)
 
 
 def _check_products(model: nn.Module, shape: Shape) -> None:
@@ -112,7 +120,9 @@ def shape_of(model: nn.Module) -> Shape:
         final_norm=sum(parameter.numel() for parameter in last.parameters()),
         reductions=1 if family.parallel_residual(model.config) else 2,
         tied=tied,
-        longest=getattr(config, "max_position_embeddings", None) or 0,
+        longest=longest_row(config),
+        window=_window(config),
+        capped=getattr(config, "final_logit_softcapping", None) is not None,
         idle=sum(idle(one, config) for one in blocks),
         held=kinds[largest],
         kinds=distinct if len(distinct) > 1 else (),

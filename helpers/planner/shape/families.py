@@ -7,9 +7,12 @@ cuts them, so the formulas in `cost.py` know no family. Of others the class itse
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.architecture import Same
+from helpers.engine.models.configurations import longest_row
 from helpers.planner.shape.counted import counted_shape
 from helpers.planner.shape.shape import Linear, Shape
 
@@ -33,7 +36,7 @@ def model_shape(config: Any) -> Shape:
     if family is None:
         raise UserError(f"give a transformers configuration, not {type(config).__name__}")
     try:
-        shape = FAMILIES[family](config) if family in FAMILIES else counted_shape(config)
+        shape = _by_formula(config) if family in FAMILIES else counted_shape(config)
     except UserError:
         raise
     except Exception as error:  # of configurations, each its own
@@ -41,6 +44,17 @@ def model_shape(config: Any) -> Shape:
         raise UserError(f"the configuration of {family!r} cannot be read: {reason}") from None
     _check(shape)
     return shape
+
+
+def _by_formula(config: Any) -> Shape:
+    """With its source where the blocks are not those that programs.json counts: what they keep is
+    then seen in dry runs."""
+    shape, usual = FAMILIES[config.model_type](config), USUAL.get(config.model_type)
+    if not hasattr(config, "to_json_string"):  # sizes alone, of a published run
+        return shape
+    if usual and all(getattr(config, name) in values for name, values in usual.items()):
+        return shape
+    return replace(shape, source=Same.of(config))
 
 
 def _check(shape: Shape) -> None:
@@ -178,6 +192,40 @@ FAMILIES: dict[str, Callable[[Any], Shape]] = {
 }
 
 
+# each one operation in the engine, which keeps its input
+GELUS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")
+NO = (0, False, None)
+# what configurations say of blocks that programs.json counts; there dropout is in none of them
+USUAL: dict[str, dict[str, tuple]] = {
+    "gptj": {
+        "activation_function": GELUS,
+        "attn_pdrop": NO,
+        "embd_pdrop": NO,
+        "resid_pdrop": NO,
+    },
+    "gpt2": {
+        "activation_function": GELUS,
+        "attn_pdrop": NO,
+        "embd_pdrop": NO,
+        "resid_pdrop": NO,
+    },
+    "gpt_neox": {
+        "hidden_act": GELUS,
+        "use_parallel_residual": (True,),
+        "attention_dropout": NO,
+        "hidden_dropout": NO,
+    },
+    "falcon": {
+        "activation": GELUS,
+        "parallel_attn": (True,),
+        "alibi": NO,
+        "attention_dropout": NO,
+        "hidden_dropout": NO,
+    },
+    "llama": {"hidden_act": ("silu", "gelu"), "attention_dropout": NO},
+}
+
+
 def _widths(
     config: Any, kv_heads: int | None = None, head_dim: int | None = None
 ) -> dict[str, Any]:
@@ -192,5 +240,5 @@ def _widths(
         "head_dim": head_dim or config.hidden_size // heads,
         "vocab": config.vocab_size,
         "tied": bool(config.tie_word_embeddings),
-        "longest": getattr(config, "max_position_embeddings", None) or 0,
+        "longest": longest_row(config),
     }

@@ -44,7 +44,9 @@ class Shape:
         was counted their scales.
     reductions: all-reduces that a block needs in each direction under tensor parallelism: 1 where
         attention and MLP read the same input and are summed before the residual, else 2.
+    capped: do logits go through a softcap?
     longest: tokens of a sequence at most; 0 where there is no such limit.
+    window: tokens that the narrowest of its layers sees at most; 0 where all see every earlier one.
     held, begin, end: of a model that was counted from its class, the parameters of a block, before
         and after the blocks, as they are held; see parameters.py.
     kinds, kind_of: of one whose blocks differ, the parameters of each kind and the kind of each
@@ -68,7 +70,9 @@ class Shape:
     reductions: int
     tied: bool
     head_bias: bool = False
+    capped: bool = False
     longest: int = 0
+    window: int = 0
     held: tuple[Any, ...] = ()
     begin: tuple[Any, ...] = ()
     end: tuple[Any, ...] = ()
@@ -90,6 +94,10 @@ class Shape:
         """Norms of a block whose output tp splits."""
         vectors = 1 if self.held or self.family == "llama" else 2  # a scale, and a shift
         return self.block_norm // (vectors * self.hidden)
+
+    def narrow(self, seq_len: int) -> bool:
+        """Are rows so long that a layer does not see all earlier tokens?"""
+        return 0 < self.window < seq_len
 
     @property
     def ffn(self) -> int:
