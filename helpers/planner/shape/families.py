@@ -195,20 +195,11 @@ FAMILIES: dict[str, Callable[[Any], Shape]] = {
 # each one operation in the engine, which keeps its input
 GELUS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")
 NO = (0, False, None)
+DROPS = {"attn_pdrop": NO, "embd_pdrop": NO, "resid_pdrop": NO}
 # what configurations say of blocks that programs.json counts; there dropout is in none of them
 USUAL: dict[str, dict[str, tuple]] = {
-    "gptj": {
-        "activation_function": GELUS,
-        "attn_pdrop": NO,
-        "embd_pdrop": NO,
-        "resid_pdrop": NO,
-    },
-    "gpt2": {
-        "activation_function": GELUS,
-        "attn_pdrop": NO,
-        "embd_pdrop": NO,
-        "resid_pdrop": NO,
-    },
+    "gptj": {"activation_function": GELUS} | DROPS,
+    "gpt2": {"activation_function": GELUS} | DROPS,
     "gpt_neox": {
         "hidden_act": GELUS,
         "use_parallel_residual": (True,),
