@@ -1,6 +1,9 @@
-"""What a model keeps for its backward, on tensors that have sizes and no values."""
+"""What a model keeps for its backward, and what that works with, on tensors that have sizes and no
+values.
+"""
 
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +28,17 @@ class Kept(NamedTuple):
 
     of_block: of each kind.
     beside: what all blocks share, and what the model's beginning keeps.
+    works: most of what the backward of each kind of block has beside what is there when it begins,
+        and the gradient that it begins with.
     """
 
     of_block: dict[Kind, int]
     beside: int
+    works: dict[Kind, int]
+
+
+class _Over(Exception):
+    """The blocks' forward is."""
 
 
 def kinds_of(config: Any, sizes: list[int]) -> list[Kind]:
@@ -66,26 +76,39 @@ def _kept(
     blocks = list(model.get_submodule(family.blocks))
     sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
     kinds = kinds_of(model.config, sizes)
-    alive: list[int] = []
-    entered: list[int] = []
+    marks: list[int] = []  # how many events there were: before all, before each block, after all
     with without_values(model, family, plan, 0, device) as (trainer, _):
         watch = watch_of(trainer)
-        before = watch.alive_bytes
+
+        def mark(*_: Any) -> None:
+            marks.append(len(watch.events))
+
+        mark()
         for block in blocks:
-            block.register_forward_pre_hook(lambda *_: alive.append(watch.alive_bytes))
-        blocks[0].register_forward_pre_hook(
-            lambda _, *given: entered.append(_entering(*given).nbytes), with_kwargs=True
-        )
-        blocks[-1].register_forward_hook(lambda *_: alive.append(watch.alive_bytes))
+            block.register_forward_pre_hook(
+                lambda _, *given: _marked(_entering(*given), mark), with_kwargs=True
+            )
+        blocks[-1].register_forward_hook(lambda _, __, out: _over(out, mark))
+        ids = torch.zeros((batch, seq_len), dtype=torch.long, device=device)
         with watch:
-            _forward(trainer, torch.zeros((batch, seq_len), dtype=torch.long, device=device))
-    kept = [after - before for before, after in pairwise(alive[: len(blocks) + 1])]
+            states = _forward(trainer, ids)
+            if plan.activation == "none":  # else hooks are called again in the backward
+                torch.autograd.backward(states, torch.empty_like(states))
+    before, *forward = marks[: len(blocks) + 2]
+    alive = [0, *accumulate(grown for _, grown in watch.events)]
+    kept = [alive[end] - alive[begin] for begin, end in pairwise(forward)]
     # Later ones of a kind stand for it, for the first block makes what all of them share; the last
     # one only where it is alone, for what it keeps is known when another begins and its input is
     # gone.
     of_block = {kinds[-1]: kept[-1]} | dict(zip(kinds[:-1], kept))
-    beside = alive[len(blocks) - 1] - before - sum(of_block[kind] for kind in kinds[:-1])
-    return Kept(of_block, beside - entered[0])
+    beside = alive[forward[-2]] - alive[before] - sum(of_block[kind] for kind in kinds[:-1])
+    spans = pairwise(marks[len(blocks) + 2 :])
+    works = [max(alive[begin : end + 1]) - alive[begin] for begin, end in spans]
+    of_kind = {
+        kind: states.nbytes + max(work for work, of in zip(works, kinds[::-1]) if of == kind)
+        for kind in {*kinds[: len(kinds) if works else 0]}
+    }
+    return Kept(of_block, beside - states.nbytes, of_kind)
 
 
 def _entering(args: tuple, named: dict[str, Any]) -> Tensor:
@@ -93,7 +116,23 @@ def _entering(args: tuple, named: dict[str, Any]) -> Tensor:
     return args[0] if args else named["hidden_states"]
 
 
-def _forward(trainer: Trainer, ids: Tensor) -> None:
+def _marked(states: Tensor, mark: Callable) -> None:
+    """Mark that they are there, and that their gradient is."""
+    mark()
+    states.register_hook(mark)
+
+
+def _over(out: Any, mark: Callable) -> None:
+    states = out if isinstance(out, Tensor) else out[0]
+    _marked(states, mark)
+    raise _Over(states)
+
+
+def _forward(trainer: Trainer, ids: Tensor) -> Tensor:
+    """The hidden states that leave the last block."""
     trainer.model.train()
     trainer.data.begin(last=True, complete=True)
-    trainer.model(input_ids=ids, labels=ids, num_items_in_batch=ids.numel())
+    try:
+        trainer.model(input_ids=ids, labels=ids, num_items_in_batch=ids.numel())
+    except _Over as over:
+        return over.args[0]

@@ -43,11 +43,6 @@ def _shared_bytes(job: Job) -> float:
     return job.rotary_bytes if seen is None else bytes_of(job, seen)
 
 
-def largest_unit(job: Job, rank: int) -> int:
-    """Blocks of a pipeline rank that are gathered and computed again together, at most."""
-    return min(group_size(job.plan.activation), max(job.layers[s] for s in job.stages_of(rank)))
-
-
 def _sums_bytes(job: Job) -> float:
     """Attention in one kernel keeps the logarithm of a sum for each head and token, in float32."""
     one_kernel = job.program.attention == "one kernel"
@@ -89,7 +84,7 @@ def turn_activation_bytes(job: Job, turn: Turn) -> float:
     held = stays_bytes(job, sum(job.layers[stage] for stage in stages))
     for stage, whole, halved in zip(stages, turn.whole, turn.halved, strict=True):
         blocks = job.layers[stage]
-        held += whole * stage_bytes(job, blocks)
+        held += whole * stage_bytes(job.on((stage,)), blocks)
         held += halved * blocks * waiting_bytes(job) if halved else 0.0
     return held
 

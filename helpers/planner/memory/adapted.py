@@ -13,7 +13,6 @@ from helpers.planner.hardware.devices import CONTEXT_BYTES
 from helpers.planner.memory.activations import (
     activation_bytes,
     bytes_of,
-    largest_unit,
     offloaded_bytes,
 )
 from helpers.planner.memory.categories import Memory
@@ -24,6 +23,7 @@ from helpers.planner.memory.components import (
 )
 from helpers.planner.memory.states import block_base_bytes, rank_states
 from helpers.planner.memory.turns import turns
+from helpers.planner.memory.units import largest_unit
 from helpers.planner.model.adapters import matrices
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths

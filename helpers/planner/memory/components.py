@@ -3,11 +3,14 @@ model, what is gathered or on its way, what a block's backward works with. step_
 of them stand beside each other.
 """
 
+from math import prod
+
 from helpers.engine.models.chunked_loss import columns_at
 from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
-from helpers.planner.memory.activations import bytes_of, kept_bytes, largest_unit
+from helpers.planner.memory.activations import bytes_of, kept_bytes
 from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
 from helpers.planner.memory.turns import in_halves
+from helpers.planner.memory.units import units_of
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
@@ -86,9 +89,9 @@ def root_bytes(job: Job, rank: int) -> float:
     return job.end_parameters(rank) * job.element_bytes if _sharded(job) else 0.0
 
 
-def gathered_bytes(job: Job, blocks: int) -> float:
-    """Parameters of blocks, which ZeRO-3 has whole while it computes with them and on their way."""
-    return blocks * job.block_parameters * job.element_bytes if _sharded(job) else 0.0
+def gathered_bytes(job: Job, parameters: float) -> float:
+    """So many of blocks, which ZeRO-3 has whole while it computes with them and on their way."""
+    return parameters * job.element_bytes if _sharded(job) else 0.0
 
 
 def lowered_bytes(job: Job, gathered: float) -> float:
@@ -97,11 +100,11 @@ def lowered_bytes(job: Job, gathered: float) -> float:
     return gathered / job.plan.shards if job.element_bytes < 4 else 0.0
 
 
-def sent_bytes(job: Job, rank: int, blocks: int) -> float:
+def sent_bytes(job: Job, rank: int, parameters: float) -> float:
     """Gradients of blocks that ZeRO-3 has sent and whose sums are not there yet."""
     if not _sharded(job) or in_halves(job, rank):
         return 0.0
-    return job.sum_bytes * blocks * job.block_parameters
+    return job.sum_bytes * parameters
 
 
 def stage_ends(job: Job, rank: int, stage: int) -> int:
@@ -123,7 +126,8 @@ def left_over_bytes(job: Job, rank: int, stage: int) -> float:
     if not _sharded(job) or others or 0 == ends < job.end_parameters(rank):
         return 0.0
     # in halves a block's gradients are summed apart
-    of_block = 0 if in_halves(job, rank) else job.block_parameters * largest_unit(job, rank)
+    units = [] if in_halves(job, rank) else units_of(job, stage)
+    of_block = units[-1].parameters if units else 0
     at_first = job.begin_parameters(rank) if stage == 0 < len(job.layers) - 1 else 0
     return job.sum_bytes * (at_first or ends or of_block)
 
@@ -136,9 +140,9 @@ def waiting_head_bytes(job: Job, rank: int) -> float:
     return _head(job) * job.element_bytes if waits else 0.0
 
 
-def unit_gradient_bytes(job: Job, blocks: int) -> float:
+def unit_gradient_bytes(job: Job, parameters: float) -> float:
     """At the end of the backward of blocks: their weights' gradients, and those of their input."""
-    return blocks * job.block_parameters * job.element_bytes + last_bytes(job)
+    return parameters * job.element_bytes + last_bytes(job)
 
 
 def last_bytes(job: Job, halved: bool = False) -> float:
@@ -147,10 +151,9 @@ def last_bytes(job: Job, halved: bool = False) -> float:
     return bytes_of(job, LAST_OF_INPUT if halved else LAST)
 
 
-def reduced_bytes(job: Job, blocks: int) -> float:
+def reduced_bytes(job: Job, parameters: float) -> float:
     """Gradients of blocks, and their copy in the dtype of sums that ZeRO-3 sends."""
-    each = job.element_bytes + job.sum_bytes
-    return blocks * job.block_parameters * each if _sharded(job) else 0.0
+    return parameters * (job.element_bytes + job.sum_bytes) if _sharded(job) else 0.0
 
 
 def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
@@ -163,8 +166,8 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
         again = max(0.0, whole - kept_bytes(job, blocks))
     late = in_halves(job, rank)
     of_matrix = 0.0 if job.adapters or late else job.element_bytes * _largest_matrix(job)
-    gradients = job.program.gradients
-    if job.plan.sequence_parallel:  # of the block's result, which is gathered
+    gradients = job.program.work or job.program.gradients
+    if job.plan.sequence_parallel and not job.program.work:  # of its result, which is gathered
         gradients += INPUT
     stays = Widths(ffn=1 if late else 0)  # what the MLP's last product had
     of_mlp = bytes_of(job, gradients + stays) + of_matrix
@@ -174,11 +177,11 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
     if job.plan.offload and job.plan.activation == "none":
         of_mlp += bytes_of(job, BROUGHT_BACK)
     of_attention = context_work_bytes(job) - bytes_of(job, Widths(ffn=after_attention))
-    of_attention += score_gradients_bytes(job)
+    of_attention += 0.0 if job.program.work else score_gradients_bytes(job)
     if _sharded(job) and not late:  # the MLP's gradients wait for the block's end
-        made = sum(linear.parameters for linear in job.shape.block[2:]) / job.plan.tp
-        of_attention += job.element_bytes * made
-    of_norm = bytes_of(job, Widths(outside=job.program.norm_gradients, ffn=-after_attention))
+        of_attention += job.element_bytes * _beside_attention(job)
+    norm = 0 if job.program.work else job.program.norm_gradients
+    of_norm = bytes_of(job, Widths(outside=norm, ffn=-after_attention))
     return again + max(of_mlp, of_attention, of_norm)
 
 
@@ -266,8 +269,16 @@ def _positions(job: Job, rank: int) -> int:
 
 
 def _largest_matrix(job: Job) -> float:
-    """Elements of a block's largest matrix on a tensor rank."""
-    return max(linear.parameters for linear in job.shape.block) / job.plan.tp
+    """Elements of a block's largest matrix on a tensor rank; a matrix of all experts is one."""
+    product = max(linear.parameters for linear in job.shape.block) / job.plan.tp
+    held = job.block if job.shape.held else ()
+    return max(product, *(prod(one.on(job.plan.tp)) for one in held), 0)
+
+
+def _beside_attention(job: Job) -> float:
+    """Elements of a block that are not of its queries, keys and values, on a tensor rank."""
+    before = sum(linear.parameters for linear in job.shape.block[:2]) / job.plan.tp
+    return job.largest_block - before
 
 
 def _sharded(job: Job) -> bool:

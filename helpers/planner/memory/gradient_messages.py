@@ -54,28 +54,35 @@ def stage_messages(job: Job, stage: int) -> tuple[Message, ...]:
         if last and job.rank_of[0] != job.rank_of[stage]:
             begin = (table,)
         end = tuple(held for held in end if held.sizes != table.sizes)
-    block, norms = job.block, job.shape.block_norm // job.shape.hidden
+    blocks = job.blocks_of((stage,))
     if job.shape.family in NORMS_FIRST:
-        block = (*block[-norms:], *block[:-norms])
+        norms = job.shape.block_norm // job.shape.hidden
+        blocks = tuple(((*held[-norms:], *held[:-norms]), several) for held, several in blocks)
     most = BUCKET_BYTES // job.sum_bytes
-    return _filled(begin, block, job.layers[stage], end, job.plan.tp, most)
+    return _filled(begin, blocks, end, job.plan.tp, most)
 
 
 @lru_cache(maxsize=4096)
 def _filled(
     begin: tuple[Held, ...],
-    block: tuple[Held, ...],
-    layers: int,
+    blocks: tuple[tuple[tuple[Held, ...], int], ...],
     end: tuple[Held, ...],
     tp: int,
     most: int,
 ) -> tuple[Message, ...]:
-    """From the last parameter to the first, of so many elements at most."""
-    of_begin, of_block, of_end = (
-        [math.prod(held.on(tp)) for held in some] for some in (begin, block, end)
-    )
+    """From the last parameter to the first, of so many elements at most.
+
+    Args:
+        blocks: as Job.blocks_of has them.
+    """
+    sizes = [
+        math.prod(held.on(tp))
+        for several, times in ((begin, 1), *blocks, (end, 1))
+        for _ in range(times)
+        for held in several
+    ]
     found, filled_to, elements, parameters = [], 0, 0, 0
-    for size in reversed(of_begin + layers * of_block + of_end):
+    for size in reversed(sizes):
         if elements and elements + size > most:
             found.append(Message(elements, parameters, filled_to))
             elements = parameters = 0
@@ -137,14 +144,14 @@ def made_bytes(job: Job, stage: int, elements: float, gradients: float) -> Made:
     return Made((sent - coming) / shards, waiting + coming * (1 + 1 / shards))
 
 
-def last_coming_bytes(job: Job, stage: int, blocks: int) -> float:
+def last_coming_bytes(job: Job, stage: int, parameters: float) -> float:
     """What comes back of the messages that ZeRO-1 and 2 have on their way when the last backward of
-    several, which alone sends, is over so many of a stage's blocks."""
+    several, which alone sends, is over the stage's last blocks, which have so many parameters."""
     if job.plan.zero not in (1, 2) or job.microbatches == 1:
         return 0.0
     if not in_messages(job) or in_halves(job, job.rank_of[stage]):
         return 0.0
-    full = full_messages(job, stage, blocks * job.block_parameters)
+    full = full_messages(job, stage, parameters)
     under_way = full[-ReduceScattered.most_under_way :]
     return job.sum_bytes * sum(message.elements for message in under_way) / job.plan.shards
 
@@ -156,8 +163,11 @@ def first_sent_bytes(job: Job, stage: int, before: float) -> float:
     Args:
         before: gradients that are there when the block's backward begins.
     """
-    matrices = [linear.parameters / job.plan.tp for linear in job.shape.block]
-    then = before + max(matrices) + job.block_parameters - sum(matrices)
+    if job.shape.held:
+        matrices = [math.prod(held.on(job.plan.tp)) for held in job.block if len(held.sizes) > 1]
+    else:
+        matrices = [linear.parameters / job.plan.tp for linear in job.shape.block]
+    then = before + max(matrices) + job.largest_block - sum(matrices)
     if full_messages(job, stage, before) == full_messages(job, stage, then):
         return 0.0
     ways = [made_bytes(job, stage, elements, 0).on_the_way for elements in (before, then)]

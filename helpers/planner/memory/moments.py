@@ -7,7 +7,6 @@ for now in moments(job, rank, gradients): now.turn, now.before, now.activations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from helpers.engine.memory.recomputing import group_size
 from helpers.engine.pipeline.schedules import BACKWARD, FORWARD, INPUT
 from helpers.planner.memory.activations import (
     stage_bytes,
@@ -24,6 +23,7 @@ from helpers.planner.memory.components import (
 )
 from helpers.planner.memory.gradient_messages import sends_now
 from helpers.planner.memory.turns import Turn, turns
+from helpers.planner.memory.units import Unit, parameters_in, units_of
 from helpers.planner.model.training_job import Job
 
 
@@ -37,8 +37,7 @@ class Moment(NamedTuple):
     always: parameters that stay gathered, and messages between stages.
     left_over: what the backward before left behind.
     taken: the gradient that it begins with.
-    units: blocks of each unit of the stage, in the order of its backward: what is gathered
-        together, and recomputed together.
+    units: of the stage, in the order of its backward.
     sends: are messages of gradients sent in it?
     gathers: bytes of another backward's unit that is gathered in it: with its first unit where the
         rank has a part of the model that is in no block, or else with its last.
@@ -55,7 +54,7 @@ class Moment(NamedTuple):
     always: float
     left_over: float
     taken: float
-    units: list[int]
+    units: list[Unit]
     sends: bool
     gathers: float
 
@@ -125,7 +124,7 @@ def moments(job: Job, rank: int, gradients: float) -> Iterator[Moment]:
             always=always + turn.messages * message + begun.ahead,
             left_over=sizes[turn.previous].left_over if turn.previous >= 0 else 0.0,
             taken=message if turn.takes else 0.0,
-            units=units_of(job, job.layers[turn.stage]),
+            units=units_of(job, turn.stage),
             sends=sends,
             gathers=sizes[turn.gathers].unit if turn.gathers >= 0 else 0.0,
         )
@@ -171,20 +170,12 @@ def _begun(turn: Turn, sizes: list[Sizes], message: float) -> Begun:
 
 def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
     blocks, each = job.layers[stage], gradients / job.parameters_of(rank)
+    units = units_of(job, stage)
     return Sizes(
-        whole=stage_bytes(job, blocks),
+        whole=stage_bytes(job.on((stage,)), blocks),
         halved=blocks * waiting_bytes(job) if job.plan.splits_backward else 0.0,
-        summed=each * blocks * job.block_parameters,
+        summed=each * parameters_in(units),
         ended=each * stage_ends(job, rank, stage),
         left_over=left_over_bytes(job, rank, stage),
-        unit=gathered_bytes(job, sum(units_of(job, blocks)[:1])),
+        unit=gathered_bytes(job, units[0].parameters if units else 0),
     )
-
-
-def units_of(job: Job, blocks: int) -> list[int]:
-    """Blocks of each unit of a stage with so many, in the order of its backward."""
-    if not blocks:
-        return []
-    size = min(group_size(job.plan.activation), blocks)
-    whole, rest = divmod(blocks, size)
-    return ([rest] if rest else []) + whole * [size]

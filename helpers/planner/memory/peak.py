@@ -27,6 +27,7 @@ from helpers.planner.memory.step_events import stretches
 from helpers.planner.memory.timeline import Held, peak
 from helpers.planner.memory.turns import leading_forwards
 from helpers.planner.model.training_job import Job
+from helpers.planner.shape.kinds import Mix
 
 
 def fullest(
@@ -48,8 +49,8 @@ def candidates(job: Job) -> list[int]:
     model, the first, which has most micro-batches in flight; the last, which has most that wait for
     half of their backward; and the first with fewer forwards before its first backward, where a
     rank has several stages: the others may have ended theirs, and it has one more beside it."""
-    chosen = set()
-    for ranks in _alike(tuple(job.layers), job.rank_of, job.plan.pp):
+    chosen, stages = set(), map(job.stages_of, range(job.plan.pp))
+    for ranks in _alike(tuple(job.layers), job.rank_of, tuple(map(job.mix_of, stages))):
         chosen |= {ranks[0], ranks[-1]}
         if job.plan.stages > job.plan.pp and len(ranks) > 2:
             most = leading_forwards(job, ranks[0])
@@ -60,13 +61,13 @@ def candidates(job: Job) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def _alike(
-    layers: tuple[int, ...], rank_of: tuple[int, ...], pp: int
+    layers: tuple[int, ...], rank_of: tuple[int, ...], mixes: tuple[Mix, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """The ranks, by the layers of their stages and the model's ends."""
+    """The ranks, by the layers of their stages, the model's ends and the kinds of their blocks."""
     found: dict[tuple, list[int]] = {}
-    for rank in range(pp):
+    for rank, mix in enumerate(mixes):
         own = tuple(blocks for blocks, owner in zip(layers, rank_of, strict=True) if owner == rank)
-        found.setdefault((own, rank_of[0] == rank, rank_of[-1] == rank), []).append(rank)
+        found.setdefault((own, rank_of[0] == rank, rank_of[-1] == rank, mix), []).append(rank)
     return tuple(map(tuple, found.values()))
 
 
@@ -75,6 +76,7 @@ def rank_memory(
 ) -> Memory:
     """Of pipeline rank `rank` at its fullest moment, or the first that is above `limit_bytes`; its
     first tensor and data rank, which hold the most."""
+    job = job.on(job.stages_of(rank))
     if job.adapters is not None:
         return adapted_memory(job, rank, context_bytes)
     if holds := holds_of(job):

@@ -58,7 +58,7 @@ def _moments(job: Job, rank: int, holds: Holds, parameters: int) -> tuple[Held, 
     last = job.rank_of[-1] == rank
     activations, root = activation_bytes(job, rank), root_bytes(job, rank)
     messages = 2 * stage_message_bytes(job) if job.plan.pp > 1 else 0.0
-    of_block = 2 * gathered_bytes(job, 1) + working_bytes(job, rank)
+    of_block = 2 * gathered_bytes(job, job.largest_block) + working_bytes(job, rank)
     buckets = holds.buckets_bytes if job.plan.shards * job.plan.dp_replicate > 1 else 0.0
     always = root + messages + buckets
     return (

@@ -112,7 +112,7 @@ def _updated(job: Job, rank: int) -> Iterator[tuple[Held, int]]:
     """The parameters of a rank that train, and how many times each."""
     layers = job.layers_of(rank)
     if job.adapters is None:
-        for block, times in job.blocks_of(rank):
+        for block, times in job.blocks_of(job.stages_of(rank)):
             yield from ((held, times) for held in block)
         yield from ((held, 1) for held in job.ends(rank))
         return

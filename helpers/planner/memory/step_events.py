@@ -41,6 +41,7 @@ from helpers.planner.memory.gradient_messages import (
 from helpers.planner.memory.moments import Moment, moments
 from helpers.planner.memory.timeline import Event, Held, free, hold
 from helpers.planner.memory.turns import in_halves
+from helpers.planner.memory.units import blocks_in, parameters_in
 from helpers.planner.model.training_job import Job
 
 Stretch = tuple[Held, list[Event]]
@@ -73,7 +74,7 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
 
 def _loss(now: Moment) -> Stretch:
     job = now.job
-    gathered = gathered_bytes(job, now.units[0]) if now.units else 0.0
+    gathered = gathered_bytes(job, now.units[0].parameters) if now.units else 0.0
     # no block frees the buffer from which a forward copied what is in no block
     kept = now.turn.fresh and not now.units and job.plan.schedule != "gpipe"
     buffer = root_bytes(job, now.rank) if kept else 0.0
@@ -91,11 +92,11 @@ def _backward(now: Moment) -> Iterator[Stretch]:
     job, units = now.job, now.units
     head = waiting_head_bytes(job, now.rank) if now.last else 0.0
     for done in _turning_points(now):
-        over = sum(units[:done])
-        made = _made_bytes(now, over)
-        sent = sent_bytes(job, now.rank, units[done - 1]) if done else now.left_over
+        over, to_come = blocks_in(units[:done]), blocks_in(units[done:])
+        made = _made_bytes(now, done)
+        sent = sent_bytes(job, now.rank, units[done - 1].parameters) if done else now.left_over
         waiting = over * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
-        left = min(now.activations, now.others + kept_bytes(job, sum(units[done:]))) + waiting
+        left = min(now.activations, now.others + kept_bytes(job, to_come)) + waiting
         start = Held(
             gradients=now.before + made.summed,
             activations=left if done else now.activations,
@@ -115,7 +116,7 @@ def _coming(now: Moment, done: int) -> float:
     """What fully_shard gathers beside a unit: the one before it, and with one of them perhaps
     another stage's."""
     later = now.units[done + 1 :]
-    coming = gathered_bytes(now.job, later[0]) if later else 0.0
+    coming = gathered_bytes(now.job, later[0].parameters) if later else 0.0
     gathers = not done if now.rooted else not later
     return coming + (now.gathers if gathers else 0.0)
 
@@ -126,9 +127,11 @@ def _turning_points(now: Moment) -> list[int]:
     and three messages; or all but two or one, for between them activations go as evenly as
     gradients come, or as what waits for those of weights."""
     job, units = now.job, now.units
+    if job.shape.kinds:  # which is the largest is not known
+        return list(range(len(units)))
     points = {0, 1} if job.plan.zero == 3 or units[0] < units[-1] else {0}
     if now.sends:
-        each, above = job.block_parameters * units[-1], _made(now, 0)
+        each, above = units[-1].parameters, _made(now, 0)
         first = stage_messages(job, now.turn.stage)[:3]
         points |= {math.ceil((message.end - above) / each) - 1 for message in first}
     if now.turn.kind == INPUT:
@@ -138,11 +141,11 @@ def _turning_points(now: Moment) -> list[int]:
     return sorted(point for point in points if 0 <= point < len(units))
 
 
-def _made(now: Moment, blocks: int) -> float:
-    """Gradients of the stage that are there when its last blocks' backward is over: theirs, if they
-    do not come later, and those of the norm and head above if these do not wait."""
+def _made(now: Moment, done: int) -> float:
+    """Gradients of the stage that are there when the backward of so many units is over: theirs, if
+    they do not come later, and those of the norm and head above if these do not wait."""
     job = now.job
-    made = 0 if now.turn.kind == INPUT else blocks * job.block_parameters
+    made = 0 if now.turn.kind == INPUT else parameters_in(now.units[:done])
     if job.plan.zero == 3 or not now.last:
         return made
     end = job.end_parameters(now.rank) - job.begin_parameters(now.rank)
@@ -151,10 +154,10 @@ def _made(now: Moment, blocks: int) -> float:
     return made + end - (matrix if waits else 0)
 
 
-def _made_bytes(now: Moment, blocks: int) -> Made:
-    """Of the gradients that this backward has made, after so many blocks: more that is summed than
+def _made_bytes(now: Moment, done: int) -> Made:
+    """Of the gradients that this backward has made, after so many units: more that is summed than
     before; and what is on its way."""
-    elements = _made(now, blocks)
+    elements = _made(now, done)
     if not now.sends:
         summed = now.gradients * elements / now.job.parameters_of(now.rank)
         return Made(0.0 if now.added else summed, 0.0)
@@ -170,8 +173,8 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         sent: bytes that were sent before and are freed when its own gradients are sent.
     """
     job, rank = now.job, now.rank
-    blocks = now.units[done]
-    gathered, working = gathered_bytes(job, blocks), working_bytes(job, rank, blocks)
+    blocks, parameters = now.units[done]
+    gathered, working = gathered_bytes(job, parameters), working_bytes(job, rank, blocks)
     if now.sends and not done:  # later two messages are on their way already
         working += first_sent_bytes(job, now.turn.stage, _made(now, 0))
     coming = _coming(now, done)
@@ -198,12 +201,12 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         ]
     if not gathered:
         return [*events, *_gradient_events(now, done)]
-    gradients = unit_gradient_bytes(job, blocks)
+    gradients = unit_gradient_bytes(job, parameters)
     return [
         *events,
         hold("transients", gradients),
         free("transients", sent + gathered + gradients),
-        hold("transients", reduced_bytes(job, blocks)),
+        hold("transients", reduced_bytes(job, parameters)),
     ]
 
 
@@ -212,9 +215,8 @@ def _gradient_events(now: Moment, done: int) -> list[Event]:
     memory, unless it is sent."""
     if now.added and not now.sends:
         return []
-    blocks = [sum(now.units[:units]) for units in (done, done + 1)]
-    begun, grown = (_made_bytes(now, some) for some in blocks)
-    before, after = (_made(now, some) for some in blocks)
+    begun, grown = _made_bytes(now, done), _made_bytes(now, done + 1)
+    before, after = _made(now, done), _made(now, done + 1)
     last = last_bytes(now.job)
     return [
         hold("transients", grown.on_the_way - begun.on_the_way),
@@ -227,8 +229,8 @@ def _gradient_events(now: Moment, done: int) -> list[Event]:
 
 def _weights(now: Moment) -> Stretch:
     """What waits becomes the gradients of weights, a matrix at a time."""
-    job, blocks = now.job, sum(now.units)
-    made = now.gradients * blocks * job.block_parameters / job.parameters_of(now.rank)
+    job, blocks = now.job, blocks_in(now.units)
+    made = now.gradients * parameters_in(now.units) / job.parameters_of(now.rank)
     matrix = late_matrix_bytes(job) if blocks else 0.0
     start = Held(gradients=now.before, activations=now.activations, transients=now.always)
     return start, [
@@ -250,7 +252,7 @@ def _forward(now: Moment) -> Stretch:
         logits=now.ends,
         transients=now.always + now.left_over,
     )
-    gathered = gathered_bytes(job, now.units[-1]) if now.units else 0.0
+    gathered = gathered_bytes(job, now.units[-1].parameters) if now.units else 0.0
     times = 1 if job.plan.schedule == "gpipe" else 2  # gathered, and copied out
     return start, [hold("transients", root_bytes(job, now.rank) + times * gathered)]
 
@@ -258,18 +260,18 @@ def _forward(now: Moment) -> Stretch:
 def _table(now: Moment) -> Iterator[Stretch]:
     """All gradients of the first stage are there, and the embedding's is made."""
     job, rank = now.job, now.rank
-    blocks = sum(now.units)
-    made = _made_bytes(now, blocks)
+    blocks, units = blocks_in(now.units), len(now.units)
+    made = _made_bytes(now, units)
     if now.sends:  # the positions' too
         last = stage_messages(job, 0)[-1]
-        others = max(_made(now, blocks), last.end - last.elements)
+        others = max(_made(now, units), last.end - last.elements)
         on_the_way = made_bytes(job, 0, others, now.gradients)
         made = Made(0.0 if now.added else on_the_way.summed, on_the_way.on_the_way)
     waiting = blocks * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
     # freed by the backward of a block that gathers, or by the forward before
     freed = now.units or job.layers_of(rank) or not now.turn.again
     root = root_bytes(job, rank) if freed else 0.0
-    coming = 0.0 if now.sends else last_coming_bytes(job, 0, blocks)
+    coming = 0.0 if now.sends else last_coming_bytes(job, 0, parameters_in(now.units))
     start = Held(
         gradients=now.before + made.summed,
         activations=now.others + waiting,
@@ -277,7 +279,7 @@ def _table(now: Moment) -> Iterator[Stretch]:
     )
     yield start, [hold("transients", table_work_bytes(job, rank, not now.added))]
     if job.plan.zero == 3 and now.units:  # before it is sent, the last block's on their way
-        sent = sent_bytes(job, rank, now.units[-1])
+        sent = sent_bytes(job, rank, now.units[-1].parameters)
         yield start, [hold("transients", root + sent + added_table_bytes(job, rank))]
 
 
@@ -285,12 +287,12 @@ def _last_message(now: Moment) -> Stretch:
     """The stage's last message of a micro-batch, while others are in flight."""
     job, stage = now.job, now.turn.stage
     others = now.others if job.plan.zero == 2 else 0.0
-    last, before = stage_messages(job, stage)[-1], _made(now, sum(now.units))
+    last, before = stage_messages(job, stage)[-1], _made(now, len(now.units))
     if not job.plan.zero or stage == 0 or before == last.end:
         gradients = last_message_bytes(job, now.rank, now.gradients)
         return Held(gradients=gradients, activations=others, transients=now.always), []
     # it waited for the matrix that is the embedding, too
-    made = _made_bytes(now, sum(now.units))
+    made = _made_bytes(now, len(now.units))
     start = Held(
         gradients=now.before + made.summed,
         activations=others,

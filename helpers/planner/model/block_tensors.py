@@ -64,7 +64,8 @@ class Program:
     forward, backward: elements that operations other than products read and write.
     operations: how many operations there are, forward and backward, beside products and attention.
     kept: elements kept for the backward, for the policies `none` and `selective`.
-    shared: kept beside all blocks, where it was seen; None where it is rotary tables alone.
+    shared, work: kept beside all blocks, and what the backward of one works with beside what is
+        computed again, where these were seen; None where `gradients` and rotary tables are all.
     parameter_bytes: moved for each parameter in a backward in 16 bits: its gradient, into the dtype
         of sums.
     weight_bytes: moved for each parameter in a forward, where weights are rounded there.
@@ -118,6 +119,7 @@ class Program:
     weight_bytes: float = 0
     stays: Widths = NOTHING
     shared: Widths | None = None
+    work: Widths | None = None
     attention: str = "one kernel"
     products_reached: float = 1.0
     attention_reached: float = 1.0
@@ -205,8 +207,8 @@ def program_of(shape: Shape, precision: str, device: str, narrow: bool = False) 
     row = next(row for row in rows if row.family == family and precision in row.precisions)
     if shape.source is None:
         return row
-    kept, shared = measured_kept(shape, row.kept, precision, device, narrow)
-    return replace(row, kept=kept, shared=shared)
+    seen = measured_kept(shape, row.kept, precision, device, narrow)
+    return replace(row, kept=seen.kept, shared=seen.shared, work=seen.work)
 
 
 @cache

@@ -1,8 +1,11 @@
 """What a job's model must be: one with positions for its rows, which the plan can lay out."""
 
+from functools import lru_cache
+
 from helpers.engine.context.check import heads_for_all
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.shape.parameters import KV
 from helpers.planner.shape.shape import Shape
 
 
@@ -12,13 +15,24 @@ def check_length(shape: Shape, seq_len: int) -> None:
         raise UserError(f"seq_len {seq_len} is longer than the model's {shape.longest} positions")
 
 
+def check_timed(shape: Shape) -> None:
+    """Raise a UserError if no formula knows the seconds of the model's layers: without kernels of
+    its own a recurrence takes several times those of its products."""
+    if shape.recurrent:
+        raise UserError(
+            f"{shape.family} has layers of linear attention, whose time no formula knows: "
+            "dry_run(config, plan) measures the memory, FLOPs and messages of a step"
+        )
+
+
 def check_heads(shape: Shape, tp: int) -> None:
     """Raise a UserError if heads, key-value heads or MLP width cannot be split over tp."""
     if tp > 1 and not splittable(shape):
         raise UserError(f"{shape.family} cannot be split by tp: no rules are known for its layers")
     if not splits(shape, tp):
+        width = next((width for width in _widths(shape) if width % tp), shape.ffn)
         raise UserError(
-            f"tp={tp} does not divide {shape.heads} heads and an MLP of {shape.ffn}, or does not "
+            f"tp={tp} does not divide {shape.heads} heads and an MLP of {width}, or does not "
             f"go with {shape.kv_heads} key-value heads"
         )
 
@@ -45,7 +59,17 @@ def splits(shape: Shape, tp: int) -> bool:
     if tp > 1 and not splittable(shape):
         return False
     fits = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
-    return shape.heads % tp == 0 and shape.ffn % tp == 0 and fits
+    return shape.heads % tp == 0 and all(width % tp == 0 for width in _widths(shape)) and fits
+
+
+@lru_cache(maxsize=1024)
+def _widths(shape: Shape) -> tuple[int, ...]:
+    """Of layers that tp splits evenly, beside those of keys and values: of each block's MLP."""
+    if not shape.held:
+        return (shape.ffn,)
+    blocks = [kind.held for kind in shape.kinds] or [shape.held]
+    cut = [one for held in blocks for one in held if one.cut is not None and one.role != KV]
+    return tuple(sorted({one.sizes[one.cut] for one in cut}))
 
 
 def splittable(shape: Shape) -> bool:

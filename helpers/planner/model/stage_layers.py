@@ -4,11 +4,8 @@ balanced_layers(gptj_6b, stages=6)        # (4, 5, 5, 5, 5, 4): fewer with embed
 """
 
 import heapq
-from collections import Counter
-from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
 from helpers.engine.pipeline.partition import SPEED, Cost, Costs, balance, check_stages
 from helpers.planner.shape.shape import Shape
@@ -76,15 +73,12 @@ def layers_by_rank(layers: tuple[int, ...], rank_of: tuple[int, ...], pp: int) -
     return tuple(sum(layers[stage] for stage in own) for own in stages_by_rank(rank_of, pp))
 
 
-def of_each_kind(
-    kinds: Sequence[Hashable], layers: Sequence[int], stages: Sequence[int]
-) -> tuple[tuple[Any, int], ...]:
-    """The kinds of blocks in these stages, and how many blocks are of each.
+@lru_cache(maxsize=4096)
+def layers_of_stages(layers: tuple[int, ...], stages: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the model's layers are in these stages.
 
     Args:
-        kinds: of each block of the model, in order.
-        layers: of each stage.
+        layers: how many each stage has.
     """
     begins = (0, *accumulate(layers))
-    own = (kind for stage in stages for kind in kinds[begins[stage] : begins[stage + 1]])
-    return tuple(Counter(own).items())
+    return tuple(place for stage in stages for place in range(begins[stage], begins[stage + 1]))

@@ -4,9 +4,11 @@ job = make_job(load_config("gptj-6b"), ParallelPlan(tp=8), batch=8, seq_len=1024
 job.tokens, job.layers, job.parameters_of(rank=0)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from math import prod
+from operator import mul
 from typing import Any
 
 from helpers.engine.context.balance import shares_of_work
@@ -28,11 +30,12 @@ from helpers.planner.model.job_checks import (
 from helpers.planner.model.stage_layers import (
     balanced_layers,
     layers_by_rank,
-    of_each_kind,
+    layers_of_stages,
     stages_by_rank,
 )
 from helpers.planner.model.widths import BYTES
 from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.kinds import Mix, mean_shape, mix_of
 from helpers.planner.shape.parameters import (
     Held,
     begin_parameters,
@@ -41,6 +44,7 @@ from helpers.planner.shape.parameters import (
     elements,
     end_parameters,
     held_by_all,
+    kinds_parameters,
     outside_parameters,
 )
 from helpers.planner.shape.shape import Shape
@@ -166,25 +170,49 @@ class Job:
         placement = self.program.placement or self.plan.placement
         return _strides(tuple(self.plan.degrees.items()), placement)[axis]
 
+    def mix_of(self, stages: tuple[int, ...]) -> Mix:
+        """The kinds of blocks that these stages have, where the model has several."""
+        if not self.shape.kinds:
+            return ()
+        return mix_of(self.shape, layers_of_stages(self.layers, stages))
+
+    def on(self, stages: tuple[int, ...]) -> "Job":
+        """The same job where a block is as those of these stages are in the mean."""
+        shape = mean_shape(self.shape, self.mix_of(stages))
+        if shape is self.shape:
+            return self
+        program = self.program
+        if program.family:  # another program's is not seen
+            narrow = shape.narrow(self.seq_len)
+            program = program_of(shape, self.plan.precision, self.device, narrow)
+        return replace(self, shape=shape, program=program)
+
     @cached_property
     def block(self) -> tuple[Held, ...]:
-        """The parameters of a block, as they are held."""
+        """The parameters of a block, as they are held; where blocks differ, of the largest."""
         return block_parameters(self.shape, self.plan.tp)
 
-    @cached_property
-    def _blocks_of(self) -> tuple[tuple[tuple[tuple[Held, ...], int], ...], ...]:
-        kinds = blocks_parameters(self.shape, self.plan.tp)
-        return tuple(of_each_kind(kinds, self.layers, own) for own in self._owned)
-
-    def blocks_of(self, rank: int) -> tuple[tuple[tuple[Held, ...], int], ...]:
-        """The parameters of a pipeline rank's blocks by kind, and how many are of it."""
+    def blocks_of(self, stages: tuple[int, ...]) -> tuple[tuple[tuple[Held, ...], int], ...]:
+        """The parameters of these stages' blocks in order, and how many have them in turn."""
         if not self.shape.kinds:
-            return ((self.block, self.layers_of(rank)),)
-        return self._blocks_of[rank]
+            return ((self.block, sum(self.layers[stage] for stage in stages)),)
+        blocks = blocks_parameters(self.shape, self.plan.tp)
+        own = groupby(blocks[place] for place in layers_of_stages(self.layers, stages))
+        return tuple((block, len(list(several))) for block, several in own)
 
     @cached_property
-    def block_parameters(self) -> int:
-        """Of one block on its first tensor rank, which holds the most."""
+    def block_parameters(self) -> float:
+        """Of one block on its first tensor rank, which holds the most; in the mean, where blocks
+        differ."""
+        tp, mix = self.plan.tp, self.shape.mix
+        if not mix:
+            return elements(self.block, tp, 0, 1, 0)
+        each = (elements(held, tp, 0, 1, 0) for held in kinds_parameters(self.shape, tp))
+        return sum(map(mul, each, mix)) / sum(mix)
+
+    @cached_property
+    def largest_block(self) -> int:
+        """Parameters of the largest of the blocks on it."""
         return elements(self.block, self.plan.tp, 0, 1, 0)
 
     def ends(self, rank: int) -> tuple[Held, ...]:
@@ -232,15 +260,21 @@ class Job:
         if self.plan.tp == 1:
             return 0
         last = self.plan.sequence_parallel and self.rank_of[-1] == rank
-        return self.layers_of(rank) * self._shared_of_block + (self.shape.final_norm if last else 0)
+        return self._shared_of_blocks(rank) + (self.shape.final_norm if last else 0)
 
     def shared_gradient_bytes(self, rank: int) -> float:
         """Of their gradients, which tensor ranks sum, on a data rank."""
         return self.shared_parameters(rank) * self.sum_bytes / self.plan.shards
 
-    @cached_property
-    def _shared_of_block(self) -> int:
+    def _shared_of_blocks(self, rank: int) -> int:
         shape = self.shape
+        if not shape.kinds:
+            return self.layers_of(rank) * self._shared_of_block(shape)
+        each = [self._shared_of_block(replace(shape, held=kind.held)) for kind in shape.kinds]
+        own = layers_of_stages(self.layers, self.stages_of(rank))
+        return sum(each[shape.kind_of[layer]] for layer in own)
+
+    def _shared_of_block(self, shape: Shape) -> int:
         several = shape.reductions == 1 and shape.norms > 1
         outside = self.plan.sequence_parallel or several
         held = sum(prod(one.sizes) for one in held_by_all(shape, self.plan.tp))
@@ -257,9 +291,10 @@ class Job:
         """Parameters that a pipeline rank works with, or that it keeps where `shards` ranks share
         the first dimension of each; whole over dp_shard and cp where they do not."""
         if (tensor_rank, shards) == (0, 1) and not self.shape.kinds:
-            return self.layers_of(rank) * self.block_parameters + self.end_parameters(rank)
+            return self.layers_of(rank) * self.largest_block + self.end_parameters(rank)
         where = (self.plan.tp, tensor_rank, shards, shard_rank)
-        blocks = sum(count * elements(held, *where) for held, count in self.blocks_of(rank))
+        own = self.blocks_of(self.stages_of(rank))
+        blocks = sum(count * elements(held, *where) for held, count in own)
         return blocks + elements(self.ends(rank), *where)
 
 

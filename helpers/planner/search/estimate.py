@@ -15,6 +15,7 @@ from helpers.planner.memory.peak import fullest
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_for
 from helpers.planner.model.eight_bits import in_8_bits
+from helpers.planner.model.job_checks import check_timed
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.planned import Choice
 from helpers.planner.shape.families import model_shape
@@ -46,8 +47,8 @@ def estimate(
         adapters: LoRA or QLoRA beside a frozen model, Adapters(rank=64, quantize="nf4").
 
     Raises:
-        UserError: the plan does not fit the model or the cluster's number of devices, or there is
-            no such program.
+        UserError: the plan does not fit the model or the cluster's number of devices, there is no
+            such program, or no formula knows the seconds of the model's layers.
     """
     job = planned_job(model, plan, cluster, batch, seq_len, program, adapters, optimizer)
     memory = fullest(job, context_bytes=cluster.context_bytes)
@@ -71,6 +72,7 @@ def planned_job(
     """
     check_cluster(cluster)
     shape = model_shape(model)
+    check_timed(shape)
     way = None
     check_counts(batch, seq_len)
     if isinstance(plan, ParallelPlan):

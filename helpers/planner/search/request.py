@@ -14,6 +14,7 @@ from helpers.planner.hardware.lookup import is_amount
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import program_of
+from helpers.planner.model.job_checks import check_timed
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.layouts import layouts
 from helpers.planner.search.planned import Choice
@@ -68,8 +69,10 @@ def check(question: Question) -> None:
         raise UserError(f"plans are ranked by {', '.join(GOALS)}, not {question.by!r}")
     for cluster in question.clusters:
         cluster.rate(question.precision)
+    check_timed(question.shape)
     plan = ParallelPlan(precision=question.precision)
     what = {"adapters": question.adapters, "optimizer": question.optimizer}
+    what["device"] = question.clusters[0].device
     make_job(question.shape, plan, question.batch, question.seq_len, **what)
     if question.by != "time":
         for cluster in question.clusters:

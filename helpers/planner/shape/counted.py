@@ -2,18 +2,16 @@
 
     shape = counted_shape(load_config("qwen3-8b"))     # parameters exact, time by its products
 
-What the engine's record or transformers' tensor plan says decides what tp splits. Of blocks that
-differ a little, as where the first few have no experts, each has its own parameters, and all have
-the mean of the products; where they differ more, nothing is said. Nor is it of a model whose step
-has other products than attention, an MLP and a head: the class's own forward, on tensors without
-values, tells.
+What the engine's record or transformers' tensor plan says decides what tp splits. Blocks that
+differ, as where the first few have no experts, are of several kinds. Nothing is said of a model
+whose step has other products than attention, an MLP and a head: the class's own forward, on tensors
+without values, tells.
 """
 
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from statistics import mean
 from typing import Any
 
 import torch
@@ -30,14 +28,16 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.partial_gradients import inside, split_widths, splits_norm
 from helpers.engine.tensor.split import CONV1D, LINEAR, has_split
 from helpers.planner.dry_run.forward_products import forward_products
+from helpers.planner.dry_run.kept_by_blocks import kinds_of
+from helpers.planner.shape.kinds import BlockKind, mean_block, mix_of
 from helpers.planner.shape.parameters import INNER, KV, OUTSIDE, Held
 from helpers.planner.shape.products import idle, products
-from helpers.planner.shape.shape import Linear, Shape, token_flops
+from helpers.planner.shape.shape import Shape, token_flops
 
-MOST_APART = 1.05  # times the mean of all blocks' parameters that the largest may have
 MEASURED = "dry_run(config, plan) measures the memory, FLOPs and messages of a step"
 PRODUCTS_APART = 0.1  # of a forward's FLOPs, that the formulas may be off by
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # fields of configurations
+RECURRENT = "linear_attention"  # as configurations call layers of state spaces, too
 SHORT = 32  # tokens of that forward, in which scores of attention are few
 
 
@@ -96,17 +96,20 @@ def shape_of(model: nn.Module) -> Shape:
     blocks = list(model.get_submodule(family.blocks))
     if not getattr(config, "num_attention_heads", None):
         raise UserError(f"{model.config.model_type} has no attention heads: {MEASURED}")
-    kinds = [tuple(_held(one, family, model.config)) for one in blocks]
-    sizes = [sum(held.elements for held in kind) for kind in kinds]
-    _check_alike(sizes, model.config.model_type)
-    largest = sizes.index(max(sizes))
     hidden, heads, groups = config.hidden_size, config.num_attention_heads, kv_heads(config)
     head_dim = _key_width(config)
+    held = [tuple(_held(one, family, model.config)) for one in blocks]
+    sizes = [sum(one.elements for one in some) for some in held]
+    largest = sizes.index(max(sizes))
+    found = [products(one, config, heads, groups, head_dim) for one in blocks]
+    named = kinds_of(model.config, sizes)
+    of_layers = [BlockKind(*kind) for kind in zip(held, found, (one.layer_type for one in named))]
+    kinds = tuple(dict.fromkeys(of_layers))
+    kind_of = tuple(map(kinds.index, of_layers))
     norms = [m for m in blocks[largest].children() if _is_norm(m)]
     last = model.get_submodule(family.norm) if family.norm else nn.Identity()
     begin, end, tied = _ends(model, family)
-    distinct = tuple(dict.fromkeys(kinds))
-    return Shape(
+    shape = Shape(
         family=config.model_type,
         layers=len(blocks),
         hidden=hidden,
@@ -115,22 +118,26 @@ def shape_of(model: nn.Module) -> Shape:
         head_dim=head_dim,
         vocab=begin[0].sizes[0],
         positions=0,
-        block=_mean([products(one, config, heads, groups, head_dim) for one in blocks]),
+        block=found[largest],
         block_norm=len(norms) * hidden,
         final_norm=sum(parameter.numel() for parameter in last.parameters()),
         reductions=1 if family.parallel_residual(model.config) else 2,
         tied=tied,
         longest=longest_row(config),
         window=_window(config),
+        recurrent=any(one.layer_type == RECURRENT for one in named),
         capped=getattr(config, "final_logit_softcapping", None) is not None,
         idle=sum(idle(one, config) for one in blocks),
-        held=kinds[largest],
-        kinds=distinct if len(distinct) > 1 else (),
-        kind_of=tuple(map(distinct.index, kinds)) if len(distinct) > 1 else (),
+        held=held[largest],
         costs=stage_costs(model, family),
         begin=begin,
         end=end,
     )
+    if len(kinds) == 1:
+        return shape
+    shape = replace(shape, kinds=kinds, kind_of=kind_of)
+    mix = mix_of(shape, range(shape.layers))
+    return replace(shape, block=mean_block(kinds, mix), mix=mix)
 
 
 def _key_width(config: Any) -> int:
@@ -138,27 +145,6 @@ def _key_width(config: Any) -> int:
     turned, rest = (getattr(config, f"qk_{part}_head_dim", None) or 0 for part in ("rope", "nope"))
     given = turned + rest or getattr(config, "head_dim", None)
     return given or config.hidden_size // config.num_attention_heads
-
-
-def _check_alike(sizes: list[int], model_type: str) -> None:
-    """Raise a UserError if blocks differ so much that no mean stands for them."""
-    if max(sizes) > MOST_APART * mean(sizes):
-        raise UserError(
-            f"blocks of {model_type} have {min(sizes):,} to {max(sizes):,} parameters, and are "
-            f"priced by their mean: {MEASURED}"
-        )
-
-
-def _mean(blocks: list[tuple[Linear, ...]]) -> tuple[Linear, ...]:
-    """The products of blocks that differ, in the mean: a side of each is the model's width."""
-    return tuple(
-        replace(
-            same[0],
-            inputs=max(1, round(mean(one.inputs for one in same))),
-            outputs=max(1, round(mean(one.outputs for one in same))),
-        )
-        for same in zip(*blocks)
-    )
 
 
 def _held(block: nn.Module, family: Family, config: Any) -> Iterator[Held]:

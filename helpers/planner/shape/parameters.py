@@ -80,9 +80,15 @@ def blocks_parameters(shape: Shape, tp: int) -> tuple[tuple[Held, ...], ...]:
     """Those of each block, in the model's order."""
     if not shape.kinds:
         return (block_parameters(shape, tp),) * shape.layers
-    whole = shape.kv_heads % tp != 0
-    kinds = tuple(map(_whole_heads, shape.kinds)) if whole else shape.kinds
+    kinds = kinds_parameters(shape, tp)
     return tuple(kinds[kind] for kind in shape.kind_of)
+
+
+@lru_cache(maxsize=4096)
+def kinds_parameters(shape: Shape, tp: int) -> tuple[tuple[Held, ...], ...]:
+    """Those of a block of each kind, where blocks differ."""
+    whole = shape.kv_heads % tp != 0
+    return tuple(_whole_heads(kind.held) if whole else kind.held for kind in shape.kinds)
 
 
 def _whole_heads(held: tuple[Held, ...]) -> tuple[Held, ...]:

@@ -47,10 +47,12 @@ class Shape:
     capped: do logits go through a softcap?
     longest: tokens of a sequence at most; 0 where there is no such limit.
     window: tokens that the narrowest of its layers sees at most; 0 where all see every earlier one.
+    recurrent: is there a recurrence in place of attention in some layers?
     held, begin, end: of a model that was counted from its class, the parameters of a block, before
         and after the blocks, as they are held; see parameters.py.
-    kinds, kind_of: of one whose blocks differ, the parameters of each kind and the kind of each
-        layer; `held` is then the largest's, and `block` the mean.
+    kinds, kind_of: of one whose blocks differ, each kind and the kind of each layer, see kinds.py;
+        `held` is then the largest's, and `block` the mean.
+    mix: how many blocks of each kind that mean is of.
     costs: of one that was counted, what the engine balances its layers by.
     idle: parameters of all blocks' experts that a token does not go through.
     source: of one that was counted, its configuration.
@@ -73,11 +75,13 @@ class Shape:
     capped: bool = False
     longest: int = 0
     window: int = 0
+    recurrent: bool = False
     held: tuple[Any, ...] = ()
     begin: tuple[Any, ...] = ()
     end: tuple[Any, ...] = ()
     kinds: tuple[Any, ...] = ()
     kind_of: tuple[int, ...] = ()
+    mix: tuple[int, ...] = ()
     costs: Costs | None = None
     idle: int = 0
     source: Same | None = None

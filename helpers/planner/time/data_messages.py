@@ -54,7 +54,7 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
     of_blocks = math.ceil(layers / group_size(job.plan.activation))
     units = of_blocks + 1  # of blocks, and embedding with head, which stay for the backward
     parameters, gradients = count * job.element_bytes, count * job.sum_bytes
-    blocks = layers * job.block_parameters * job.element_bytes
+    blocks = (count - job.end_parameters(rank)) * job.element_bytes
     if job.adapters is not None:  # a base in 4 bits is gathered so
         trained = job.trained_of(rank)
         beside, gradients = trained * job.element_bytes, trained * job.sum_bytes

@@ -6,7 +6,9 @@ from typing import NamedTuple
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.activations import sent_out_bytes
 from helpers.planner.memory.adapted import frozen
+from helpers.planner.model.job_checks import check_timed
 from helpers.planner.model.training_job import Job
+from helpers.planner.shape.kinds import Mix
 from helpers.planner.time.block_time import (
     BlockTime,
     beside_products,
@@ -48,14 +50,23 @@ class StageTime:
 
 def stage_times(job: Job, cluster: Cluster) -> list[StageTime]:
     """Seconds of every stage, in the model's order, without the messages of the data axes: the same
-    for all plans that differ in how they shard."""
-    block = block_time(job, cluster)
-    seen: dict[tuple[int, bool, bool], StageTime] = {}
+    for all plans that differ in how they shard.
+
+    Raises:
+        UserError: as check_timed.
+    """
+    check_timed(job.shape)
+    blocks: dict[Mix, BlockTime] = {}
+    seen: dict[tuple[int, bool, bool, Mix], StageTime] = {}
     stages = []
     for stage, layers in enumerate(job.layers):
-        key = (layers, stage == 0, stage == len(job.layers) - 1)
+        mix = job.mix_of((stage,))
+        key = (layers, stage == 0, stage == len(job.layers) - 1, mix)
         if key not in seen:
-            seen[key] = _stage_time(job, cluster, block, stage)
+            own = job.on((stage,))
+            if mix not in blocks:
+                blocks[mix] = block_time(own, cluster)
+            seen[key] = _stage_time(own, cluster, blocks[mix], stage)
         stages.append(seen[key])
     return stages
 
@@ -68,7 +79,7 @@ def with_data_messages(job: Job, cluster: Cluster, alone: list[StageTime]) -> li
     with_messages = []
     for time, rank in zip(alone, job.rank_of):
         # ranks that are alike have the same messages
-        key = (time, job.layers_of(rank), job.end_parameters(rank))
+        key = (time, job.layers_of(rank), job.parameters_of(rank))
         if key not in seen:
             seen[key] = _with_data_messages(job, cluster, time, rank)
         with_messages.append(seen[key])

@@ -83,9 +83,7 @@ def step_time(
         m * sum(getattr(stage, part) for stage in of_slowest)
         for part in ("again_s", "tensor_s", "context_s", "host_s", "data_s")
     )
-    forward_s = sum(stage.forward_s for stage in of_slowest)
-    backward_s = sum(stage.input_s + stage.weight_s for stage in of_slowest)
-    late_s = late_data_s(job, cluster, slowest, forward_s, backward_s)
+    late_s = _late_s(job, cluster, stages, whole_s)
     late_s += max(shared_s(job, cluster, rank) for rank in {0, slowest, job.plan.pp - 1})
     return StepTime(
         compute_s=busy_s[slowest] - again_s - tensor_s - context_s - host_s - data_s,
@@ -98,6 +96,26 @@ def step_time(
         host_s=host_s,
         straggle_s=straggling(cluster) * (whole_s + late_s),
     )
+
+
+def _late_s(job: Job, cluster: Cluster, stages: list[StageTime], whole_s: float) -> float:
+    """Seconds by which the last messages of the data axes are over after the pipeline. A rank sends
+    its own when its last backward is over, and that is followed by those of all earlier stages; but
+    for gradients of weights, which are made after them."""
+    seen: dict[tuple[int, float, float], float] = {}
+    latest_s = before_s = 0.0
+    for rank in range(job.plan.pp):
+        own = job.stages_of(rank)
+        forward_s = sum(stages[stage].forward_s for stage in own)
+        backward_s = sum(stages[stage].input_s + stages[stage].weight_s for stage in own)
+        key = job.parameters_of(rank), forward_s, backward_s
+        if key not in seen:
+            seen[key] = late_data_s(job, cluster, rank, forward_s, backward_s)
+        busy_s = job.microbatches * (forward_s + backward_s)
+        latest_s = max(latest_s, max(busy_s, whole_s - before_s) + seen[key])
+        if not job.plan.splits_backward:
+            before_s += stages[rank].input_s + stages[rank].weight_s
+    return latest_s - whole_s
 
 
 def straggling(cluster: Cluster) -> float:

@@ -21,9 +21,10 @@ from helpers.planner.search.estimate import estimate
 from helpers.planner.time.block_time import block_time
 from helpers.planner.time.makespan import makespan_s, quick_makespan_s
 from helpers.planner.time.messages import Message, message_s
+from helpers.planner.time.overlapped_messages import late_data_s
 from helpers.planner.time.pipeline_messages import link_s
 from helpers.planner.time.roofline import attention_s, product_s
-from helpers.planner.time.stage_time import stage_times
+from helpers.planner.time.stage_time import stage_times, with_data_messages
 from helpers.planner.time.step_time import step_time
 from tests.planner.shapes import GPTJ_6B, gpt, llama
 
@@ -235,6 +236,48 @@ def test_half_the_network_never_takes_less_time():
     for plan in ({"dp_shard": 32}, {"dp_replicate": 4, "tp": 8}, {"pp": 4, "tp": 8}):
         made = job(**plan)
         assert step_time(made, slow).total_s >= step_time(made, P4D).total_s
+
+
+GPT2 = gpt(768, 12, 12)
+SMALL = {"dp_shard": 4, "zero_stage": 1, "microbatches": 2}
+
+
+def test_a_faster_link_is_never_slower_whichever_rank_is_busiest():
+    """The ranks with the embedding and with the head have larger gradients, and the busiest may be
+    another."""
+    plan = {"pp": 4, "tp": 4, "sequence_parallel": True, "schedule": "interleaved"}
+    seconds = [
+        step_time(
+            job(GPT2, 32, **SMALL, **plan),
+            make_cluster(gpu="A100-80", gpus=8, nodes=8, intra_gb_s=gb_s, inter_gb_s=1),
+        ).total_s
+        for gb_s in (50, 100, 150, 300)
+    ]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_more_samples_never_take_less_time():
+    cluster = make_cluster(gpu="A100-80", gpus=8, nodes=4, intra_gb_s=300, inter_gb_s=1)
+    plan = {"pp": 2, "cp": 2, "tp": 2, "schedule": "gpipe"}
+    seconds = [step_time(job(GPT2, b, **SMALL, **plan), cluster).total_s for b in (32, 64, 96)]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("schedule", ("1f1b", "interleaved", "gpipe"))
+@pytest.mark.parametrize("zero_stage", (1, 2))
+@pytest.mark.parametrize("instance", ("p3.16xlarge", "g5.48xlarge"))
+def test_no_rank_is_over_before_its_own_messages_are(instance, zero_stage, schedule):
+    cluster = make_cluster(instance, nodes=2)
+    plan = {"dp_shard": 4, "pp": 4, "zero_stage": zero_stage, "schedule": schedule}
+    made = job(GPT2, 16, precision="fp16", **plan)
+    stages = with_data_messages(made, cluster, stage_times(made, cluster))
+    total_s = step_time(made, cluster).total_s
+    for rank in range(4):
+        own = [stages[stage] for stage in made.stages_of(rank)]
+        forward_s = sum(stage.forward_s for stage in own)
+        backward_s = sum(stage.input_s + stage.weight_s for stage in own)
+        late_s = late_data_s(made, cluster, rank, forward_s, backward_s)
+        assert made.microbatches * (forward_s + backward_s) + late_s < total_s
 
 
 def test_ranks_that_share_cores_take_turns():
