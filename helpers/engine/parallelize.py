@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .admission.admitted import admitted, check_precision, kind_of
+from .admission.admitted import admitted, check_precision, kind_of, looks_ahead
 from .admission.given_model import check_given
 from .context.attention import Context
 from .data_parallel.axes import state_axes
@@ -67,6 +67,10 @@ def parallelize(
         family = admitted(model, plan, mesh, lay_out)
         if (low := plan.low_dtype(mesh.device_type)) is not None:
             check_precision(kind_of(model), low, mesh.device_type, lay_out)
+    ahead = not objective_of(model).shift
+    if check and plan.sequence_parallel and not ahead:  # whose rows may be padded
+        ahead = looks_ahead(kind_of(model), mesh.device_type)
+    model.looks_ahead = ahead
     family = family or candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     model.kind = kind_of(model) if check else None  # whose documents are tried, too

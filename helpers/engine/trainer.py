@@ -18,6 +18,7 @@ from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
+from .models.architecture import text_config
 from .parallelize import lay_out
 from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
@@ -264,10 +265,10 @@ class Trainer:
         check_batch(batch, self.model, self.plan.cp)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
-        objective, config = self.model.objective, self.model.config
+        objective, config = self.model.objective, text_config(self.model.config)
         own = some_rows(batch, ranks, self.group.rank())
         parts = (some_rows(own, n, index) for index in range(n))
-        pad_id = None if objective.shift else config.pad_token_id or 0
+        pad_id = (config.pad_token_id or 0) if self.model.looks_ahead else None
         parted = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts
         one_by_one = batch.documents is None or self.plan.cp > 1 or self._one_by_one(batch)
         how = *parted, pad_id, one_by_one

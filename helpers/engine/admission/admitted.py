@@ -108,6 +108,13 @@ def admitted_kind(
 
 @lru_cache(maxsize=64)
 @torch.enable_grad()
+def looks_ahead(kind: Kind, device: str) -> bool:
+    """Does what follows a token change what the model predicts from it? Then padding is masked."""
+    return Trial(kind.model_class, kind.config, device=device).looks_ahead
+
+
+@lru_cache(maxsize=64)
+@torch.enable_grad()
 def check_precision(kind: Kind, dtype: torch.dtype, device: str, lay_out: LayOut) -> None:
     """Raise a UserError if the model cannot run with its parameters in this dtype."""
     plan, alone = ParallelPlan(), Boundary(None, False, None)

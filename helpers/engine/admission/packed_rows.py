@@ -11,6 +11,7 @@ from ..models.objectives import build
 from ..pipeline.micro_batches import MicroBatch, own_tokens, takes_mask
 from ..plan import ParallelPlan
 from ..tensor.boundary import Boundary
+from ..tensor.partial_gradients import whole_gradients
 from .admitted import Kind, LayOut, admitted_kind, kind_of
 from .trial import PACKED, Trial
 
@@ -45,7 +46,9 @@ def check_documents(kind: Kind, device: str, lay_out: LayOut) -> bool:
         inputs = row.to(torch.device(device)).inputs(kind.config)
         with alone.working_on(None, row.rows):
             if trial.keeps_documents(
-                lambda model, rank: lay_out(model, family, plan, alone, rank), inputs
+                lambda model, rank: lay_out(model, family, plan, alone, rank),
+                inputs,
+                whole_gradients,
             ):
                 return by_documents
     raise UserError(

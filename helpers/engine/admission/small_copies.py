@@ -32,6 +32,10 @@ SIZES = {
     "decoder_vocab_size vocab_size_per_layer_input entity_vocab_size": VOCABULARY,
     "hidden_size_per_layer_input": HEAD,
 }
+# tokens from which on a layer does something else, which a short row must come to
+REACHES = ("attention_chunk_size", "floor_scale", "keep_window_size")
+# weights of what a class adds to its loss, if its configuration says so
+OTHER_LOSSES = ("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "aux_loss_coef")
 # what makes up the width of a state space, which is twice the model's: all of it, heads, a head
 STATES = ("mamba_d_ssm",)
 STATE_HEADS = ("mamba_n_heads", "mamba_num_heads")
@@ -54,13 +58,20 @@ def small_configs(config: Any, tp: int, each: int) -> Iterator[Any]:
     ):
         small = copy.deepcopy(config)
         try:
-            for shrink in shrinks:
-                shrink(text_config(small), tp, each)
+            for change in (_large_losses, *shrinks):
+                change(text_config(small), tp, each)
         except Exception:  # configurations check themselves, each in its own way
             continue
         if shrinks:
             _small_towers(small)
         yield small
+
+
+def _large_losses(config: Any, tp: int, each: int) -> None:
+    """What is added to the loss that is trained is as large, and not overlooked."""
+    for name in OTHER_LOSSES:
+        if getattr(config, name, None):
+            setattr(config, name, 1.0)
 
 
 def _few_layers(config: Any, tp: int, each: int) -> None:
@@ -78,7 +89,7 @@ def _few_words(config: Any, tp: int, each: int) -> None:
     for name, value in list(vars(config).items()):
         if isinstance(value, float) and ("drop" in name or "jitter" in name):
             setattr(config, name, 0.0)
-    for name in WINDOWS:
+    for name in (*WINDOWS, *REACHES):
         if getattr(config, name, None):
             setattr(config, name, min(4, getattr(config, name)))
     config._attn_implementation_internal = None  # the class's own

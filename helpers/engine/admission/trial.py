@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..models.architecture import text_config
 from ..models.documents import positions
 from ..models.objectives import IGNORED, Objective, objective_of
-from .small_copies import small_configs
+from .small_copies import VOCABULARY, small_configs
 
 LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
@@ -160,6 +160,19 @@ class Trial:
                 return f"the gradient of {name} would be wrong"
         return None
 
+    @cached_property
+    def looks_ahead(self) -> bool:
+        """Does what follows a token change what is predicted from it?"""
+        model, ids = self.truth.model, self.truth.batch["input_ids"]
+        other = ids.clone()
+        other[:, -1] = (other[:, -1] + 1) % VOCABULARY
+        with torch.no_grad():
+            first, changed = (
+                copy.deepcopy(model)(input_ids=rows, use_cache=False).logits[:, :-1]
+                for rows in (ids, other)
+            )
+        return not torch.allclose(first, changed, rtol=TOLERANCE[first.dtype], atol=1e-6)
+
     def fails_in(self, lay_out: LayOut, dtype: torch.dtype) -> str | None:
         """What the small model, laid out, ends in with its parameters in this dtype and its buffers
         in float32; None where it runs."""
@@ -172,27 +185,41 @@ class Trial:
             return f"{type(error).__name__}: {error}".splitlines()[0][:160]
         return None
 
-    def keeps_documents(self, lay_out: LayOut, inputs: dict[str, Any]) -> bool:
-        """Does the small model, laid out and given PACKED by these inputs, have the loss that the
-        class gives to each document alone? One is longer than its windows."""
-        truth, documents = self.truth, PACKED["documents"][0]
+    def keeps_documents(
+        self, lay_out: LayOut, inputs: dict[str, Any], gradients: Gradients
+    ) -> bool:
+        """Does the small model, laid out and given PACKED by these inputs, have the loss and the
+        gradients that the class gives to each document alone? One is longer than its windows."""
+        truth, limit = self.truth, TOLERANCE[self.truth.loss.dtype]
         try:
-            with torch.no_grad():
-                model = lay_out(copy.deepcopy(truth.model), 0)
-                packed = model(**inputs, num_items_in_batch=1).loss
-                alone = sum(
-                    nn.functional.cross_entropy(
-                        copy.deepcopy(truth.model)(own[:, :-1], use_cache=False).logits[0],
-                        own[0, 1:],
-                        reduction="sum",
-                    )
-                    for own in (
-                        PACKED["ids"][:, documents == number].to(self.device) for number in range(3)
-                    )
-                )
+            model = lay_out(copy.deepcopy(truth.model), 0)
+            packed = model(**inputs, num_items_in_batch=1).loss
+            packed.backward()
         except Exception:  # whatever breaks a class's forward
             return False
-        return bool(abs(packed - alone) <= TOLERANCE[truth.loss.dtype] * abs(alone))
+        alone, expected = self._documents_alone
+        if not abs(packed - alone) <= limit * abs(alone):
+            return False
+        largest = max(gradient.abs().max() for gradient in expected.values())
+        found = gradients(model)
+        return all(
+            name in found and is_same_gradient(found[name], gradient, limit, largest)
+            for name, gradient in expected.items()
+        )
+
+    @cached_property
+    def _documents_alone(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the class makes of the documents of PACKED, each alone: loss and gradients."""
+        losses, gradients = [], []
+        for number in range(3):
+            model = copy.deepcopy(self.truth.model)  # some classes keep states of the last batch
+            own = PACKED["ids"][:, PACKED["documents"][0] == number].to(self.device)
+            logits = model(own[:, :-1], use_cache=False).logits[0]
+            losses.append(nn.functional.cross_entropy(logits, own[0, 1:], reduction="sum"))
+            losses[-1].backward()
+            named = model.named_parameters()
+            gradients.append({name: p.grad for name, p in named if p.grad is not None})
+        return sum(losses).detach(), _added(iter(gradients))
 
 
 def is_same_gradient(actual: Tensor, expected: Tensor, limit: float, largest: Tensor) -> bool:
@@ -211,6 +238,8 @@ def _batch(objective: Objective, config: Any, length: int) -> dict[str, Tensor]:
     ids = torch.randint(text.vocab_size, (ROWS, length))
     if objective.of_rows:
         labels = torch.randint(config.num_labels, (ROWS,))
+        if text.pad_token_id is not None:  # a causal model looks at the last token that is another
+            ids[1::2, -2:] = text.pad_token_id
     else:
         labels = ids.where(torch.rand(ids.shape) > 0.2, IGNORED)
     batch = {"input_ids": ids, "labels": labels}

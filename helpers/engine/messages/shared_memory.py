@@ -131,11 +131,12 @@ class Board:
         self.calls += 1
         rows = parts.view(self.size, -1)
         for at, out in _split(piece.view(-1), _elements(piece) // self.size):
-            places = self._own_slot(piece).view(self.size, -1)
+            places = self._places(self._own_slot(piece))
             here = slice(at, at + len(out))
             for other in self.others:
                 places[other][: len(out)].copy_(rows[other, here])
-            slots = [slot.view(self.size, -1)[self.rank][: len(out)] for slot in self._show(piece)]
+            shown = self._show(piece)
+            slots = [self._places(slot)[self.rank][: len(out)] for slot in shown]
             slots[self.rank] = rows[self.rank, here]
             _combine(slots, torch.add, out=out)
             self._done()
@@ -147,12 +148,12 @@ class Board:
         places[self.rank].copy_(rows[self.rank])
         for at, part in _split(rows[0], _elements(x) // self.size):
             here = slice(at, at + len(part))
-            slot = self._own_slot(x).view(self.size, -1)
+            slot = self._places(self._own_slot(x))
             for other in self.others:
                 slot[other][: len(part)].copy_(rows[other, here])
             shown = self._show(x)
             for other in self.others:
-                theirs = shown[other].view(self.size, -1)[self.rank]
+                theirs = self._places(shown[other])[self.rank]
                 places[other, here].copy_(theirs[: len(part)])
             self._done()
 
@@ -164,6 +165,11 @@ class Board:
             self._own_slot(x)[: len(piece)].copy_(piece)
             out.view(-1)[at : at + len(piece)].copy_(self._show(x)[before][: len(piece)])
             self._done()
+
+    def _places(self, slot: Tensor) -> Tensor:
+        """A place in the slot for each rank: [ranks, elements], without what is left over."""
+        each = len(slot) // self.size
+        return slot[: each * self.size].view(self.size, each)
 
     def _own_slot(self, like: Tensor) -> Tensor:
         """Where to write next, once all have read what was there: [elements]."""

@@ -14,6 +14,7 @@ head) to the last. A head that is tied to the embedding needs the same matrix at
 rank then keeps the embedding too, and the two sum its gradients.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,13 +126,15 @@ class Stage:
         """
         shape = (*input_ids.shape, text_config(model.config).hidden_size)
         inputs = {"input_ids": input_ids}
-        if not self.first:
-            inputs = {"inputs_embeds": received.new_zeros(()).expand(shape)}
+        embeds = None if self.first else received.new_zeros(()).expand(shape)
+        beyond = self.last and family.whole_logits  # what is beyond the base model may want the ids
+        if not self.first and not beyond:
+            inputs = {"inputs_embeds": embeds}
         after = self.norm or list(self.modules.values())[-1]
         if isinstance(after, Elsewhere):  # what the model takes for the blocks' result
             after.shape = shape
         self.received = received
-        with self._alone(model, family):
+        with self._alone(model, family), _embedded(model, embeds if beyond else None):
             outputs = forward(**inputs, **options)
         self.received = None
         return outputs if self.last else self.exit.take()
@@ -150,6 +153,25 @@ class Stage:
             stack._modules = of_rank
             if norm is not None:
                 _replace(model, family.norm, norm)
+
+
+@contextmanager
+def _embedded(model: nn.Module, embeds: Tensor | None) -> Iterator[None]:
+    """For so long, the base model is called with these, if any, and not with the ids."""
+    if embeds is None:
+        yield
+        return
+
+    def replaced(base: nn.Module, args: tuple, named: dict[str, Any]) -> tuple[tuple, dict]:
+        names = inspect.signature(base.forward).parameters
+        named |= dict(zip(names, args))
+        return (), named | {"input_ids": None, "inputs_embeds": embeds}
+
+    hook = model.base_model.register_forward_pre_hook(replaced, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def cut(

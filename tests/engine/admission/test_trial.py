@@ -1,5 +1,7 @@
 """What the small copy is tried under: as many blocks, stages and rows as can tell a difference."""
 
+from typing import Any
+
 import pytest
 
 from helpers.engine.errors import UserError
@@ -70,3 +72,28 @@ def test_keys_that_an_index_chooses_are_those_of_every_rank(model_type: str) -> 
     assert set(pool(2).run(verdict, model_type, split)) == {"exact"}
     (words,) = set(pool(2).run(verdict, model_type, ParallelPlan(cp=2)))
     assert "chooses keys by their places in the row" in words and "\n" not in words
+
+
+def verdict_with(model_type: str, plan: ParallelPlan, fields: dict[str, Any]) -> str:
+    """Of the small model whose configuration says these."""
+    model = models.small_model(model_type)
+    for name, value in fields.items():
+        setattr(model.config, name, value)
+    return models.verdict(type(model)._from_config(model.config), plan, mesh_of(plan))
+
+
+@pytest.mark.parametrize("field", ("attention_chunk_size", "floor_scale"))
+def test_what_begins_after_many_tokens_begins_after_few_in_the_copy(field: str) -> None:
+    """Llama 4's chunks, and the scale of its queries: neither knows of other ranks' tokens."""
+    fields = {"attention_chunk_size": 8192, "attn_temperature_tuning": False}
+    if field == "floor_scale":
+        fields |= {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.3}
+    for words in pool(2).run(verdict_with, "llama4_text", ParallelPlan(cp=2), fields):
+        assert words.startswith("llama4_text would not be exact under cp=2: its loss would be")
+
+
+@pytest.mark.parametrize("model_type", ("qwen3_moe", "mixtral"))
+def test_a_small_loss_beside_the_one_that_is_trained_is_not_overlooked(model_type: str) -> None:
+    fields = {"output_router_logits": True, "router_aux_loss_coef": 1e-6}
+    [words] = pool(1).run(verdict_with, model_type, ParallelPlan(), fields)
+    assert "its loss is not the shifted cross-entropy of its logits" in words

@@ -74,12 +74,12 @@ def round_and_across(parts: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("ranks", (2, 4))
+@pytest.mark.parametrize("ranks", (2, 3, 4))
 def test_they_are_what_one_process_computes(ranks, dtype):
     pool(ranks).run(all_of_them, list(SIZES[:4]), dtype)
 
 
-@pytest.mark.parametrize("ranks", (2, 4))
+@pytest.mark.parametrize("ranks", (2, 3, 4))
 def test_at_the_borders_of_a_slot(ranks):
     pool(ranks).run(all_of_them, list(SIZES), torch.float32)
 
