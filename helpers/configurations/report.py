@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.configurations.reading import ReadConfiguration, tools
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_access
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import start_of_a_node
@@ -108,8 +108,9 @@ def given(path: Path) -> Path:
     """A file that there is.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it may not be read.
     """
+    check_access(path)
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     return path

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+from pathlib import Path
 from types import ModuleType
 
 
@@ -27,6 +28,28 @@ class NotRepeatable(RuntimeError):
 
 class RankHung(RuntimeError):
     """Ranks waited for another in vain. The message says for which, and what that one is doing."""
+
+
+def is_number(value: object) -> bool:
+    """True and False are none, though Python counts with them."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def cannot_read(path: str | Path, error: OSError) -> UserError:
+    """What to raise in the place of the system's own error."""
+    return UserError(f"{path} cannot be read: {error.strerror or error}")
+
+
+def check_access(path: str | Path) -> None:
+    """Raise a UserError if the system does not say whether there is such a file or folder, as it
+    does not inside a folder that may not be entered. Versions of Python differ in what they take
+    that for."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # or a name that no file has
+        return
+    except OSError as error:
+        raise cannot_read(path, error) from None
 
 
 def need(module: str, extra: str) -> ModuleType:

@@ -59,7 +59,7 @@ def axis_order(degrees: Mapping[str, int], placement: str = "cluster") -> list[s
             raise UserError(f"no axis is called {axis!r}; there is {', '.join(known)}")
         if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
             raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
-    letters = PLACEMENTS.get(placement, placement)
+    letters = PLACEMENTS.get(placement, placement) if isinstance(placement, str) else "?"
     if len(set(letters)) < len(letters) or not set(letters) <= set(LETTERS):
         raise UserError(
             f"placement must be cluster, spread or a permutation of DPCT, not {placement!r}"

@@ -20,6 +20,7 @@ from .context.balance import SPLITS
 from .context.check import check_context
 from .errors import UserError
 from .models.architecture import check_tensor_degree, text_config
+from .models.objectives import OBJECTIVES
 from .pipeline.partition import check_partition, check_stages
 from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from .placement import PLACEMENTS, axis_order, rank_grid
@@ -37,8 +38,13 @@ ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d*")
 
 
 def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
+    alike = isinstance(value, type(allowed[0])) and not isinstance(value, bool)
+    if not alike or value not in allowed:
         raise UserError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class ParallelPlan:
         _one_of("cp_split", self.cp_split, SPLITS)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce_dtype", self.reduce_dtype, tuple(DTYPES))
-        if not ACTIVATION.fullmatch(self.activation):
+        if not _matches(ACTIVATION, self.activation):
             raise UserError(
                 f"activation must be none, full, group_N or selective, not {self.activation!r}"
             )
@@ -124,7 +130,7 @@ class ParallelPlan:
             raise UserError(f"the plan has more than {MOST_RANKS} ranks")
         if self.microbatches > MOST_MICROBATCHES:
             raise UserError(f"microbatches is {self.microbatches}: at most {MOST_MICROBATCHES}")
-        if not PARTITION.fullmatch(self.partition):
+        if not _matches(PARTITION, self.partition):
             raise UserError(
                 f"partition must be auto or layers of each stage as 7,7,7,7, not {self.partition!r}"
             )
@@ -133,7 +139,8 @@ class ParallelPlan:
                 "activation=selective chooses among operations, which compiling joins: with "
                 "compile take none, full or group_N"
             )
-        if self.placement not in PLACEMENTS:  # which have room for every axis
+        named = isinstance(self.placement, str) and self.placement in PLACEMENTS
+        if not named:  # those have room for every axis
             axis_order(self.degrees, self.placement)
         _one_of("schedule", self.schedule, SCHEDULES)
         self.schedule_of(1)
@@ -233,6 +240,10 @@ class ParallelPlan:
                 f"{'was' if world_size == 1 else 'were'} started: "
                 f"start it with torchrun --nproc-per-node {self.world_size}"
             )
+        if config is not None and not hasattr(config, "model_type"):
+            raise UserError(f"{config!r:.40} is no configuration: give load_config(...) of a model")
+        if task is not None and task not in tuple(OBJECTIVES):
+            raise UserError(f"no task {task!r:.40} has a head; there is {', '.join(OBJECTIVES)}")
         if config is not None and self.tp > 1:
             check_tensor_degree(config, self.tp)
         if config is not None and self.cp > 1:
@@ -259,8 +270,10 @@ class ParallelPlan:
         Raises:
             UserError: a key is not a field of the plan.
         """
+        if not isinstance(values, dict):
+            raise UserError(f"a plan is read from its fields by name, not from {values!r:.40}")
         known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(set(values) - known, key=str)
         if unknown:
             names = ", ".join(sorted(known))
             raise UserError(f"a plan has no field {unknown[0]!r}; it has {names}")

@@ -96,6 +96,8 @@ class Trainer:
     ) -> None:
         check_settings(optimizer, lr, weight_decay, betas, eps, clip)
         check_schedule(lr_schedule, warmup_steps, total_steps)
+        if type(seed) is not int or abs(seed) >= 2**63:
+            raise UserError(f"seed must be a whole number of 64 bits, not {seed!r:.40}")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise UserError("no parameter of this rank trains: leave some with requires_grad=True")
         self.model, self.plan, self.mesh = model, plan, mesh

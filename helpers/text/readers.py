@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, cannot_read, check_access, need
 from helpers.engine.models.configurations import check_hub
 from helpers.text.tokenizer import HUB_NAME
 
@@ -50,6 +50,7 @@ def load_examples(source: str | Path, task: Task, *, split: str = "train") -> li
     if task not in ("lm", "mlm", *CLASSIFIES):
         raise UserError(f"unknown task {task!r}: {', '.join(get_args(Task))}")
     path = Path(source)
+    check_access(path)
     if path.is_file() and path.suffix.lower() == ".txt":
         text = _read_text(path)
         if task in CLASSIFIES:
@@ -76,6 +77,7 @@ def read_rows(
         UserError: the source is missing, empty, not of its format, has no row or blank ones only.
     """
     path = Path(source)
+    check_access(path)
     if path.is_file():
         rows = _file_rows(path, check)
     elif _may_be_hub_name(source):
@@ -125,7 +127,7 @@ def _decode(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise cannot_read(path, error) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

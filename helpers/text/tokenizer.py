@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, check_access, need
 from helpers.engine.models.configurations import check_hub
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
@@ -48,9 +48,11 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     """A `tokenizer.json`, a folder that holds one, or a hub id (read by transformers).
 
     Raises:
-        UserError: nothing is there, it is not a tokenizer, or the hub cannot be reached.
+        UserError: nothing is there, it may not be read or is not a tokenizer, or the hub cannot be
+            reached.
     """
     path = Path(source)
+    check_access(path / "tokenizer.json")
     if path.is_dir() and (path / "tokenizer.json").is_file():
         path = path / "tokenizer.json"
     if path.is_file():

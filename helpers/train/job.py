@@ -12,7 +12,7 @@ from helpers.engine.adapters.lora import rank_and_alpha
 from helpers.engine.adapters.qlora import Adapting
 from helpers.engine.admission.packed_rows import check_documents_of
 from helpers.engine.context.check import check_rotary
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_access
 from helpers.engine.files import checkpoints
 from helpers.engine.files.manifest import list_checkpoints, read_manifest
 from helpers.engine.files.run_record import check_folder, claim, versions
@@ -139,6 +139,8 @@ class Job:
 def prepare(args: argparse.Namespace) -> Job:
     """Check all input and read the data. Raises UserError; writes nothing, but the lock of a folder
     that a run goes on in."""
+    if args.resume is not None:
+        check_access(args.out / "checkpoints")
     # before its checkpoints are looked at, which a run that is under way there replaces
     goes_on = args.resume is not None and (args.out / "checkpoints").is_dir()
     own_folder = claim(args.out) if goes_on and is_first() else None

@@ -40,6 +40,15 @@ def test_the_degrees_multiply_to_the_world(
         ({"offload": None}, "offload must be True or False"),
         ({"partition": "9" * 5000}, "partition must be auto or"),
         ({"zero_stage": 4}, "zero_stage must be one of 1, 2, 3"),
+        ({"zero_stage": True}, "zero_stage must be one of 1, 2, 3, not True"),
+        ({"zero_stage": 1.0}, "zero_stage must be one of 1, 2, 3, not 1.0"),
+        ({"activation": None}, "activation must be none, full"),
+        ({"partition": [4, 4]}, "partition must be auto or"),
+        ({"partition": None}, "partition must be auto or"),
+        ({"placement": None}, "placement must be cluster, spread"),
+        ({"placement": ["D", "P"]}, "placement must be cluster, spread"),
+        ({"precision": None}, "precision must be one of"),
+        ({"schedule": []}, "schedule must be one of"),
         ({"precision": "fp4"}, "precision must be one of"),
         ({"activation": "group_0"}, "group_N"),
         ({"sequence_parallel": True}, "needs tp above 1"),
@@ -95,6 +104,27 @@ def test_micro_batches_are_chosen_from_the_batch(
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(UserError, match="no field 'zp'"):
         ParallelPlan.from_dict({"zp": 2})
+    with pytest.raises(UserError, match="no field"):
+        ParallelPlan.from_dict({"zp": 2, 1: 2})
+
+
+@pytest.mark.parametrize("values", (None, [], "tp=2"))
+def test_a_plan_is_read_from_its_fields_alone(values) -> None:
+    with pytest.raises(UserError, match="a plan is read from its fields by name, not from"):
+        ParallelPlan.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    (
+        ({"config": "gptj-6b"}, "'gptj-6b' is no configuration: give load_config"),
+        ({"task": "anything"}, "no task 'anything' has a head; there is lm, mlm"),
+        ({"task": []}, "no task .* has a head"),
+    ),
+)
+def test_a_plan_is_checked_against_a_configuration_and_a_known_task(given: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ParallelPlan(tp=2).validate(**given)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,32 @@ def test_a_broken_file_is_one_line(file, content, words, folder):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "table", "words"),
+    [
+        ("findings.json", "{}", "findings", "findings.json has no list of findings"),
+        ("findings.json", '{"findings": 3}', "findings", "has no list of findings"),
+        ("findings.json", '{"findings": [3]}', "findings", "has no list of findings"),
+        ("summary.json", '{"peak_memory_bytes": 7}', "memory", "no list of ranks' peak_memory_"),
+        ("summary.json", '{"peak_memory_bytes": ["x"]}', "memory", "list of ranks' peak_memory_"),
+        ("summary.json", '{"state_bytes": {"a": 1}}', "memory", "no list of ranks' state_bytes"),
+        ("summary.json", '{"state_bytes": [3]}', "memory", "no list of ranks' state_bytes"),
+        ("summary.json", '{"state_bytes": [{"a": []}]}', "memory", "no list of ranks' state_"),
+    ],
+)
+def test_a_table_of_a_broken_file_is_one_line(file, content, table, words, folder):
+    (folder / file).write_text(content)
+    with pytest.raises(UserError, match=words) as caught:
+        getattr(load_run(folder), table)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", [None, 3, []])
+def test_a_run_is_asked_for_by_its_folder(path):
+    with pytest.raises(UserError, match="give the folder of a run, not"):
+        load_run(path)
+
+
 def test_folders_without_a_run(tmp_path):
     with pytest.raises(UserError, match="there is no run folder"):
         load_run(tmp_path / "none")

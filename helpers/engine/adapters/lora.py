@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UserError, need
+from ..errors import UserError, check_access, is_number, need
 from ..files import weights
 from ..files.random_weights import seed_of
 from ..files.weight_files import WeightFiles, stored_names
@@ -61,11 +61,16 @@ def add_adapters(
         places: of the whole model, where this is a pipeline rank's part.
 
     Raises:
-        UserError: peft is missing, there can be no such rank or dropout, or no layer takes one.
+        UserError: peft is missing, there can be no such rank, alpha or dropout, or no layer takes
+            one.
     """
     peft = need("peft", "qlora")
-    if rank < 1 or not 0 <= dropout < 1:
-        raise UserError(f"rank {rank} and dropout {dropout}: at least 1, and from 0 to below 1")
+    if type(rank) is not int or rank < 1:
+        raise UserError(f"rank must be a whole number of at least 1, not {rank!r:.40}")
+    if not is_number(dropout) or not 0 <= dropout < 1:
+        raise UserError(f"dropout must be a number from 0 to below 1, not {dropout!r:.40}")
+    if not is_number(alpha) or not math.isfinite(alpha):
+        raise UserError(f"alpha must be a finite number, not {alpha!r:.40}")
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
@@ -197,6 +202,7 @@ def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = 
     peft = need("peft", "qlora")
     folder = Path(folder)
     for name in (CONFIG, FILE):
+        check_access(folder / name)
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no adapters: it has no {name}")
     paths = (places or places_of(model)).paths

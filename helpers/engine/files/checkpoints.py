@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from ..errors import Diverged, UserError
+from ..errors import Diverged, UserError, check_access
 from ..precision.replay import random_streams, set_random_streams
 from ..ranks import on_all_ranks, over_ranks
 from ..tensor.shards import is_finite, local
@@ -295,6 +295,7 @@ def pick(source: Path) -> Path:
     Raises:
         UserError: there is none.
     """
+    check_access(source)
     if STEP.fullmatch(source.name) and source.is_dir():
         return source
     whole = list_checkpoints(source / "checkpoints") or list_checkpoints(source)

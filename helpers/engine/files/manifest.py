@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, cannot_read, check_access
 
 STEP = re.compile(r"step-(\d{8,})")  # more digits from step 10^8 on
 MANIFEST = "manifest.json"
@@ -15,10 +15,22 @@ METADATA = ".metadata"  # torch's: where which tensor lies
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first."""
+    """The whole checkpoints of a run, oldest first.
+
+    Raises:
+        UserError: the folder may not be read.
+    """
+    check_access(folder)
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if STEP.fullmatch(path.name)), key=step_of)
+    return sorted((path for path in _entries(folder) if STEP.fullmatch(path.name)), key=step_of)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise cannot_read(folder, error) from None
 
 
 def step_of(checkpoint: Path) -> int:
@@ -55,7 +67,7 @@ def _check_files(path: Path, manifest: dict[str, Any]) -> None:
     named = manifest.get("files")
     if not isinstance(named, dict) or METADATA not in named:
         raise UserError(f"{path / MANIFEST} names no {METADATA}{_before(path)}")
-    present = {entry.name for entry in path.iterdir()} - {MANIFEST}
+    present = {entry.name for entry in _entries(path)} - {MANIFEST}
     if missing := sorted(named.keys() - present):
         raise UserError(f"{path} lacks {missing[0]}{_before(path)}")
     if more := sorted(present - named.keys()):
@@ -94,10 +106,14 @@ def verify(path: Path, files: dict[str, str]) -> None:
     """See that files of a checkpoint, given with their checksums, are as they were written.
 
     Raises:
-        UserError: one is damaged; the checkpoint before it is offered.
+        UserError: one cannot be read, or is damaged; the checkpoint before it is offered.
     """
     for name, digest in files.items():
-        if sha256(path / name) != digest:
+        try:
+            same = sha256(path / name) == digest
+        except OSError as error:
+            raise cannot_read(path / name, error) from None
+        if not same:
             raise UserError(f"{path / name} is damaged: its checksum differs{_before(path)}")
 
 

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, need
+from ..errors import UserError, cannot_read, check_access, need
 from .names_in_files import Made, Recipe, recipes, shape_in_file
 
 SHARD_BYTES = 4 * 2**30
@@ -39,6 +39,7 @@ class WeightFiles:
         Raises:
             UserError: the index is broken or missing, or a file is not there.
         """
+        check_access(source)
         folder = Path(source) if Path(source).is_dir() else _download(source)
         index = _first(folder, "model.safetensors.index.json", "pytorch_model.bin.index.json")
         if index is not None:
@@ -55,12 +56,10 @@ class WeightFiles:
         weights have others, and gigabytes are not read for it."""
         checksum = hashlib.sha256()
         for name in sorted(set(self.where.values())):
-            size = (self.folder / name).stat().st_size
-            checksum.update(f"{name} {size}".encode())
-            with (self.folder / name).open("rb") as file:
-                for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
-                    file.seek(place)
-                    checksum.update(file.read(SAMPLE_BYTES))
+            try:
+                _add_samples(checksum, self.folder / name)
+            except OSError as error:
+                raise cannot_read(self.folder / name, error) from None
         return checksum.hexdigest()[:12]
 
     def of(self, model: nn.Module) -> "WeightFiles":
@@ -126,6 +125,15 @@ class WeightFiles:
         return _open(self.folder / self.where[stored], stored)
 
 
+def _add_samples(checksum: Any, path: Path) -> None:
+    size = path.stat().st_size
+    checksum.update(f"{path.name} {size}".encode())
+    with path.open("rb") as file:
+        for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+            file.seek(place)
+            checksum.update(file.read(SAMPLE_BYTES))
+
+
 def _download(hub_id: str) -> Path:
     """The local copy of a hub model's configuration and weights, fetched if need be."""
     hub = need("huggingface_hub", "hf")
@@ -141,6 +149,7 @@ def _download(hub_id: str) -> Path:
 
 
 def _first(folder: Path, *names: str) -> Path | None:
+    check_access(folder / names[0])
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
@@ -159,8 +168,11 @@ def _check_nothing_there(folder: Path) -> None:
 
 def _read_index(index: Path) -> dict[str, str]:
     where: Any = None
-    with suppress(ValueError, KeyError, TypeError, RecursionError):
-        where = json.loads(index.read_text())["weight_map"]
+    try:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            where = json.loads(index.read_text())["weight_map"]
+    except OSError as error:
+        raise cannot_read(index, error) from None
     files_named = isinstance(where, dict) and all(isinstance(file, str) for file in where.values())
     if not where or not files_named:
         raise UserError(f"{index.name} in {index.parent.name} is no index of weights")
@@ -172,6 +184,9 @@ def _read_index(index: Path) -> dict[str, str]:
     missing = [file for file in files if not _is_file(index.parent / file)]
     if missing:
         raise UserError(f"{index.parent.name} lacks {missing[0]}: copy or download it again")
+    for file in files:
+        if error := _not_opened(index.parent / file):
+            raise cannot_read(index.parent / file, error)
     return where
 
 
@@ -183,34 +198,57 @@ def _is_file(path: Path) -> bool:
 
 
 def stored_names(path: Path) -> list[str]:
-    """The tensors in a file. Raises a UserError where it is broken."""
+    """The tensors in a file. Raises a UserError where it is broken or cannot be read."""
     if path.suffix == ".bin":
         return list(_load_pickle(path))
-    safetensors = need("safetensors", "hf")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path.name} in {path.parent.name} is broken: {error}") from None
+    return _of_safetensors(path, lambda file: list(file.keys()))
 
 
 def _open(path: Path, name: str) -> Any:
     """Something that can be indexed by slices and then reads only these from disk."""
     if path.suffix == ".bin":
         return _load_pickle(path)[name]
+    return _of_safetensors(path, lambda file: file.get_slice(name))
+
+
+def _of_safetensors(path: Path, ask: Callable[[Any], Any]) -> Any:
     safetensors = need("safetensors", "hf")
     try:
-        return safetensors.safe_open(path, framework="pt").get_slice(name)
+        return ask(safetensors.safe_open(path, framework="pt"))
     except safetensors.SafetensorError as error:
         raise UserError(f"{path.name} in {path.parent.name} is broken: {error}") from None
+    except OSError as error:
+        raise cannot_read(path, _not_opened(path) or error) from None
+
+
+def _not_opened(path: Path) -> OSError | None:
+    """Why a file cannot be opened. safetensors says of each such file that it is not there."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _load_pickle(path: Path) -> dict[str, Tensor]:
     try:
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{path.name} in {path.parent.name} cannot be read: {reason}") from None
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    if not isinstance(found, dict):
+        kind = type(found).__name__
+        raise UserError(f"{path.name} in {path.parent.name} holds no weights by name but {kind}")
+    for name, value in found.items():
+        dense = isinstance(value, Tensor) and value.layout == torch.strided
+        if not isinstance(name, str) or not dense:
+            raise UserError(
+                f"{path.name} in {path.parent.name} holds {name!r:.80}, which is no dense tensor "
+                "by a name: save the model's state_dict() alone"
+            )
+    return found
 
 
 def write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError, need
+from ..errors import UserError, check_access, need
 from .architecture import text_config
 from .objectives import build
 from .overrides import override
@@ -77,7 +77,9 @@ def _check_numbers(config: Any, source: str | Path) -> None:
     that transformers takes and that only a step would show."""
     for name, most in MOST.items():
         size = getattr(config, name, None)
-        if isinstance(size, int | float) and not 1 <= size <= most:
+        if isinstance(size, bool | float | str):
+            raise UserError(f"{source!r} has {name} {size!r:.40}: it must be a whole number")
+        if isinstance(size, int) and not 1 <= size <= most:
             raise UserError(f"{source!r} has {name} {size}: from 1 to {most} can be trained")
     for name, value in vars(config).items():
         if not isinstance(value, float):
@@ -137,6 +139,7 @@ def find_model(source: str | Path) -> str:
         UserError: the folder holds no configuration, or the hub knows no such model.
     """
     folder = expanded(source)
+    check_access(folder / "config.json")
     if folder.exists():
         if not (folder / "config.json").is_file():
             raise UserError(
@@ -188,7 +191,9 @@ def check_length(config: Any, seq_len: int) -> None:
 def longest_row(config: Any) -> int:
     """Tokens of a sequence at most; 0 where there is no such limit."""
     text = text_config(config)
-    longest = getattr(text, "max_position_embeddings", None)
+    # MPT's ALiBi is made for just so many tokens
+    name = "max_seq_len" if text.model_type == "mpt" else "max_position_embeddings"
+    longest = getattr(text, name, None)
     if longest is None or longest < 1:
         return 0
     before = any(name in text.model_type for name in AFTER_PADDING)

@@ -1,5 +1,7 @@
 """Another number of layers, width or heads for a configuration, and what follows from them."""
 
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ..errors import UserError
@@ -11,23 +13,23 @@ SIZES = ("hidden_size", "num_attention_heads")
 AS_WIDE = ("word_embed_proj_dim", "embedding_size", "lru_width", "pooler_hidden_size")
 
 
-def override(config: Any, **fields: Any) -> None:
+def override(config: Any, **values: Any) -> None:
     """Replace fields of a transformers configuration, in place; those that are None are left alone.
 
     With the width, the MLP's width goes in proportion. With the width or the heads, a head's size
     follows, and GPT-J's rotary part shrinks to it where it must.
 
     Raises:
-        UserError: the heads do not divide the width, heads and key-value heads do not fit, or the
-            model has no heads.
+        UserError: the configuration has no such field or one of another type, the heads do not
+            divide the width, heads and key-value heads do not fit, or the model has no heads.
     """
-    fields = {key: value for key, value in fields.items() if value is not None}
-    resized = not fields.keys().isdisjoint(SIZES)
+    values = {name: value for name, value in values.items() if value is not None}
+    resized = not values.keys().isdisjoint(SIZES)
     if resized and not all(getattr(config, name, None) for name in SIZES):
         raise UserError(f"{config.model_type} has no attention heads: its width stays as it is")
     before = {name: getattr(config, name, None) for name in SIZES}
-    for key, value in fields.items():
-        setattr(config, key, value)
+    for name, value in values.items():
+        _set(config, name, value)
     if not resized or {name: getattr(config, name) for name in SIZES} == before:
         return
     hidden, heads = config.hidden_size, config.num_attention_heads
@@ -37,7 +39,7 @@ def override(config: Any, **fields: Any) -> None:
     for key in AS_WIDE:
         if getattr(config, key, None) == before["hidden_size"]:
             setattr(config, key, hidden)
-    if hidden % heads:
+    if heads < 1 or hidden % heads:
         raise UserError(f"heads={heads} does not divide hidden={hidden}: change one of them")
     if heads % kv_heads(config):
         raise UserError(
@@ -54,6 +56,29 @@ def override(config: Any, **fields: Any) -> None:
             f"hidden={hidden} makes {heads} heads of {head}, of which rotary positions turn "
             f"{_rotated(config, head)}: that must be even"
         )
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    own = config.attribute_map.get(name, name)  # by another name transformers checks no type
+    known = _settable(config)
+    if own not in known:
+        near = get_close_matches(name, sorted(known), n=3)
+        instead = f": did you mean {' or '.join(near)}?" if near else ""
+        raise UserError(f"a configuration of {config.model_type} has no {name!r:.40}{instead}")
+    try:
+        setattr(config, own, value)
+    except Exception as error:  # huggingface_hub's own kind, in several lines, about its cause
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise UserError(f"{config.model_type} does not take this {name}: {reason}") from None
+
+
+def _settable(config: Any) -> set[str]:
+    """The names that a value of a configuration can be set by."""
+    known = {*vars(config), *config.attribute_map}
+    known |= {one.name for one in fields(config)} if is_dataclass(config) else set()
+    for kind in type(config).__mro__:
+        known |= {name for name, one in vars(kind).items() if getattr(one, "fset", None)}
+    return {name for name in known if not name.startswith("_")}
 
 
 def _rotated(config: Any, head: int) -> int:

@@ -11,6 +11,7 @@ from ..context.parts import Part, share
 from ..errors import UserError
 from ..models.architecture import text_config
 from ..models.causal_loss import check_tokens, label_places
+from ..models.configurations import check_length
 from ..models.documents import PADDING, Document, documents_of, model_inputs, positions
 from ..models.families import WINDOWS, has_alibi
 from ..models.objectives import IGNORED, Objective
@@ -81,9 +82,12 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
     """Raise a UserError if a whole batch is none that a laid-out model can train on."""
     for name in ("ids", "labels", "documents"):
         values = getattr(batch, name)
-        if values is not None and getattr(values, "dtype", None) not in WHOLE:
+        left_out = values is None and name == "documents"
+        if not left_out and not (isinstance(values, Tensor) and values.dtype in WHOLE):
             raise UserError(f"{name} must be a tensor of whole numbers")
     model.objective.check_shapes(batch.ids, batch.labels)
+    if not getattr(text_config(model.config), "rope_parameters", None):  # made for any position
+        check_length(model.config, batch.ids.shape[1])
     check_tokens(batch.ids, batch.labels, model.vocabulary, model.classes)
     if batch.documents is not None and not model.objective.shift:
         raise UserError("rows are packed for causal language models alone, not for this one")
@@ -103,6 +107,8 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             continue
         if cp > 1:
             raise UserError(f"{name} is not split over cp, whose attention makes its own masks")
+        if not isinstance(mask, Tensor):
+            raise UserError(f"{name} must be a tensor")
         if mask.shape != batch.ids.shape:
             raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
 

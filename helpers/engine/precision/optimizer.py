@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data_parallel.owned_shards import OwnedShard as Part
-from ..errors import UserError, need
+from ..errors import UserError, is_number, need
 from ..messages.carriers import all_reduce
 
 OPTIMIZERS = ("adamw", "adamw8bit")
@@ -31,18 +31,14 @@ def check_settings(
     """Raise a UserError if there is no such optimizer, or it can do nothing with these."""
     if kind not in OPTIMIZERS:
         raise UserError(f"no optimizer {kind!r}; there is: {', '.join(OPTIMIZERS)}")
-    if not all(_is_number(x) and 0 <= x < math.inf for x in (lr, weight_decay)):
+    if not all(is_number(x) and 0 <= x < math.inf for x in (lr, weight_decay)):
         raise UserError(f"lr {lr} and weight_decay {weight_decay}: give finite numbers from 0")
     two = isinstance(betas, tuple | list) and len(betas) == 2
-    if not two or not all(_is_number(beta) and 0 <= beta < 1 for beta in betas):
+    if not two or not all(is_number(beta) and 0 <= beta < 1 for beta in betas):
         raise UserError(f"betas {betas}: give two numbers from 0 and below 1")
     for name, number in {"eps": eps, "clip": 1.0 if clip is None else clip}.items():
-        if not _is_number(number) or not 0 < number < math.inf:
+        if not is_number(number) or not 0 < number < math.inf:
             raise UserError(f"{name} must be a number above 0, not {number!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def adamw(
@@ -151,7 +147,7 @@ def lr_factor(step: int, schedule: str, warmup: int, total: int) -> float:
     Raises:
         UserError: there is no such schedule.
     """
-    if schedule not in SCHEDULES:
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
         raise UserError(f"no schedule {schedule!r}; there is: {', '.join(SCHEDULES)}")
     if step < warmup:
         return (step + 1) / (warmup + 1)

@@ -1,12 +1,13 @@
 """A finished run as tables: what it measured, where its time went, what all of it cost."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, check_access, is_number, need
 from helpers.engine.files.run_record import PHASES, warmup_steps
 from helpers.lab.paths import ROOT, shorten, shown
 from helpers.lab.runs.failure_report import rank_folder
@@ -136,25 +137,41 @@ class Run:
         """What slows the run down, a row per finding: index kind, columns ranks, amount and words.
 
         Raises:
-            UserError: the run was not profiled.
+            UserError: the run was not profiled, or findings.json is broken.
         """
         pandas = need("pandas", "notebooks")
-        findings = _read_object(self.path / "findings.json")["findings"]
+        path = self.path / "findings.json"
+        findings = _read_object(path).get("findings")
+        if not isinstance(findings, list) or not all(isinstance(one, dict) for one in findings):
+            raise UserError(f"{shown(path)} has no list of findings")
         columns = ["kind", "ranks", "amount", "words"]
         return pandas.DataFrame(findings, columns=columns).set_index("kind")
 
     @property
     def memory(self) -> "pd.DataFrame":
-        """Bytes by rank: the peak that was measured, and the states as counted from the tensors."""
+        """Bytes by rank: the peak that was measured, and the states as counted from the tensors.
+
+        Raises:
+            UserError: summary.json is missing, or what it has of them is broken.
+        """
         pandas = need("pandas", "notebooks")
-        peaks = self.summary.get("peak_memory_bytes") or []
-        states = self.summary.get("state_bytes") or [{}] * len(peaks)
+        peaks = self._of_ranks("peak_memory_bytes", _is_size)
+        states = self._of_ranks("state_bytes", _are_sizes) or [{}] * len(peaks)
         peaks = peaks or [None] * len(states)
         rows = [
             {"peak_bytes": peak, **{f"{kind}_bytes": size for kind, size in state.items()}}
             for peak, state in zip(peaks, states)
         ]
         return pandas.DataFrame(rows).astype("float").rename_axis("rank")
+
+    def _of_ranks(self, name: str, fits: Callable[[Any], bool]) -> list[Any]:
+        """What summary.json has of each rank; nothing where it has none."""
+        values = self.summary.get(name)
+        if values is None:
+            return []
+        if not isinstance(values, list) or not all(map(fits, values)):
+            raise UserError(f"{shown(self.path / 'summary.json')} has no list of ranks' {name}")
+        return values
 
     @property
     def _phases_s(self) -> dict[str, float]:
@@ -175,7 +192,10 @@ def load_run(path: str | Path) -> Run:
     Raises:
         UserError: there is no such folder, or no run in it, or its launch.json is unreadable.
     """
+    if not isinstance(path, str | Path):
+        raise UserError(f"give the folder of a run, not {path!r:.40}")
     path = ROOT / path
+    check_access(path / "launch.json")
     if not path.is_dir():
         raise UserError(f"there is no run folder {shown(path)}")
     record = path / "launch.json"
@@ -216,7 +236,7 @@ def compare(*runs: Run, names: list[str] | None = None) -> "pd.DataFrame":
 def _measures(run: Run) -> dict[str, Any]:
     speed = run._column("tokens_per_s")
     speed = speed.iloc[warmup_steps(len(speed)) :].dropna()
-    peaks = [peak for peak in run.summary.get("peak_memory_bytes") or [] if peak is not None]
+    peaks = [peak for peak in run._of_ranks("peak_memory_bytes", _is_size) if peak is not None]
     return {
         "tokens_per_s": speed.median(),
         "p10": speed.quantile(0.1),
@@ -226,6 +246,15 @@ def _measures(run: Run) -> dict[str, Any]:
         "steps": len(run.metrics),
         "tokens": run._column("tokens").sum(),
     }
+
+
+def _is_size(value: object) -> bool:
+    """Is this a rank's number of bytes, or None where it was not measured?"""
+    return value is None or is_number(value)
+
+
+def _are_sizes(state: object) -> bool:
+    return isinstance(state, dict) and all(map(_is_size, state.values()))
 
 
 def _read_object(path: Path) -> dict[str, Any]:

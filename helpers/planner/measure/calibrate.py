@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, cannot_read
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
 
@@ -91,6 +91,8 @@ def load_cluster(path: str | Path) -> Cluster:
         return cluster_of(json.loads(Path(path).read_text("utf-8"))["cluster"])
     except FileNotFoundError:
         raise UserError(f"no {path}: calibrate() writes it") from None
+    except OSError as error:
+        raise cannot_read(path, error) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(f"{path} is not what calibrate() writes: run it again") from None
 

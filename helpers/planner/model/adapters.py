@@ -7,6 +7,7 @@ Counted from the model's shapes on the meta device, where tensors have no memory
 questions count the same from a Shape: `estimate(..., adapters=Adapters(rank=64, quantize="nf4"))`.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,7 +18,7 @@ from helpers.engine.adapters.linear_layers import linear_paths
 from helpers.engine.adapters.lora import add_adapters, trainable_parameters
 from helpers.engine.adapters.nf4 import nf4_bytes
 from helpers.engine.adapters.qlora import check_layout
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, is_number, need
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import StateBytes
 from helpers.planner.model.stage_layers import balanced_layers
@@ -105,9 +106,11 @@ def adapted_state(
         base_bytes: of each other number of the base.
 
     Raises:
-        UserError: peft is missing, or there can be no such rank.
+        UserError: peft is missing, or there can be no such rank or number of bytes.
     Source: LoRA (arXiv 2106.09685), section 4.1; QLoRA (arXiv 2305.14314), section 3.
     """
+    if not is_number(base_bytes) or not 0 < base_bytes < math.inf:
+        raise UserError(f"base_bytes must be a finite number above 0, not {base_bytes!r:.40}")
     transformers = need("transformers", "hf")
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)

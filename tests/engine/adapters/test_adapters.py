@@ -218,8 +218,22 @@ def test_mistakes_are_said_in_one_line(base: Path, tmp_path: Path) -> None:
         load_adapters(load_quantized(base), tmp_path / "good")
     with pytest.raises(UserError, match="has adapters already"):
         add_adapters(model)
-    with pytest.raises(UserError, match="rank 0"):
-        add_adapters(load_quantized(base), rank=0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"rank": value} for value in (0, "8", 1.5, True, None)),
+        *({"dropout": value} for value in (1.0, -0.1, "x", True)),
+        *({"alpha": value} for value in ("x", float("nan"))),
+    ],
+    ids=str,
+)
+def test_numbers_that_no_adapter_has_are_refused(wrong: dict) -> None:
+    (name,) = wrong
+    with pytest.raises(UserError, match=f"{name} must be a") as caught:
+        add_adapters(torch.nn.Linear(2, 2), **wrong)
+    assert "\n" not in str(caught.value)
 
 
 NOT_BESIDE_BLOCKS = {

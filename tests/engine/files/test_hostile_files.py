@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,17 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 pytest.importorskip("transformers")
+from helpers.configurations.report import given
 from helpers.engine.errors import UserError
-from helpers.engine.files.checkpoints import Checkpoints
+from helpers.engine.files.checkpoints import Checkpoints, pick
 from helpers.engine.files.manifest import MANIFEST, METADATA, sha256, write_manifest
 from helpers.engine.files.metadata_reader import CheckedReader, read_metadata
-from helpers.engine.files.weight_files import WeightFiles
+from helpers.engine.files.weight_files import WeightFiles, stored_names
 from helpers.engine.models.configurations import check_model, load_config
 from helpers.engine.plan import ParallelPlan
+from helpers.lab.runs.run import load_run
+from helpers.planner.measure.calibrate import load_cluster
+from helpers.text.readers import load_examples
 from helpers.text.tokenizer import load_tokenizer
 from tests.engine.files.test_checkpoint import save_steps, trainer_of
 from tests.support.ranks import pool
@@ -198,6 +203,13 @@ def test_attention_from_a_hub_is_refused(tmp_path, field):
         load_config(folder)
 
 
+@pytest.mark.parametrize("layers", ["2", 1.5, True])
+def test_layers_are_a_whole_number_by_their_other_name_too(tmp_path, layers):
+    folder = model_folder(tmp_path, model_type="gptj", num_hidden_layers=layers)
+    with pytest.raises(UserError, match=r"has num_hidden_layers .* must be a whole number"):
+        load_config(folder)
+
+
 @pytest.mark.parametrize("layers", [0, -3, 10**9])
 def test_layers_that_no_model_has_are_refused(tmp_path, layers):
     folder = model_folder(tmp_path, model_type="gpt2", n_layer=layers)
@@ -230,6 +242,46 @@ def test_an_index_of_weights_is_checked(tmp_path, index, words):
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UserError, match=words):
         WeightFiles.find(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (3, "holds no weights by name but int"),
+        ([torch.ones(2)], "holds no weights by name but list"),
+        ({"a": 3}, "holds 'a', which is no dense tensor"),
+        ({3: torch.ones(2)}, "holds 3, which is no dense tensor"),
+        ({"a": {"b": torch.ones(2)}}, "holds 'a', which is no dense tensor"),
+        ({"a": torch.eye(3).to_sparse()}, "holds 'a', which is no dense tensor"),
+    ],
+)
+def test_a_pickle_of_weights_holds_dense_tensors_by_name(tmp_path, content, words):
+    folder = model_folder(tmp_path, model_type="gpt2")
+    torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=words) as caught:
+        WeightFiles.find(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+READERS = (load_config, WeightFiles.find, load_tokenizer, pick, load_run, given, load_cluster)
+READERS += (partial(load_examples, task="lm"), partial(load_examples, task="classify"))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_the_system_does_not_let_one_look_at_is_one_line(tmp_path, reader):
+    """As inside a folder that may not be entered, which root may: a link that leads to itself."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match=r"loop.* cannot be read: ") as caught:
+        reader(tmp_path / "loop" / "x.txt")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_cannot_be_opened_are_one_line_with_the_systems_reason(tmp_path, name):
+    """safetensors says of every such file that it is not there."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"{name} cannot be read: Is a directory"):
+        stored_names(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,45 @@ def test_the_positions_are_those_of_the_language_model(tmp_path: Path) -> None:
     assert "longer than the model's 16 positions" in refusal(check_length, config, 17)
 
 
+def test_mpt_takes_as_many_tokens_as_its_alibi_is_made_for() -> None:
+    config = transformers.MptConfig(d_model=32, n_heads=4, n_layers=1, max_seq_len=16)
+    check_length(config, 16)
+    assert "longer than the model's 16 positions" in refusal(check_length, config, 17)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_layers": 2}, "no 'num_layers': did you mean n_layer or num_labels or num_hidden"),
+        ({"n_layers": 2}, "no 'n_layers': did you mean n_layer"),
+        ({"layers": 2}, "no 'layers': did you mean n_layer"),
+        ({"nosuch": 2}, "a configuration of gptj has no 'nosuch'"),
+        ({"save_pretrained": 2}, "has no 'save_pretrained'"),
+        ({"_attn_implementation": "a/b"}, "has no '_attn_implementation'"),
+        ({"num_hidden_layers": "2"}, "does not take this num_hidden_layers: "),
+        ({"num_hidden_layers": 1.5}, "does not take this num_hidden_layers: "),
+        ({"n_layer": True}, "does not take this n_layer: "),
+        ({"hidden_size": "x"}, "does not take this hidden_size: "),
+        ({"vocab_size": "x"}, "does not take this vocab_size: "),
+        ({"num_attention_heads": 0}, "heads=0 does not divide hidden=128"),
+    ],
+)
+def test_an_override_is_a_field_of_its_type(fields: dict, words: str) -> None:
+    assert words in refusal(load_config, "gptj-tiny", **fields)
+
+
+@pytest.mark.parametrize("value", ["2", 1.5, True])
+def test_types_are_those_of_strict_configurations_too(value: object) -> None:
+    words = refusal(load_config, "llama-tiny", num_hidden_layers=value)
+    assert words.startswith("llama does not take this num_hidden_layers: ")
+
+
+def test_a_field_goes_by_each_of_its_names() -> None:
+    for name in ("n_layer", "num_hidden_layers"):
+        assert load_config("gptj-tiny", **{name: 2}).n_layer == 2
+    assert load_config("gptj-tiny", num_labels=3).num_labels == 3
+
+
 def test_what_transformers_cannot_build_is_said_in_one_line() -> None:
     config = small_config("emu3").get_text_config()
     assert refusal(check_model, config).startswith("transformers cannot build this emu3_text")

@@ -201,3 +201,16 @@ def test_the_largest_rank_of_use_is_taken():
     assert estimate(shape, plan, machine, 4, 64, adapters=Adapters(1024)).fits
     with pytest.raises(UserError, match="rank 1025 is more"):
         estimate(shape, plan, machine, 4, 64, adapters=Adapters(1025))
+
+
+@pytest.mark.parametrize(
+    ("rank", "base_bytes", "words"),
+    [
+        *((8, value, "base_bytes must be a finite number above 0") for value in (-1, 0, "x", True)),
+        *((8, float(value), "base_bytes must be a finite number") for value in ("nan", "inf")),
+        *((value, 4, "rank must be a whole number of at least 1") for value in ("8", 1.5, True)),
+    ],
+)
+def test_a_state_of_no_rank_or_no_bytes_is_refused(rank, base_bytes, words):
+    with pytest.raises(UserError, match=words):
+        adapted_state(load_config("gptj-tiny"), rank, base_bytes=base_bytes)
