@@ -11,7 +11,7 @@ from ..context.parts import Part, share
 from ..errors import UserError
 from ..models.architecture import text_config
 from ..models.causal_loss import check_tokens, label_places
-from ..models.configurations import check_length
+from ..models.configurations import check_length, longest_row
 from ..models.documents import PADDING, Document, documents_of, model_inputs, positions
 from ..models.families import WINDOWS, has_alibi
 from ..models.objectives import IGNORED, Objective
@@ -87,7 +87,7 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             raise UserError(f"{name} must be a tensor of whole numbers")
     model.objective.check_shapes(batch.ids, batch.labels)
     if not getattr(text_config(model.config), "rope_parameters", None):  # made for any position
-        check_length(model.config, batch.ids.shape[1])
+        _check_positions(model, batch.ids.shape[1], cp)
     check_tokens(batch.ids, batch.labels, model.vocabulary, model.classes)
     if batch.documents is not None and not model.objective.shift:
         raise UserError("rows are packed for causal language models alone, not for this one")
@@ -111,6 +111,19 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             raise UserError(f"{name} must be a tensor")
         if mask.shape != batch.ids.shape:
             raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
+
+
+def _check_positions(model: nn.Module, length: int, cp: int) -> None:
+    """Raise a UserError if the model has no positions for its rows, or for what they are filled up
+    with where tp splits them."""
+    check_length(model.config, length)
+    parts, longest = model.plan.sequence_parts, longest_row(model.config)
+    filled = length + -length % parts
+    if cp == 1 and 0 < longest < filled:
+        raise UserError(
+            f"sequence_parallel fills rows of {length} tokens up to {filled}, and the model has "
+            f"{longest} positions: give rows of at most {longest - longest % parts}"
+        )
 
 
 def takes_mask(config: Any, length: int) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.engine.errors import UserError
 from helpers.engine.models.objectives import CAUSAL, CLASSES, build
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
@@ -102,3 +103,20 @@ def looks_ahead(name: str) -> bool:
 )
 def test_what_looks_ahead_is_found_out(name: str, ahead: bool) -> None:
     assert pool(2).run(looks_ahead, f"ahead: {name}") == [ahead, ahead]
+
+
+def refused_in_step(length: int) -> str:
+    config, mesh = small_config("gpt2"), mesh_of(SEQUENCE)
+    config.n_positions = length
+    model = parallelize(build(config, CAUSAL.task, torch.float64), SEQUENCE, mesh)
+    trainer = Trainer(model, SEQUENCE, mesh, lr=tiny.LR)
+    ids = torch.ones((2, length), dtype=torch.long)
+    with pytest.raises(UserError) as caught:
+        trainer.step(ids, ids)
+    return str(caught.value)
+
+
+def test_a_row_that_is_filled_up_past_the_last_position_is_refused() -> None:
+    words = "sequence_parallel fills rows of 9 tokens up to 10, and the model has 9 positions: give"
+    for line in pool(2).run(refused_in_step, 9):
+        assert line == f"{words} rows of at most 8"
