@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from helpers.configurations.reading import read_configuration, tools
-from helpers.configurations.report import given, gpus_of, planned, report, torchrun_line
+from helpers.configurations.report import (
+    give_sizes,
+    given,
+    gpus_of,
+    planned,
+    report,
+    torchrun_line,
+)
 from helpers.engine.errors import UserError
 from helpers.train.arguments import whole
 
@@ -28,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--ranks", type=whole, help="of the whole job; those of --on without it")
     add("--program", choices=[tool.name for tool in tools()], help="whose file it is")
     add("--model", help="preset, folder or hub id, in the place of the file's")
+    add("--batch-size", type=whole, help="samples of a step over all ranks, in place of the file's")
+    add("--seq-len", type=whole, help="tokens of a sample, in the place of the file's")
     add("--on", metavar="INSTANCE", help="machines that the planner answers for")
     add("--nodes", type=whole, help="how many of them; the file's, else 1")
     args = parser.parse_args(argv)
@@ -41,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         if gpus and found.plan is not None:
             found.nodes = found.nodes or max(1, found.plan.world_size // gpus)
         if found.plan is not None:
+            give_sizes(found, args.batch_size, args.seq_len)
             torchrun_line(found, args.model)
         print(report(found, args.model))
         if found.plan is None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, one_line
 from helpers.engine.plan import ParallelPlan
 from helpers.smp.jobs.lines import Line
 from helpers.smp.reading.catalogue import REFUSED
@@ -72,7 +72,8 @@ class Facts:
         line = next((line for line in self.lines if line.verdict == REFUSED), None)
         if line is None:
             return ""
-        return f"{line.text}: {line.became}" + (f"; {line.by_hand}" if line.by_hand else "")
+        words = f"{line.text}: {line.became}" + (f"; {line.by_hand}" if line.by_hand else "")
+        return one_line(words)
 
 
 def left_over(ranks: int | None, **degrees: int) -> int:

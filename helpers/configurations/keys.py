@@ -131,6 +131,9 @@ def judge(row: Key, value: Any) -> Judged:
         return Judged(LEFT_OUT, "as it is here" if same else row.words, "" if same else f"{value}")
     if row.how == "refused":
         return Judged(REFUSED, row.words, by_hand=row.nearest)
+    if isinstance(value, str) and not value.isprintable():
+        words = f"{value!r:.60} has characters that cannot be printed"
+        return Judged(REFUSED, words, by_hand="write it without them")
     return _read(row, value, plain)
 
 

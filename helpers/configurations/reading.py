@@ -9,7 +9,7 @@ from typing import Any
 from helpers.configurations.facts import Asked, Facts, Layout
 from helpers.configurations.keys import TABLES, Judged, defaults, find_key, judge, unknown
 from helpers.configurations.programs import accelerate, deepspeed, megatron, torchtitan
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, one_line
 from helpers.engine.plan import MOST_RANKS, ParallelPlan
 from helpers.entries.entry import Entry
 from helpers.entries.reading import read_entries
@@ -183,7 +183,7 @@ def _recipe(path: Path) -> ReadConfiguration:
     found = ReadConfiguration(HYPERPOD, path, job.plan, job.config, lines=recipe.lines)
     found.batch, found.seq_len = flags.pop("batch_size", None), flags.pop("seq_len", None)
     found.hub, found.nodes = str(flags.pop("model", "")), job.machines.nodes
-    found.flags, found.refused = flags, job.refused or ""
+    found.flags, found.refused = flags, one_line(job.refused or "")
     if job.plan is None and not found.refused:
         found.asked = tuple(job.machines.asked)
         found.refused = f"the file does not say {', '.join(found.asked)}: python -m helpers.leave"

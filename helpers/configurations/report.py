@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.configurations.reading import ReadConfiguration, tools
-from helpers.engine.errors import UserError, check_access
+from helpers.engine.errors import UserError, check_access, one_line
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import start_of_a_node
@@ -24,10 +24,12 @@ NO_MODEL = "The file has no model's sizes: give --model a preset, a folder or a 
 def report(found: ReadConfiguration, model: str | None = None) -> str:
     """All of it as Markdown, but for the planner's answer."""
     title = next(tool.title for tool in tools() if tool.name == found.program)
-    parts = [f"{found.path} is {title}.", uses_table(found.lines)]
+    parts = [f"{one_line(str(found.path))} is {title}.", uses_table(found.lines)]
     if found.lost:
         parts.append(
-            "\n".join(["What the plan does not hold:", *(f"- {one}" for one in found.lost)])
+            "\n".join(
+                ["What the plan does not hold:", *(f"- {one_line(one)}" for one in found.lost)]
+            )
         )
     if found.plan is None:
         return "\n\n".join(parts) + "\n"
@@ -81,9 +83,11 @@ def planned(found: ReadConfiguration, instance: str, nodes: int, model: str | No
     if found.plan is None:
         raise UserError(found.refused)
     config = load_config(model) if model else found.model
-    for name, value in (("model", config), ("batch", found.batch), ("seq_len", found.seq_len)):
+    needed = {"model": config, "batch_size": found.batch, "seq_len": found.seq_len}
+    for name, value in needed.items():
         if value is None:
-            raise UserError(f"no estimate without a {name}: the file does not say it")
+            flag = name.replace("_", "-")
+            raise UserError(f"no estimate without a {name}: the file has none, give --{flag}")
     cluster = make_cluster(instance, nodes=nodes)
     made = estimate(
         config, found.plan, cluster, found.batch or 0, found.seq_len or 0, program=found.planner
@@ -114,3 +118,21 @@ def given(path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     return path
+
+
+def give_sizes(found: ReadConfiguration, batch: int | None, seq_len: int | None) -> None:
+    """Put these in the place of the file's, where they are given.
+
+    Raises:
+        UserError: the batch does not divide by the plan's data ranks and micro-batches.
+    """
+    found.seq_len = seq_len or found.seq_len
+    if batch is None or found.plan is None:
+        return
+    each = found.plan.dp * max(1, found.plan.microbatches)
+    if batch % each:
+        raise UserError(
+            f"--batch-size {batch} does not divide by {each}, the plan's data ranks times its "
+            f"micro-batches"
+        )
+    found.batch = batch

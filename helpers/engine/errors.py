@@ -6,8 +6,17 @@ from pathlib import Path
 from types import ModuleType
 
 
+def one_line(text: str) -> str:
+    """A text with what cannot be printed as Python writes it: a line stays one line, and nothing of
+    a file reaches a terminal as an order to it."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 class UserError(ValueError):
     """The input is wrong. The message is one line that says what, and what to do instead."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
         """In a notebook: that line alone."""

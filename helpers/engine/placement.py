@@ -53,13 +53,17 @@ def axis_order(degrees: Mapping[str, int], placement: str = "cluster") -> list[s
     Raises:
         UserError: as rank_grid.
     """
+    if not isinstance(degrees, Mapping) or not degrees:
+        raise UserError(f"give degrees, as {{'dp_shard': 2, 'tp': 2}}, not {degrees!r:.40}")
     known = list(chain.from_iterable(LETTERS.values()))
     for axis, degree in degrees.items():
         if axis not in known:
             raise UserError(f"no axis is called {axis!r}; there is {', '.join(known)}")
         if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
             raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
-    letters = PLACEMENTS.get(placement, placement) if isinstance(placement, str) else "?"
+    if not isinstance(placement, str):
+        raise UserError(f"placement is a word, as cluster, not {placement!r:.40}")
+    letters = PLACEMENTS.get(placement, placement)
     if len(set(letters)) < len(letters) or not set(letters) <= set(LETTERS):
         raise UserError(
             f"placement must be cluster, spread or a permutation of DPCT, not {placement!r}"

@@ -31,7 +31,7 @@ def text_of(path: Path) -> str:
             raise UserError(f"{path} is no file")
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is larger than any recipe or configuration")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors begin with a mark of UTF-8
     except OSError as error:
         raise UserError(f"{path!s:.200} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -37,6 +37,8 @@ def of_yaml(path: Path, text: str) -> list[Entry]:
         if there:
             _check_size(yaml, node, {})
         entries = list(_entries(yaml, yaml.SafeLoader(text), node, "")) if there else []
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except NOT_ITS_TAG:
         raise UserError(f"{path} is no YAML: a value is not what its tag says") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
@@ -74,7 +76,7 @@ def _entries(yaml: Any, loader: Any, node: Any, path: str) -> Iterator[Entry]:
         name = f"{path}.{key.value}" if path else str(key.value)
         line = key.start_mark.line + 1
         if name in seen:
-            raise ValueError(f"{name} stands twice, in line {line} too")
+            raise UserError(f"{name} stands twice, in line {line} too: keep one of them")
         seen.add(name)
         if len(name) > LONGEST_PATH:
             raise ValueError("keys are nested too deeply")

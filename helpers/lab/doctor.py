@@ -31,6 +31,7 @@ from helpers.lab.machine.hardware import Machine, find_machine
 from helpers.lab.machine.installed_versions import (
     HELPERS,
     Requirement,
+    needed,
     python_version,
     requirements,
     wanted_python,
@@ -60,8 +61,11 @@ def doctor(ranks: int | None = None, record: str | Path | None = None) -> Report
         record: of `calibrate`, to hold these against as well.
 
     Raises:
-        UserError: fewer than two ranks, more than GPUs where there are some, or no such record.
+        UserError: fewer than two ranks, more than GPUs where there are some, no such record, or a
+            record without ranks.
     """
+    if ranks is None and record is not None:
+        raise UserError("a record is for ranks: give their number, too, as --ranks 4")
     if ranks is not None:
         return ranks_report(ranks, record)
     machine = find_machine()
@@ -81,14 +85,15 @@ def doctor(ranks: int | None = None, record: str | Path | None = None) -> Report
 
 
 def package_lines(distribution: str = HELPERS) -> list[Line]:
-    """Python and the packages, against the ranges that an installed distribution asks for."""
+    """Python and the packages, against the ranges that an installed distribution asks for; of one
+    that was copied, whether they are there."""
     try:
         needs = requirements(distribution)
         wanted = wanted_python(distribution)
         new_enough = within(python_version(), wanted)
     except PackageNotFoundError:
-        words = f"{distribution} was copied, not installed: nothing to compare with"
-        return [Line("versions", WARN, words)]
+        words = f"{distribution} was copied, not installed: nothing says which are wanted"
+        return [Line("versions", WARN, words), *map(_package_line, needed())]
     except UserError:
         return [Line("packaging", FAIL, "not installed", install("packaging"))]
     python = f"{python_version()} (wanted {wanted})"
@@ -101,7 +106,8 @@ def package_lines(distribution: str = HELPERS) -> list[Line]:
 
 
 def _package_line(need: Requirement) -> Line:
-    words = f"{need.installed or 'not installed'} (wanted {need.wanted})"
+    words = need.installed or "not installed"
+    words += f" (wanted {need.wanted})" if need.wanted else ""
     requirement = need.name + need.wanted
     if need.satisfied:
         return Line(need.name, OK, words)
@@ -234,7 +240,7 @@ def main(words: Sequence[str] = ()) -> int:
     parser.add_argument("--record", type=Path, help="of calibrate(), to hold the ranks against")
     args = parser.parse_args(words)
     try:
-        report = doctor() if args.ranks is None else doctor(args.ranks, args.record)
+        report = doctor(args.ranks, args.record)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -5,11 +5,14 @@ Exit codes: 0 done; 2 an argument or a file is wrong, in one line, and nothing i
 
 import argparse
 import ast
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import expanded
 from helpers.leave.forms import run_files
 from helpers.leave.report import report, to_json
 from helpers.leave.writing import in_words, started, written
@@ -71,25 +74,38 @@ def _check_answers(found: Leaving, answers: list[str]) -> None:
 
 
 def _write(found: Leaving, scripts: dict[str, str], out: Path) -> None:
-    """The report, and a folder for each run.
+    """The report, and a folder for each run: all of them, or none.
 
     Raises:
-        UserError: the folder cannot be written, or has a report already.
+        UserError: the folder cannot be written, or has something of these names already.
     """
-    if (out / "report.md").exists():
-        raise UserError(f"{out} already has a report: give another --out, or remove it")
+    out, files = expanded(out), _files(found, scripts)
+    tops = sorted({Path(name).parts[0] for name in files})
+    try:
+        there = next((name for name in tops if os.path.lexists(out / name)), None)
+        if there is not None:
+            raise UserError(f"{out} already has {there}: give another --out, or remove it")
+        nearest = next(path for path in (out, *out.parents) if path.exists())
+        with tempfile.TemporaryDirectory(prefix=".leave-", dir=nearest) as draft:
+            for name, text in files.items():
+                path = Path(draft) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            out.mkdir(parents=True, exist_ok=True)
+            for name in tops:
+                (Path(draft) / name).rename(out / name)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+
+
+def _files(found: Leaving, scripts: dict[str, str]) -> dict[str, str]:
+    """Texts by their names in the folder."""
     files = {"report.md": report(found) + in_words(scripts), "report.json": to_json(found)}
     files |= {f"written/{name}": text for name, text in scripts.items()} | started(found, scripts)
     for number, job in enumerate(found.jobs, 1):
         if job.plan is not None and not job.refused:
             files |= {f"run-{number}/{name}": text for name, text in run_files(job).items()}
-    try:
-        for name, text in files.items():
-            path = out / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+    return files
 
 
 if __name__ == "__main__":

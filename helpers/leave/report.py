@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from helpers.engine.errors import one_line
 from helpers.leave.forms import sweep_line, torchrun_line
 from helpers.smp.jobs.job import Job
 from helpers.smp.jobs.lines import Line
@@ -51,7 +52,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = " ".join(str(value).split()).replace("|", "\\|")
+    text = one_line(" ".join(str(value).split())).replace("|", "\\|")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 

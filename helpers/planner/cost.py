@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
+from helpers.planner.hardware.lookup import is_amount
 from helpers.planner.shape.parameters import (
     Held,
     begin_parameters,
@@ -51,6 +52,7 @@ def forward_flops(shape: Shape, batch: int, seq_len: int, attention: str = "full
 
     Source: arXiv 2205.05198, appendix A, by layer; llm-analysis for grouped heads.
     """
+    _check_amounts(batch=batch, seq_len=seq_len)
     return token_flops(shape, seq_len, _attended(attention)) * batch * seq_len
 
 
@@ -63,6 +65,7 @@ def train_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -
 
     Sources: arXiv 2204.02311 (PaLM), appendix B; of experts arXiv 2101.03961 (Switch), section 2.
     """
+    _check_amounts(seq_len=seq_len)
     scores = 12 * shape.layers * shape.heads * shape.head_dim * seq_len
     return 6 * (parameters(shape) - shape.idle) + scores * _attended(attention)
 
@@ -83,7 +86,7 @@ def mfu(
     """
     if peak_flops is None:
         return None
-    _above_zero(
+    _check_amounts(
         tokens_per_s=tokens_per_s,
         flops_per_token=flops_per_token,
         devices=devices,
@@ -130,12 +133,13 @@ def state_bytes(
         UserError: unknown precision or stage, or a degree below 1.
     Source: arXiv 1910.02054 (ZeRO), section 3.1 and figure 1.
     """
-    if precision not in BYTES_PER_PARAMETER:
+    if not isinstance(precision, str) or precision not in BYTES_PER_PARAMETER:
         known = ", ".join(BYTES_PER_PARAMETER)
-        raise UserError(f"precision is one of {known}, not {precision!r}")
-    if zero_stage not in (0, 1, 2, 3):
-        raise UserError(f"zero_stage is 0, 1, 2 or 3, not {zero_stage!r}")
-    _above_zero(parameters=parameters, tp=tp, dp_shard=dp_shard)
+        raise UserError(f"precision is one of {known}, not {precision!r:.40}")
+    if type(zero_stage) is not int or zero_stage not in (0, 1, 2, 3):
+        raise UserError(f"zero_stage is 0, 1, 2 or 3, not {zero_stage!r:.40}")
+    _check_amounts(parameters=parameters)
+    _check_degrees(tp=tp, dp_shard=dp_shard)
     whole, each = -(-parameters // tp), BYTES_PER_PARAMETER[precision]
     shard = -(-whole // dp_shard)
     return StateBytes(
@@ -168,9 +172,9 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
         UserError: tp below 1 or a rank outside 0..tp-1.
     Source: arXiv 1909.08053 (Megatron-LM), section 3.
     """
-    _above_zero(tp=tp)
-    if not 0 <= rank < tp:
-        raise UserError(f"rank must be 0 to {tp - 1}, not {rank!r}")
+    _check_degrees(tp=tp)
+    if type(rank) is not int or not 0 <= rank < tp:
+        raise UserError(f"rank must be 0 to {tp - 1}, not {rank!r:.40}")
     if tp == 1:
         return TensorShare(0, parameters(shape))
     ends = [*begin_parameters(shape), *end_parameters(shape)]
@@ -188,19 +192,27 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
 
 def money(wall_s: float, price_per_hour: float, instances: int = 1) -> float:
     """Dollars for holding `instances` machines for `wall_s` seconds, busy or not."""
-    _above_zero(price_per_hour=price_per_hour, instances=instances)
+    _check_amounts(price_per_hour=price_per_hour, instances=instances)
+    if wall_s is False or wall_s != 0:
+        _check_amounts(wall_s=wall_s)
     return wall_s / 3600 * price_per_hour * instances
 
 
 def _attended(attention: str) -> float:
     """The part of the attention matrix that is counted."""
     parts = {"full": 1.0, "causal": 0.5}
-    if attention not in parts:
-        raise UserError(f"attention is counted 'full' or 'causal', not {attention!r}")
+    if not isinstance(attention, str) or attention not in parts:
+        raise UserError(f"attention is counted 'full' or 'causal', not {attention!r:.40}")
     return parts[attention]
 
 
-def _above_zero(**numbers: float) -> None:
+def _check_amounts(**numbers: float) -> None:
     for name, value in numbers.items():
-        if not value > 0:
-            raise UserError(f"{name} must be above 0, not {value!r}")
+        if not is_amount(value):
+            raise UserError(f"{name} must be a number above 0 and below 1e100, not {value!r:.40}")
+
+
+def _check_degrees(**degrees: int) -> None:
+    for name, degree in degrees.items():
+        if type(degree) is not int or degree < 1:
+            raise UserError(f"{name} must be a whole number of at least 1, not {degree!r:.40}")

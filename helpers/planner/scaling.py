@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from helpers.engine.errors import UserError
 from helpers.planner.hardware.links import axes_span
+from helpers.planner.hardware.lookup import is_amount
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.data_messages import data_messages
 from helpers.planner.time.messages import ranks_and_strides
@@ -52,8 +53,10 @@ def out_of_node_bytes(job: Job, devices_per_node: int) -> dict[str, float]:
 
 
 def _check(numbers: Mapping[int, float]) -> None:
+    if not isinstance(numbers, Mapping):
+        raise UserError(f"give numbers by number of machines, as {{1: 99}}, not {numbers!r:.40}")
     if not numbers:
         raise UserError("scaling needs at least one number of machines")
     for count, value in numbers.items():
-        if not (count > 0 and value > 0):
-            raise UserError(f"scaling needs numbers above 0, not {value!r} for {count!r}")
+        if not (is_amount(count) and is_amount(value)):
+            raise UserError(f"scaling needs numbers above 0, not {value!r:.40} for {count!r:.40}")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.engine.data_parallel.chunks import from_rank_major, padded_chunk, rank_major
-from helpers.engine.errors import UserError
+from helpers.engine.errors import NoToken, UserError
 from helpers.engine.models.architecture import check_tensor_degree
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
@@ -27,6 +27,25 @@ def test_the_degrees_multiply_to_the_world(
     plan.validate(world_size=plan.world_size)
     with pytest.raises(UserError, match=f"needs {plan.world_size} processes"):
         plan.validate(world_size=plan.world_size + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("a\nb", r"a\nb"),
+        ("a\r\x1b[31mb\0", r"a\r\x1b[31mb\x00"),
+        ("\u2028\ud800", r"\u2028\ud800"),
+        ("Größe: 5 µs", "Größe: 5 µs"),
+    ],
+)
+@pytest.mark.parametrize("kind", [UserError, NoToken])
+def test_what_cannot_be_printed_is_written_out_in_the_line_of_a_mistake(given, said, kind):
+    error = kind(f"not {given}")
+    assert str(error) == f"{error}" == f"not {said}"
+    assert error._render_traceback_() == [f"UserError: not {said}"]
+    with pytest.raises(UserError, match="needs 1 processes") as caught:
+        ParallelPlan().validate(world_size=given)
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from helpers.lab.doctor import ready_for
 from helpers.lab.machine import report
 from helpers.lab.machine.hardware import Device, Machine, find_machine
 from helpers.lab.machine.installed_versions import (
+    NEEDED,
     installed_version,
+    needed,
     requirements,
     wanted_python,
     within,
@@ -61,6 +63,8 @@ def test_requirements_are_those_of_pyproject():
     expected = {(extra, text) for extra, texts in groups.items() for text in texts}
     assert {(need.extra, need.name + need.wanted) for need in requirements()} == expected
     assert wanted_python() == project["requires-python"]
+    for extra, names in NEEDED.items():
+        assert [re.match(r"[\w-]+", text)[0] for text in groups[extra]] == list(names)
 
 
 METADATA = """\
@@ -114,8 +118,26 @@ def test_the_next_step_where_there_is_no_set_up(workshop, tmp_path, monkeypatch)
 
 
 def test_helpers_copied_without_metadata():
-    (line,) = module.package_lines("no-such-workshop")
-    assert line.verdict == WARN and "copied, not installed" in line.found
+    first, *others = module.package_lines("no-such-workshop")
+    assert first.verdict == WARN and "copied, not installed" in first.found
+    assert [line.name for line in others] == [need.name for need in needed()]
+    assert {line.verdict for line in others} == {OK}
+
+
+def test_packages_that_are_missing_are_seen_without_metadata(monkeypatch):
+    """peft is for QLoRA alone; without the others no notebook is ready."""
+    for name in ("pandas", "ipykernel", "peft"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    lines = module.package_lines("no-such-workshop")
+    wrong = {line.name: line for line in lines[1:] if line.verdict != OK}
+    assert verdicts(wrong.values()) == {"pandas": FAIL, "ipykernel": FAIL, "peft": WARN}
+    assert wrong["pandas"].found == "not installed" and wrong["pandas"].next_step
+    assert ready_for(lines, machine()).startswith("Not ready: ipykernel, pandas.")
+
+
+def test_a_record_without_ranks_is_one_line(capsys):
+    assert module.main(["--record", "nosuch.json"]) == 2
+    assert "--ranks" in capsys.readouterr().err
 
 
 def test_data_line(tmp_path):
@@ -197,7 +219,7 @@ def test_report_as_text_and_as_table():
 
 
 def test_a_failing_line_is_exit_code_1(monkeypatch, capsys):
-    monkeypatch.setattr(module, "doctor", lambda: REPORT)
+    monkeypatch.setattr(module, "doctor", lambda *_: REPORT)
     assert module.main() == 1
     assert "[fail] data" in capsys.readouterr().out
 

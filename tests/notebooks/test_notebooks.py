@@ -122,6 +122,10 @@ def test_source_that_is_not_there_is_one_line():
         read_source("tests/notebooks/test_notebooks.py", "nothing")
     with pytest.raises(UserError, match=r"there is no file tests/nothing\.py"):
         read_source("tests/nothing.py", "nothing")
+    with pytest.raises(UserError, match=re.escape(r"there is no file a\x00b")):
+        show_source("a\0b")
+    with pytest.raises(UserError, match=r"README\.md is no Python file"):
+        show_source("README.md")
 
 
 def test_a_cell_that_runs_again_gets_a_folder_of_its_own(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import expanded
 from helpers.lab.launch.flags import from_words, to_words
 from helpers.lab.machine.hardware import cores
 from helpers.lab.paths import PACKAGES, ROOT, shorten, shown
@@ -19,7 +20,6 @@ from helpers.lab.runs.run import holds_run
 
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")  # nodes on this machine
 LOOPBACK, LOOPBACK_DEVICE = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
-LONGEST_NAME = 255  # bytes
 LOG = "launch.log"  # all that the processes of a run write, in its folder of logs
 TRAINING = "helpers.train"
 TRAINING_SCRIPT = "scripts/train.py"  # the same, where the project's scripts are
@@ -115,14 +115,19 @@ def prepare(
     Raises:
         UserError: no such program, a flag that cannot be one, or a folder that cannot be used.
     """
+    if not isinstance(script, (str, os.PathLike)):
+        raise UserError(f"script is {script!r:.40}: give the name of a file or a module")
     program = find_program(script)
     words = tuple(to_words(flags))
+    for word in words:
+        if "\0" in word:
+            raise UserError(f"{word!r:.40} has a character that no command line can carry")
     if out is None:
         out = _fresh_folder(str(flags.get("model") or program.label))
     else:
-        out = Path(os.path.abspath(ROOT / out))
-        if max(len(os.fsencode(part)) for part in out.parts) > LONGEST_NAME:
-            raise UserError(f"out is {str(out)!r:.80}...: longer than a folder's name can be")
+        if not isinstance(out, (str, os.PathLike)):
+            raise UserError(f"out is {out!r:.40}: give the name of a folder")
+        out = Path(os.path.abspath(ROOT / expanded(out)))
         if ROOT.is_relative_to(out):
             raise UserError(f"out is {str(out)!r}, which holds the project: name a folder in it")
         if holds_run(out) and flags.get("resume") is None:
@@ -135,6 +140,17 @@ def start_of_a_node(nodes: int, nproc: int) -> str:
     the first, whose address is in HEAD."""
     meet = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD:29400"
     return f"torchrun {meet if nodes > 1 else '--standalone'} --nproc-per-node {nproc}"
+
+
+def check_variables(variables: Any) -> None:
+    """Raise a UserError if a process cannot have them beyond its own."""
+    if variables is None:
+        return
+    if not isinstance(variables, Mapping):
+        raise UserError(f"env is {variables!r:.40}: give variables, as {{'NAME': 'value'}}")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in f"{name}{value}":
+            raise UserError(f"env has {name!r:.40}: {value!r:.40}, which no process can be given")
 
 
 def environment(ranks: int, extra: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.lab.launch import verdict
-from helpers.lab.launch.command import LOG, Job, environment, prepare
+from helpers.lab.launch.command import LOG, Job, check_variables, environment, prepare
 from helpers.lab.launch.live_panel import Panel
 from helpers.lab.launch.nodes import network_namespaces as network
 from helpers.lab.launch.nodes.local_nodes import Nodes
@@ -25,6 +25,7 @@ from helpers.lab.runs.run import Run, load_run
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
 MOST_RANKS = 1024
+MOST_NODES = 254  # each has an address of its own, 127.0.0.N
 
 
 def launch(
@@ -71,8 +72,8 @@ def launch(
         The finished run; or the stopped one, where `until` said so.
 
     Raises:
-        UserError: nothing was started: no such script, a folder that cannot be used, or a link
-            that cannot be made.
+        UserError: nothing was started: no such script, a number or a variable that cannot be, a
+            folder that cannot be used, or a link that cannot be made.
         RunFailed: a rank failed (with the first one's own words), or the time was over.
         KeyboardInterrupt: as it came, once every process has been ended.
     """
@@ -86,6 +87,7 @@ def launch(
                 f"ranks is {ranks!r}: give warm ones, Ranks({nproc}), and their number by nproc"
             )
         ranks.check(nproc, nodes, max_restarts, env)
+    check_variables(env)
     job = prepare(script, nproc, out, flags, nodes, max_restarts)
     variables = environment(nodes * nproc, env, threads)
     warm = ranks is not None and ranks.warm
@@ -127,13 +129,16 @@ def _check(counts: Mapping[str, tuple[Any, int]], timeout_s: Any, link: Link | N
     for name, (value, least) in counts.items():
         if type(value) is not int or value < least:
             raise UserError(f"{name} is {value!r}: it must be a whole number of at least {least}")
-    if counts["nproc"][0] > MOST_RANKS:
-        raise UserError(f"nproc is {counts['nproc'][0]}: at most {MOST_RANKS} on one machine")
+    nproc, nodes = counts["nproc"][0], counts["nodes"][0]
+    if nproc > MOST_RANKS:
+        raise UserError(f"nproc is {nproc}: at most {MOST_RANKS} on one machine")
+    if nodes > MOST_NODES or nodes * nproc > MOST_RANKS:
+        most = f"{MOST_NODES} nodes and {MOST_RANKS} ranks"
+        raise UserError(f"nodes is {nodes}, of {nproc} ranks each: at most {most} on one machine")
     number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if timeout_s is not None and not (number and timeout_s > 0):
         raise UserError(f"timeout_s is {timeout_s!r}: it must be a number of seconds above 0")
     if link is not None:
-        nodes = counts["nodes"][0]
         if nodes != 2:
             raise UserError(f"a link joins two nodes, but nodes is {nodes}: give nodes=2")
         network.check(link)

@@ -1,16 +1,26 @@
 """The versions that helpers asks for, against those that are installed.
 
 What it asks for is in the metadata that pip writes when it installs helpers, from a repository or a
-wheel. A folder that was only copied has none.
+wheel. A folder that was only copied has none, and of it the packages alone are known, by NEEDED.
 """
 
 import sys
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 
 from helpers.engine.errors import need
 
 HELPERS = "helpers"  # the distribution
+NEEDED = {  # by the extra that brings them; each is imported by its own name
+    None: ("torch",),
+    "hf": ("transformers", "safetensors", "tokenizers", "datasets"),
+    "notebooks": (
+        *("cloudpickle", "jupyterlab", "ipykernel", "ipywidgets"),
+        *("matplotlib", "nbclient", "pandas", "papermill"),
+    ),
+    "qlora": ("bitsandbytes", "peft"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,9 @@ class Requirement:
 
     @property
     def satisfied(self) -> bool:
-        return self.installed is not None and within(self.installed, self.wanted)
+        if self.installed is None:
+            return False
+        return not self.wanted or within(self.installed, self.wanted)
 
 
 def requirements(distribution: str = HELPERS) -> list[Requirement]:
@@ -45,6 +57,22 @@ def requirements(distribution: str = HELPERS) -> list[Requirement]:
             installed = installed_version(requirement.name)
             needs.append(Requirement(requirement.name, wanted, brought_by[0], installed))
     return needs
+
+
+def needed() -> list[Requirement]:
+    """What the notebooks need, where nothing says in which versions."""
+    return [
+        Requirement(name, "", extra, _found(name))
+        for extra, names in NEEDED.items()
+        for name in names
+    ]
+
+
+def _found(name: str) -> str | None:
+    """Its version, or words where it can be imported and has none."""
+    if find_spec(name) is None:
+        return None
+    return installed_version(name) or "of an unknown version"
 
 
 def wanted_python(distribution: str = HELPERS) -> str:

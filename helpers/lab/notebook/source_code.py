@@ -23,7 +23,7 @@ def show_source(path: str | Path, *names: str) -> None:
         names: in the order in which to show them; `Class.method` is a method.
 
     Raises:
-        UserError: there is no such file, or it defines no such name.
+        UserError: there is no such file, it is no Python, or it defines no such name.
     """
     title, code = read_source(path, *names)
     show_code(title, code, shown(ROOT / path))
@@ -34,9 +34,11 @@ def read_source(path: str | Path, *names: str) -> tuple[str, str]:
     file = ROOT / path
     try:
         text = file.read_text(encoding="utf-8")
-    except OSError:
+        places = _places(ast.parse(text))
+    except (UnicodeDecodeError, SyntaxError):
+        raise UserError(f"{shown(file)} is no Python file") from None
+    except (OSError, ValueError):  # a name that no file can have is a ValueError
         raise UserError(f"there is no file {shown(file)}") from None
-    places = _places(ast.parse(text))
     lines, spans, parts = text.splitlines(), [], []
     for name in names:
         if name not in places:

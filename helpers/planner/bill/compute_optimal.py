@@ -10,6 +10,7 @@ many questions is trained on more tokens than this, and smaller.
 
 from dataclasses import dataclass
 
+from helpers.engine.errors import UserError
 from helpers.planner.bill.failures import check_amounts
 
 
@@ -24,7 +25,12 @@ class Law:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Of a model of this size after so many tokens, each seen once."""
+        """Of a model of this size after so many tokens, each seen once.
+
+        Raises:
+            UserError: a number is not above 0.
+        """
+        check_amounts(parameters=parameters, tokens=tokens)
         return self.unavoidable + self.a / parameters**self.alpha + self.b / tokens**self.beta
 
 
@@ -48,11 +54,13 @@ def compute_optimal(flops: float, law: Law = BESIROGLU) -> Optimum:
     """The least loss for so many FLOPs, of which a parameter and a token take six.
 
     Raises:
-        UserError: flops is not above 0.
+        UserError: flops is not above 0, or the law is none.
 
     Source: Hoffmann et al. 2022 (arXiv 2203.15556), equation 4.
     """
     check_amounts(flops=flops)
+    if not isinstance(law, Law):
+        raise UserError(f"give a law, as BESIROGLU or Law(...), not {law!r:.40}")
     products, both = flops / 6, law.alpha + law.beta
     ratio = (law.alpha * law.a / (law.beta * law.b)) ** (1 / both)
     parameters = ratio * products ** (law.beta / both)

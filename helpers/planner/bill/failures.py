@@ -19,6 +19,7 @@ from helpers.tables import read_table
 
 FAILURES = Path(__file__).with_name("failures.csv")
 DAY_S, HOUR_S = 86_400, 3600
+MOST_DRAWN = 10_000_000  # pieces of work, or failures, of one simulated job
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,11 @@ def simulated_s(
     each, one after another, and each until it got through. What expected_s says is its mean.
 
     Raises:
-        UserError: a number is not above 0.
+        UserError: a number is not above 0, or there is too much to draw.
     """
-    check_amounts(work_s=work_s, every_s=every_s, save_s=save_s, mtbf_s=mtbf_s)
-    check_amounts(restart_s=restart_s)
+    whole_s = expected_s(work_s, every_s, save_s, restart_s, mtbf_s)
+    if max(work_s / every_s, whole_s / mtbf_s) > MOST_DRAWN:
+        raise UserError("the job saves or fails too often to be drawn: expected_s has its mean")
     drawn = random.Random(seed)
     now_s, next_s = 0.0, drawn.expovariate(1 / mtbf_s)
     for _ in range(round(work_s / every_s)):
@@ -129,7 +131,7 @@ def simulated_s(
 
 
 def check_amounts(**numbers: float) -> None:
-    """Raise a UserError that names the first that is no finite number above 0."""
+    """Raise a UserError that names the first that is no amount."""
     for name, number in numbers.items():
         if not is_amount(number):
-            raise UserError(f"{name} must be a number above 0, not {number!r}")
+            raise UserError(f"{name} must be a number above 0 and below 1e100, not {number!r:.40}")

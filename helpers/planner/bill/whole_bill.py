@@ -18,7 +18,7 @@ from helpers.planner.bill.failures import (
     mean_time_between_failures_s,
 )
 from helpers.planner.cost import money
-from helpers.planner.search.planned import Choice
+from helpers.planner.search.planned import Choice, check_choice
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,12 @@ def whole_bill(
         usd_per_hour: of one node, as a spot price; by default the cluster's.
 
     Raises:
-        UserError: a number is not above 0, or failures are so many that the run never ends.
+        UserError: it is no choice, a number is not above 0, or failures are so many that the run
+            never ends.
     """
+    check_choice(choice)
     check_amounts(tokens=tokens, save_s=save_s, restart_s=restart_s)
-    if idle_s != 0:
+    if idle_s is False or idle_s != 0:
         check_amounts(idle_s=idle_s)
     cluster = choice.cluster
     price = cluster.usd_per_hour if usd_per_hour is None else usd_per_hour

@@ -121,15 +121,21 @@ def dry_run(
         packed: let rows have several documents.
 
     Raises:
-        UserError: the plan does not fit the model or would not be exact, there is no such rank, the
-            model has too few positions, a number is not above 0, the plan compiles, or offloads to
-            the same memory, a process group is there already, transformers cannot build the model,
-            or its class asks for values.
+        UserError: it is no configuration or no plan, the plan does not fit the model or would not
+            be exact, there is no such rank or device, the model has too few positions, a number is
+            not above 0, the plan compiles, or offloads to the same memory, a process group is
+            there already, transformers cannot build the model, or its class asks for values.
     """
+    if not hasattr(config, "model_type"):
+        raise UserError(f"give a configuration, as load_config('gptj-6b'), not {config!r:.40}")
+    if not isinstance(plan, ParallelPlan):
+        raise UserError(f"give a plan, as ParallelPlan(dp_shard=8), not {plan!r:.40}")
+    if device not in ("cpu", "meta"):
+        raise UserError(f"device is cpu or meta, not {device!r:.40}")
     plan.validate(config)
     check_counts(batch, seq_len)
     check_length(config, seq_len)
-    if not isinstance(rank, int) or not 0 <= rank < plan.world_size:
+    if type(rank) is not int or not 0 <= rank < plan.world_size:
         raise UserError(f"rank must be 0 to {plan.world_size - 1}, not {rank!r}")
     for switch in ("offload", "compile"):
         if getattr(plan, switch) and (switch, device) != ("offload", "meta"):

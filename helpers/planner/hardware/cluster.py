@@ -98,7 +98,12 @@ def make_cluster(
 
 
 def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
-    """The same machines, another number of them."""
+    """The same machines, another number of them.
+
+    Raises:
+        UserError: it is no cluster, or no number of nodes.
+    """
+    check_cluster(cluster)
     return replace(cluster, nodes=nodes)
 
 

@@ -9,8 +9,8 @@
 The facts are in gpus.csv, instances.csv and prices.csv: a row more there is found here.
 """
 
-import math
 from difflib import get_close_matches
+from numbers import Real
 from typing import TypeVar
 
 from helpers.engine.errors import UserError
@@ -24,6 +24,7 @@ from helpers.planner.hardware.catalog import (
 )
 
 Row = TypeVar("Row", GPU, Instance)
+LARGEST = 1e100  # beyond all that is counted; products of three such numbers are finite
 
 SHORT_DTYPES = {
     "float32": "fp32",
@@ -123,9 +124,9 @@ def recorded_prices(instance: str) -> list[Price]:
 
 
 def is_amount(value: object) -> bool:
-    """Is this a finite number above 0?"""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value < math.inf
+    """Is this a number above 0 that something can have?"""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return number and 1 / LARGEST < value < LARGEST
 
 
 def _check_name(kind: str, name: object) -> None:

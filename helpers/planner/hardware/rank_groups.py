@@ -19,7 +19,7 @@ def groups(degrees: Mapping[str, int], axis: str, placement: str = "cluster") ->
         UserError: as rank_grid, or `axis` is not in `degrees`.
     """
     grid = rank_grid(degrees, placement)
-    if axis not in degrees:
+    if not isinstance(axis, str) or axis not in degrees:
         raise UserError(f"no axis {axis!r} in the degrees; there is {', '.join(degrees)}")
     return grid.movedim(list(degrees).index(axis), -1).reshape(-1, degrees[axis]).tolist()
 

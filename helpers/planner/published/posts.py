@@ -194,8 +194,8 @@ def find_post(name: str, path: Path = POSTS) -> Any:
         UserError: there is none, or a post of the file is wrong.
     """
     posts = _posts(path)
-    if name not in posts:
-        raise UserError(f"no post {name!r} in {path.name}; there is {', '.join(posts)}")
+    if not isinstance(name, str) or name not in posts:
+        raise UserError(f"no post {name!r:.40} in {path.name}; there is {', '.join(posts)}")
     return posts[name]
 
 

@@ -11,7 +11,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.job_checks import ways
-from helpers.planner.search.planned import Choice, in_words
+from helpers.planner.search.planned import Choice, check_choice, in_words
 from helpers.planner.search.ranges import rounded
 from helpers.planner.search.request import DAY_S, Question
 from helpers.planner.search.search import SearchResult, search_plans
@@ -34,7 +34,12 @@ PARTS = (
 def explain(result: SearchResult, what_if: bool = True) -> str:
     """Why the best plan won, what it needs, what was ruled out by what, the next best, and with
     `what_if` what would change the answer: the search once more with other machines or batches.
+
+    Raises:
+        UserError: it is no result of a search.
     """
+    if not isinstance(result, SearchResult):
+        raise UserError(f"give all that search_plans(...) returned, not a {type(result).__name__}")
     best = result.best
     lines = [
         _winner(result),
@@ -52,7 +57,12 @@ def explain(result: SearchResult, what_if: bool = True) -> str:
 
 
 def describe(choice: Choice) -> str:
-    """A choice in one line: degrees, switches, machines."""
+    """A choice in one line: degrees, switches, machines.
+
+    Raises:
+        UserError: it is none.
+    """
+    check_choice(choice)
     cluster = choice.cluster
     return f"{in_words(choice.job)} on {cluster.nodes} x {cluster.name}"
 

@@ -1,7 +1,9 @@
 """A plan that fits a cluster, what it takes, and the line that starts it."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
+from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import money, train_flops_per_token
 from helpers.planner.hardware.devices import Cluster
@@ -78,6 +80,13 @@ class Choice:
             return None
         flops = train_flops_per_token(self.job.shape, self.job.seq_len)
         return self.tokens_per_s * flops / (self.cluster.devices * peak_flops)
+
+
+def check_choice(choice: Any) -> None:
+    """Raise a UserError if it is none."""
+    if not isinstance(choice, Choice):
+        words = "give a choice, as estimate(...) or search_plans(...).best"
+        raise UserError(f"{words}, not a {type(choice).__name__}")
 
 
 def launch_command(choice: Choice, model: str, script: str = "scripts/train.py") -> str:

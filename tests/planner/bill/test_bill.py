@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.planner import cost
 from helpers.planner.bill.compute_optimal import BESIROGLU, HOFFMANN, compute_optimal
 from helpers.planner.bill.failures import (
     DAY_S,
@@ -21,6 +22,7 @@ from helpers.planner.bill.failures import (
 from helpers.planner.bill.whole_bill import whole_bill
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.search.estimate import estimate
+from helpers.planner.shape.families import model_shape
 from tests.planner.shapes import GPTJ_6B
 
 SECONDS = st.floats(1, 1e5)
@@ -113,9 +115,63 @@ def test_a_spot_price_is_taken():
         ("per_gpu_hour", 0),
         ("per_gpu_hour", 1e9),
         ("usd_per_hour", -1),
+        ("usd_per_hour", math.inf),
+        ("usd_per_hour", True),
+        ("usd_per_hour", "7"),
+        ("usd_per_hour", [7]),
+        ("usd_per_hour", 10**400),
+        ("idle_s", False),
+        ("choice", None),
     ],
 )
 def test_nonsense_is_one_line(field, value):
     with pytest.raises(UserError) as error:
-        whole_bill(planned(), **{"tokens": 1e9, "save_s": 60} | {field: value})
+        whole_bill(**{"choice": planned(), "tokens": 1e9, "save_s": 60} | {field: value})
     assert "\n" not in str(error.value)
+
+
+NO_AMOUNTS = [math.nan, math.inf, True, "1", [1], None, object(), -1, 0, 10**400, 1e300]
+SHAPE = model_shape(GPTJ_6B)
+LOST = {"work_s": 1e6, "every_s": 600, "save_s": 60, "restart_s": 300, "mtbf_s": 3600}
+FORMULAS = [  # with numbers that make sense, and those that may be None or 0
+    (cost.forward_flops, {"shape": SHAPE, "batch": 1, "seq_len": 8}, ()),
+    (cost.train_flops_per_token, {"shape": SHAPE, "seq_len": 8}, ()),
+    (
+        cost.mfu,
+        {"tokens_per_s": 1e3, "flops_per_token": 1e9, "devices": 8, "peak_flops": 1e15},
+        ("peak_flops None",),
+    ),
+    (cost.state_bytes, {"parameters": 100, "tp": 2, "dp_shard": 2}, ()),
+    (cost.tensor_parallel_share, {"shape": SHAPE, "tp": 2, "rank": 1}, ("rank 0",)),
+    (cost.money, {"wall_s": 60.0, "price_per_hour": 7.0, "instances": 2}, ("wall_s 0",)),
+    (mean_time_between_failures_s, {"gpus": 8, "per_gpu_hour": 1e-5}, ("per_gpu_hour None",)),
+    (best_interval_s, {"save_s": 60, "mtbf_s": 3600}, ()),
+    (expected_s, LOST, ()),
+    (simulated_s, LOST, ()),
+    (compute_optimal, {"flops": 1e20}, ()),
+]
+
+
+@pytest.mark.parametrize(("formula", "fields", "may"), FORMULAS)
+def test_what_is_no_amount_is_one_line_in_every_formula(formula, fields, may):
+    formula(**fields)
+    for field in fields.keys() - {"shape"}:
+        for value in NO_AMOUNTS:
+            whole = field in ("tp", "dp_shard")  # of which none is too large
+            if f"{field} {value}" in may or (whole and value == 10**400):
+                continue
+            with pytest.raises(UserError) as error:
+                formula(**fields | {field: value})
+            assert str(error.value).isprintable() and len(str(error.value)) < 200
+
+
+def test_what_would_be_drawn_for_ever_is_refused():
+    for change in ({"work_s": 1e20}, {"mtbf_s": 1.0}):
+        with pytest.raises(UserError, match="too often to be drawn"):
+            simulated_s(**LOST | change)
+
+
+@pytest.mark.parametrize("law", [None, "hoffmann", (1, 2)])
+def test_what_is_no_law_is_one_line(law):
+    with pytest.raises(UserError, match="give a law, as BESIROGLU"):
+        compute_optimal(1e20, law)

@@ -175,9 +175,9 @@ def test_mfu_of_an_unknown_device_is_none():
     assert cost.mfu(1000, 1e9, 2, None) is None
 
 
-@pytest.mark.parametrize("bad", [0, -1, float("nan")])
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), True, "1", 10**400])
 def test_mfu_wants_numbers_above_0(bad):
-    with pytest.raises(UserError, match="tokens_per_s must be above 0"):
+    with pytest.raises(UserError, match="tokens_per_s must be a number above 0"):
         cost.mfu(bad, 1e9, 2, 1e12)
 
 
@@ -209,7 +209,7 @@ def test_state_bytes_of_the_tensor_parallel_share():
     [
         ({"precision": "int3"}, "precision is one of"),
         ({"zero_stage": 4}, "zero_stage is 0, 1, 2 or 3"),
-        ({"tp": 0}, "tp must be above 0"),
+        ({"tp": 0}, "tp must be a whole number of at least 1"),
     ],
 )
 def test_state_bytes_refuses_nonsense(arguments, words):

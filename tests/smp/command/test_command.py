@@ -74,7 +74,7 @@ def test_the_folder_has_a_run_in_every_form(tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit, match="2"):
         call(*TENSOR, "--out", out)
-    assert "already has a report" in the_line(capsys.readouterr().err)
+    assert "already has report.json" in the_line(capsys.readouterr().err)
 
 
 def test_a_value_is_asked_for_and_taken(asking, capsys):
@@ -90,6 +90,8 @@ def test_a_value_is_asked_for_and_taken(asking, capsys):
         (["--set", "nodes"], "write NAME=VALUE"),
         (["--set", "node=4"], "do not ask for it; they ask for nodes"),
         (["--out", "/proc/nowhere"], "cannot write to"),
+        (["--out", "x" * 300], "is longer than a file's name can be"),
+        (["--out", "a\nb"], "is no name that a file can have"),
         (["--unknown"], "unrecognized arguments"),
         (["nothing.py"], "nothing.py cannot be read"),
     ],
@@ -99,6 +101,32 @@ def test_mistakes_are_one_line_and_leave_nothing(words, line, asking, capsys):
         call(asking, *words)
     assert line in the_line(capsys.readouterr().err)
     assert list(asking.parent.iterdir()) == [asking]
+
+
+@pytest.mark.parametrize("name", ["report.json", "report.md", "run-1", "written"])
+def test_what_is_there_stays_and_nothing_comes_beside_it(name, tmp_path, capsys):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(SystemExit, match="2"):
+        call(*TENSOR, "--write", "--out", tmp_path)
+    assert f"already has {name}" in the_line(capsys.readouterr().err)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_a_folder_that_is_a_file_or_cannot_be_filled_is_one_line(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    file, out = tmp_path / "file", tmp_path / "deep/out"
+    file.touch()
+    for folder in (file, file / "out"):
+        with pytest.raises(SystemExit, match="2"):
+            call(*TENSOR, "--out", folder)
+        assert "cannot write to" in the_line(capsys.readouterr().err)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(SystemExit, match="2"):
+        call(*TENSOR, "--out", out)
+    assert "No space left" in the_line(capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_the_sweep_of_a_tuner_is_a_line_that_the_sweep_takes(capsys):

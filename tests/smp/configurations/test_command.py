@@ -16,6 +16,8 @@ mode = "full"
 """
 SPEED = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'
 
+FSDP = "distributed_type: FSDP\nmixed_precision: bf16\n"
+
 
 @pytest.fixture
 def file(tmp_path):
@@ -52,7 +54,9 @@ def test_without_a_model_it_says_so(file, capsys):
         (["--on", "p5.48xlarge"], "no estimate without a model"),
         (["--on", "p5.48xlarge", "--model", "nowhere-9b"], "nowhere-9b"),
         (["--ranks", "8", "--nodes", "3"], "3 nodes do not divide 8 ranks"),
-        (["--ranks", "12", "--on", "p5.48xlarge", "--model", "gptj-6b"], "seq_len"),
+        (["--ranks", "12", "--on", "p5.48xlarge", "--model", "gptj-6b"], "give --seq-len"),
+        (["--ranks", "8", "--batch-size", "12"], "12 does not divide by 8, the plan's data ranks"),
+        (["--ranks", "8", "--seq-len", "0"], "whole number"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(file, capsys, arguments, words):
@@ -61,6 +65,18 @@ def test_mistakes_are_one_line_and_exit_code_2(file, capsys, arguments, words):
     said = capsys.readouterr().err
     assert ended.value.code == 2 and words in said
     assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(SPEED, "ds.json"), ('{"zero_optimization": {"stage": 2}}', "auto.json"), (FSDP, "fsdp.yaml")],
+)
+def test_sizes_that_a_file_leaves_open_are_given(file, capsys, text, name):
+    sizes = ["--model", "llama2-7b", "--batch-size", "32", "--seq-len", "512"]
+    machines = ["--on", "p4d.24xlarge", "--nodes", "2", "--ranks", "16"]
+    assert main([file(text, name), *sizes, *machines]) == 0
+    said = capsys.readouterr().out
+    assert "--batch-size 32 --seq-len 512" in said and "tokens/s" in said
 
 
 def test_a_refusal_comes_after_the_table(file, capsys):

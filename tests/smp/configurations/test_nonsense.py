@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from helpers.configurations import read_configuration, torchrun_line
 from helpers.configurations.keys import keys
 from helpers.configurations.reading import LAYOUTS
+from helpers.configurations.report import report
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.train.arguments import parse
@@ -79,6 +80,46 @@ def test_what_is_no_configuration_is_one_line(name, tmp_path):
         read_configuration(path)
     assert len(str(refused.value).splitlines()) == 1
     assert len(str(refused.value)) < 600 + len(str(path))
+
+
+@pytest.mark.parametrize("name", ["twice.json", "twice.yaml"])
+def test_a_key_that_stands_twice_is_said(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(UNREADABLE[name])
+    with pytest.raises(UserError, match=r"stands twice, in line \d too: keep one of them"):
+        read_configuration(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ds.json", '{"train_batch_size": 8}'),
+        ("config.yaml", "distributed_type: FSDP\n"),
+        ("titan.toml", "[training]\nseq_len = 64\n"),
+        ("flags.sh", "torchrun x.py --tensor-model-parallel-size 1 --num-layers 2\n"),
+    ],
+)
+def test_a_mark_of_utf_8_is_read_past(name, text, read):
+    marked = read(f"\ufeff{text}", name, 8)
+    assert [line.text for line in marked.lines] == [line.text for line in read(text, name, 8).lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ds.json", '{"optimizer": {"type": "Adam\\u001b[31m\\nW"}, "a\\u001b[31m\\nb": 1}'),
+        ("titan.toml", '[training]\nseq_len = 64\n[model]\nconverters = "a\\nb\\u001b[31m"\n'),
+        (
+            "fsdp.json",
+            '{"distributed_type": "DEEPSPEED", "mixed_precision": "\\u001b[31m",'
+            ' "deepspeed_config": {"deepspeed_config_file": "a\\nb"}}',
+        ),
+    ],
+)
+def test_orders_to_a_terminal_stay_words(name, text, read):
+    found = read(text, name, 8)
+    assert found.refused.isprintable() and found.refused
+    assert all(line.isprintable() for line in report(found).splitlines())
 
 
 def test_references_that_multiply_stay_as_they_stand(read):
