@@ -23,9 +23,9 @@ from helpers.planner.memory.components import (
 )
 from helpers.planner.memory.states import block_base_bytes, rank_states
 from helpers.planner.memory.turns import turns
-from helpers.planner.memory.units import largest_unit
 from helpers.planner.model.adapters import matrices
 from helpers.planner.model.training_job import Job
+from helpers.planner.model.units import largest_unit
 from helpers.planner.model.widths import Widths
 
 

@@ -10,9 +10,9 @@ from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
 from helpers.planner.memory.activations import bytes_of, kept_bytes
 from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
 from helpers.planner.memory.turns import in_halves
-from helpers.planner.memory.units import units_of
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
+from helpers.planner.model.units import units_of
 from helpers.planner.model.widths import Widths
 
 # of the MLP's widest product in 8 bits: its input or gradient in float32 before and after it is

@@ -23,8 +23,8 @@ from helpers.planner.memory.components import (
 )
 from helpers.planner.memory.gradient_messages import sends_now
 from helpers.planner.memory.turns import Turn, turns
-from helpers.planner.memory.units import Unit, parameters_in, units_of
 from helpers.planner.model.training_job import Job
+from helpers.planner.model.units import Unit, parameters_in, units_of
 
 
 class Moment(NamedTuple):

@@ -41,8 +41,8 @@ from helpers.planner.memory.gradient_messages import (
 from helpers.planner.memory.moments import Moment, moments
 from helpers.planner.memory.timeline import Event, Held, free, hold
 from helpers.planner.memory.turns import in_halves
-from helpers.planner.memory.units import blocks_in, parameters_in
 from helpers.planner.model.training_job import Job
+from helpers.planner.model.units import blocks_in, parameters_in
 
 Stretch = tuple[Held, list[Event]]
 

@@ -16,9 +16,9 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner import make_cluster, search_plans
 from helpers.planner.dry_run.dry_run import dry_run
 from helpers.planner.memory.peak import candidates, rank_memory
-from helpers.planner.memory.units import units_of
 from helpers.planner.model.block_tensors import program
 from helpers.planner.model.training_job import Job, make_job
+from helpers.planner.model.units import units_of
 from helpers.planner.search.estimate import estimate
 from helpers.planner.shape.families import model_shape
 from helpers.planner.time.stage_time import stage_times
