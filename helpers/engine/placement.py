@@ -61,12 +61,10 @@ def axis_order(degrees: Mapping[str, int], placement: str = "cluster") -> list[s
             raise UserError(f"no axis is called {axis!r}; there is {', '.join(known)}")
         if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
             raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
-    if not isinstance(placement, str):
-        raise UserError(f"placement is a word, as cluster, not {placement!r:.40}")
-    letters = PLACEMENTS.get(placement, placement)
+    letters = PLACEMENTS.get(placement, placement) if isinstance(placement, str) else "?"
     if len(set(letters)) < len(letters) or not set(letters) <= set(LETTERS):
         raise UserError(
-            f"placement must be cluster, spread or a permutation of DPCT, not {placement!r}"
+            f"placement must be cluster, spread or a permutation of DPCT, not {placement!r:.40}"
         )
     for letter, axes in LETTERS.items():
         if letter not in letters and any(degrees.get(axis, 1) > 1 for axis in axes):

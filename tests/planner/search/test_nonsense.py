@@ -55,7 +55,7 @@ WRONG_OBJECTS = {
     "no rank": (lambda: dry_run(CONFIG, PLAN, True, **SIZES), "rank must be 0 to 7"),
     "no degrees": (lambda: coordinates({}), "give degrees"),
     "a number for degrees": (lambda: coordinates(8), "give degrees"),
-    "no placement": (lambda: coordinates({"tp": 2}, []), "placement is a word"),
+    "no placement": (lambda: coordinates({"tp": 2}, []), "placement must be cluster"),
     "no axis": (lambda: groups({"tp": 2}, []), "no axis []"),
     "no name of a post": (lambda: find_post([]), "no post []"),
     "a word for machines": (lambda: speedups({"a": 1}), "not 1 for 'a'"),
