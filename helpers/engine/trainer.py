@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from .admission.packed_rows import documents_one_by_one
+from .admission.padded_rows import check_padding
 from .data_parallel.axes import data_group, token_group
 from .data_parallel.given import anywhere
 from .data_parallel.layouts import data_parallel
@@ -278,6 +279,7 @@ class Trainer:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
         tokens, on the device; once the model can train on them."""
         check_batch(batch, self.model, self.plan.cp)
+        check_padding(batch, self.model, self.device, lay_out)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         objective, config = self.model.objective, self.model.config
