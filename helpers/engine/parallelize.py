@@ -55,7 +55,7 @@ def parallelize(
         UserError: the model is laid out already or is not as its class makes it, the plan does not
             fit it, or the layout would not compute what the model's class does.
     """
-    check_given(model, plan.tp)
+    check_given(model, plan)
     plan.validate(model.config, world_size=mesh.size(), task=objective_of(model).task)
     if plan.precision == "fp8":
         check_float8(mesh.device_type)

@@ -12,7 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from .admission.packed_rows import documents_one_by_one
+from .admission.padded_rows import check_padding
 from .data_parallel.axes import data_group, token_group
+from .data_parallel.given import anywhere
 from .data_parallel.layouts import data_parallel
 from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
@@ -152,14 +154,15 @@ class Trainer:
         started = time.perf_counter()
 
         def take() -> tuple[Tensor, dict[str, Tensor]]:
-            return self.backward(input_ids, labels, documents, **masks), self.gradients()
+            return self.backward(input_ids, labels, documents, **masks), self._take()
 
         loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
             scale = self.scaler.scale
             norm = gradient_norm(self.parts, gradients) / scale
-            # the one place where a host waits for its GPU, for both
-            loss, norm = torch.stack([loss, norm]).cpu().tolist()
+            # the one place where a host waits for its GPU, for all three
+            loss, norm, complete = torch.stack([loss, norm, self.complete]).cpu().tolist()
+            gradients = gradients if complete else self._with_gradient(gradients)
             skip = self.scaler.overflowed(math.isfinite(loss) and math.isfinite(norm))
             if not skip:
                 if observer:
@@ -191,11 +194,25 @@ class Trainer:
         labelled = max(1, self.model.objective.count(labels))
         with products(self.plan, self.device):
             loss = self.pipeline.train(batches, labelled, self.scaler.scale)
-        return self._over_samples(loss)
+        self.given = set(self.data.given)
+        complete = loss.new_full((), len(self.given) == len(self.parts))
+        loss, ranks = self._over_samples(torch.stack([loss, complete])).unbind()
+        self.complete = ranks // (self.token_group.size() * self.plan.pp)
+        return loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The summed gradients of this rank's parts, by name, of which any rank had one; they are
+        taken out of the model."""
+        gradients = self._take()
+        return gradients if self.complete else self._with_gradient(gradients)
+
+    def _with_gradient(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        names = anywhere(self.given, self.parts, self.token_group)
+        return {name: gradient for name, gradient in gradients.items() if name in names}
 
     @record_function("reduce")
-    def gradients(self) -> dict[str, Tensor]:
-        """The summed gradients of this rank's parts, by name; they are taken out of the model."""
+    def _take(self) -> dict[str, Tensor]:
+        """Those of all parts, zeros where no rank had one."""
         gradients = self.data.take()
         sum_partial_gradients(self.model, gradients, self.mesh.get_group("tp"))
         self._sum_over_ends(gradients)
@@ -265,6 +282,7 @@ class Trainer:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
         tokens, on the device; once the model can train on them."""
         check_batch(batch, self.model, self.plan.cp)
+        check_padding(batch, self.model, self.device, lay_out)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         objective, config = self.model.objective, text_config(self.model.config)

@@ -49,14 +49,19 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
     Raises:
         UserError: there is none; the line says what would be different, and what works.
     """
+    kind, device = kind_of(model), mesh.device_type
     axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
-    return admitted_kind(kind_of(model), _tried(plan), axes, mesh.device_type, lay_out)
+    if plan.zero:
+        check_hooks(kind, device, lay_out)
+    return admitted_kind(kind, _tried(plan), axes, device, lay_out)
 
 
 def check_alone(model: nn.Module, plan: ParallelPlan, lay_out: LayOut) -> None:
     """Raise a UserError if the model is refused under the plan whatever tp and cp are: as much as
     one process can try."""
     alone = replace(_tried(plan), tp=1, cp=1, sequence_parallel=False)
+    if plan.zero:
+        check_hooks(kind_of(model), "cpu", lay_out)
     admitted_kind(kind_of(model), alone, (None, None), "cpu", lay_out)
 
 
@@ -125,6 +130,21 @@ def check_precision(kind: Kind, dtype: torch.dtype, device: str, lay_out: LayOut
         raise UserError(
             f"{kind.config.model_type} does not run with its weights in "
             f"{str(dtype).removeprefix('torch.')} ({reason}): take precision fp32"
+        )
+
+
+@lru_cache(maxsize=64)
+@torch.enable_grad()
+def check_hooks(kind: Kind, device: str, lay_out: LayOut) -> None:
+    """Raise a UserError if the hooks of the model's blocks, by which dp_shard has their parameters
+    at hand, do not run."""
+    plan, alone = ParallelPlan(), Boundary(None, False, None)
+    family = admitted_kind(kind, plan, (None, None), device, lay_out)
+    trial = Trial(kind.model_class, kind.config, device=device)
+    if not trial.calls_blocks(lambda model, rank: lay_out(model, family, plan, alone, rank)):
+        raise UserError(
+            f"{kind.config.model_type} runs its blocks past their hooks, by which dp_shard has "
+            "their parameters at hand: take dp_replicate"
         )
 
 

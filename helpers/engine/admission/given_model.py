@@ -9,9 +9,10 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import UserError
 from ..models.architecture import family_of, text_config
+from ..plan import ParallelPlan
 
 
-def check_given(model: nn.Module, tp: int) -> None:
+def check_given(model: nn.Module, plan: ParallelPlan) -> None:
     """Raise a UserError if the model cannot be laid out as it is handed over."""
     from transformers import PreTrainedModel
 
@@ -35,10 +36,15 @@ def check_given(model: nn.Module, tp: int) -> None:
             )
     if getattr(text_config(model.config), "layerdrop", None):
         raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")
-    if tp > 1 and (of := [path for path, m in model.named_modules() if is_parametrized(m)]):
+    if plan.tp > 1 and (of := [path for path, m in model.named_modules() if is_parametrized(m)]):
         raise UserError(
             f"{of[0]} is parametrized, so tp cannot split its weight: remove the parametrization, "
             "or take dp_shard, dp_replicate or pp"
+        )
+    empty = [name for name, parameter in model.named_parameters() if not parameter.numel()]
+    if plan.zero == 3 and empty:
+        raise UserError(
+            f"{empty[0]} has no elements, which zero_stage=3 cannot shard: take zero_stage=1 or 2"
         )
     _check_shared(model)
 

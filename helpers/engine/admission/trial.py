@@ -185,6 +185,17 @@ class Trial:
             return f"{type(error).__name__}: {error}".splitlines()[0][:160]
         return None
 
+    def calls_blocks(self, lay_out: LayOut) -> bool:
+        """Does the small model, laid out, call those of its blocks that it uses? A class may call
+        their forward instead, past all hooks."""
+        model, called = lay_out(copy.deepcopy(self.truth.model), 0), set()
+        blocks = [block for stage in model.stages for block in stage.blocks.values()]
+        for block in blocks:
+            block.register_forward_pre_hook(lambda block, _: called.add(block))
+        model(**self.truth.batch, num_items_in_batch=1).loss.backward()
+        used = {b for b in blocks if any(p.grad is not None for p in b.parameters())}
+        return used <= called
+
     def keeps_documents(
         self, lay_out: LayOut, inputs: dict[str, Any], gradients: Gradients
     ) -> bool:

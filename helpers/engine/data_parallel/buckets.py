@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 from ..messages.carriers import all_reduce, scatter_single
 from ..tensor.shards import chunk, local
 from .chunks import padded_chunk, rank_major
+from .given import tell
 
 BUCKET_BYTES = 25 * 2**20  # torch DDP's default
 
@@ -57,13 +58,6 @@ class Bucket:
         return self.last
 
 
-def _tell(on_gradient: WeakMethod, name: str, parameter: Tensor) -> None:
-    """Call it if its buckets are still there. A parameter that held them would be held by them: a
-    circle through autograd, which no garbage collector sees, and neither would ever be freed."""
-    if (call := on_gradient()) is not None:
-        call(name, parameter)
-
-
 class Buckets:
     """What DDP and ZeRO share: a full bucket is sent at once, in one order on every rank.
 
@@ -72,6 +66,9 @@ class Buckets:
         stages: of each the number of its stage, counted from the rank's last. No bucket has
             parameters of two, whose gradients come in different backwards.
         dtype: in which ranks send their gradients. Micro-batches are added up in at least float32.
+
+    Attributes:
+        given: names of the parameters that had a gradient on this rank, since sums were taken.
     """
 
     most_under_way: int | None = None
@@ -83,6 +80,7 @@ class Buckets:
         self.buckets = _fill(parameters, stages, dtype)
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
         self.sums: dict[str, Tensor] = {}
+        self.given: set[str] = set()
         self.unsent: dict[str, Tensor] = {}  # of earlier micro-batches, in `wide`
         self.sends = self.last = True
         self.next_index = 0
@@ -90,7 +88,7 @@ class Buckets:
         self.under_way: deque[Bucket] = deque()
         on_gradient = WeakMethod(self._on_gradient)
         for name, parameter in parameters.items():
-            parameter.register_post_accumulate_grad_hook(partial(_tell, on_gradient, name))
+            parameter.register_post_accumulate_grad_hook(partial(tell, on_gradient, name))
 
     def start(self, bucket: Bucket, gradients: list[Tensor]) -> None:
         """Send a bucket's gradients; sets its `flat` and its `work`."""
@@ -133,6 +131,7 @@ class Buckets:
     def take(self) -> dict[str, Tensor]:
         """The sums by name, whole or this rank's chunk; forgets them."""
         sums, self.sums = self.sums, {}
+        self.given.clear()
         return sums
 
     def alive_bytes(self) -> int:
@@ -154,8 +153,11 @@ class Buckets:
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
         """All micro-batches' gradient of a parameter that was not sent yet."""
         earlier = self.unsent.pop(name, None)
+        if parameter.grad is None and earlier is None:
+            return torch.zeros_like(local(parameter.detach()))
+        self.given.add(name)
         if parameter.grad is None:
-            return torch.zeros_like(local(parameter.detach())) if earlier is None else earlier
+            return earlier
         gradient = local(parameter.grad)
         return gradient if earlier is None else earlier.add_(gradient)
 

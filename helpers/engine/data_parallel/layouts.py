@@ -28,6 +28,7 @@ from .axes import token_group
 from .buckets import AllReduced, Buckets, ReduceScattered
 from .chunks import scatter_rows
 from .gathers import Gathers
+from .given import Heard
 from .hsdp import ReplicaSums
 from .owned_shards import OwnedShard, lower_, make_owned_shard
 
@@ -86,9 +87,12 @@ class FullyShard:
         self.trainable = _trainable(model)
         own_dtype = next(iter(self.trainable.values())).dtype
         self.dtype = plan.sum_dtype if plan.low_dtype(mesh.device_type) else own_dtype
+        every = _wrapped(model, plan)
+        self.heard = Heard(model, every, self.trainable)
+        self.given = self.heard.names
         self.sums = None
         if plan.dp_replicate > 1:
-            every, replicas = _wrapped(model, plan), mesh.get_group("dp_replicate")
+            replicas = mesh.get_group("dp_replicate")
             self.sums = ReplicaSums(every, replicas, each_time=self.dtype != own_dtype)
         self.parts = [
             make_owned_shard(name, p, local(p.detach()), mesh, None, *_facts(model, name, p))
@@ -115,6 +119,7 @@ class FullyShard:
     def add(self, name: str, gradient: Tensor) -> None:
         """Add a gradient of this rank's samples that came after the block's backward."""
         parameter = self.trainable[name]
+        self.given.add(name)
         own = scatter_rows(gradient.to(self.dtype), self.shard)
         if self.sums and self.sums.each_time:
             all_reduce(own, self.sums.group)
@@ -125,6 +130,7 @@ class FullyShard:
     def take(self) -> dict[str, Tensor]:
         gradients = {n: local(p.grad) for n, p in self.trainable.items() if p.grad is not None}
         self.model.zero_grad(set_to_none=True)
+        self.given.clear()
         return gradients
 
     def publish(self, beside: bool = False) -> None:
@@ -195,6 +201,13 @@ class Bucketed:
             tensor = tensor.float().clone()
         over = self.axes if self.stage else None
         return make_owned_shard(name, parameter, tensor, self.mesh, over, decays, stages)
+
+    @property
+    def given(self) -> set[str]:
+        """Names of the parameters that had a gradient on this rank, in this step."""
+        if self.buckets:
+            return self.buckets.given
+        return {name for name, p in self.trainable.items() if p.grad is not None}
 
     def begin(self, last: bool, complete: bool) -> None:
         if self.buckets:

@@ -126,8 +126,8 @@ def left_over_bytes(job: Job, rank: int, stage: int) -> float:
     if not _sharded(job) or others or 0 == ends < job.end_parameters(rank):
         return 0.0
     # in halves a block's gradients are summed apart
-    units = [] if in_halves(job, rank) else units_of(job, stage)
-    of_block = units[-1].parameters if units else 0
+    units = [] if in_halves(job, rank) else units_of(job, stage).parameters
+    of_block = units[-1] if units else 0
     at_first = job.begin_parameters(rank) if stage == 0 < len(job.layers) - 1 else 0
     return job.sum_bytes * (at_first or ends or of_block)
 

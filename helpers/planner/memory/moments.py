@@ -24,7 +24,7 @@ from helpers.planner.memory.components import (
 from helpers.planner.memory.gradient_messages import sends_now
 from helpers.planner.memory.turns import Turn, turns
 from helpers.planner.model.training_job import Job
-from helpers.planner.model.units import Unit, parameters_in, units_of
+from helpers.planner.model.units import Units, units_of
 
 
 class Moment(NamedTuple):
@@ -54,7 +54,7 @@ class Moment(NamedTuple):
     always: float
     left_over: float
     taken: float
-    units: list[Unit]
+    units: Units
     sends: bool
     gathers: float
 
@@ -170,12 +170,12 @@ def _begun(turn: Turn, sizes: list[Sizes], message: float) -> Begun:
 
 def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
     blocks, each = job.layers[stage], gradients / job.parameters_of(rank)
-    units = units_of(job, stage)
+    units = units_of(job, stage).parameters
     return Sizes(
         whole=stage_bytes(job.on((stage,)), blocks),
         halved=blocks * waiting_bytes(job) if job.plan.splits_backward else 0.0,
-        summed=each * parameters_in(units),
+        summed=each * sum(units),
         ended=each * stage_ends(job, rank, stage),
         left_over=left_over_bytes(job, rank, stage),
-        unit=gathered_bytes(job, units[0].parameters if units else 0),
+        unit=gathered_bytes(job, units[0] if units else 0),
     )

@@ -42,7 +42,6 @@ from helpers.planner.memory.moments import Moment, moments
 from helpers.planner.memory.timeline import Event, Held, free, hold
 from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.training_job import Job
-from helpers.planner.model.units import blocks_in, parameters_in
 
 Stretch = tuple[Held, list[Event]]
 
@@ -63,7 +62,7 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
             continue
         if moment.last:
             yield _loss(moment)
-        if moment.units:
+        if moment.units.blocks:
             yield from _backward(moment)
         if turn.stage == 0:
             yield from _table(moment)
@@ -74,9 +73,9 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
 
 def _loss(now: Moment) -> Stretch:
     job = now.job
-    gathered = gathered_bytes(job, now.units[0].parameters) if now.units else 0.0
+    gathered = gathered_bytes(job, now.units.parameters[0]) if now.units.blocks else 0.0
     # no block frees the buffer from which a forward copied what is in no block
-    kept = now.turn.fresh and not now.units and job.plan.schedule != "gpipe"
+    kept = now.turn.fresh and not now.units.blocks and job.plan.schedule != "gpipe"
     buffer = root_bytes(job, now.rank) if kept else 0.0
     start = Held(
         gradients=now.before,
@@ -92,9 +91,9 @@ def _backward(now: Moment) -> Iterator[Stretch]:
     job, units = now.job, now.units
     head = waiting_head_bytes(job, now.rank) if now.last else 0.0
     for done in _turning_points(now):
-        over, to_come = blocks_in(units[:done]), blocks_in(units[done:])
+        over, to_come = sum(units.blocks[:done]), sum(units.blocks[done:])
         made = _made_bytes(now, done)
-        sent = sent_bytes(job, now.rank, units[done - 1].parameters) if done else now.left_over
+        sent = sent_bytes(job, now.rank, units.parameters[done - 1]) if done else now.left_over
         waiting = over * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
         left = min(now.activations, now.others + kept_bytes(job, to_come)) + waiting
         start = Held(
@@ -115,8 +114,8 @@ def _there(now: Moment) -> float:
 def _coming(now: Moment, done: int) -> float:
     """What fully_shard gathers beside a unit: the one before it, and with one of them perhaps
     another stage's."""
-    later = now.units[done + 1 :]
-    coming = gathered_bytes(now.job, later[0].parameters) if later else 0.0
+    later = now.units.parameters[done + 1 :]
+    coming = gathered_bytes(now.job, later[0]) if later else 0.0
     gathers = not done if now.rooted else not later
     return coming + (now.gathers if gathers else 0.0)
 
@@ -127,25 +126,26 @@ def _turning_points(now: Moment) -> list[int]:
     and three messages; or all but two or one, for between them activations go as evenly as
     gradients come, or as what waits for those of weights."""
     job, units = now.job, now.units
+    count = len(units.blocks)
     if job.shape.kinds:  # which is the largest is not known
-        return list(range(len(units)))
-    points = {0, 1} if job.plan.zero == 3 or units[0] < units[-1] else {0}
+        return list(range(count))
+    points = {0, 1} if job.plan.zero == 3 or units.blocks[0] < units.blocks[-1] else {0}
     if now.sends:
-        each, above = units[-1].parameters, _made(now, 0)
+        each, above = units.parameters[-1], _made(now, 0)
         first = stage_messages(job, now.turn.stage)[:3]
         points |= {math.ceil((message.end - above) / each) - 1 for message in first}
     if now.turn.kind == INPUT:
-        points.add(len(units) - 1)
+        points.add(count - 1)
     elif not now.added:
-        points |= {len(units) - 2, len(units) - 1}
-    return sorted(point for point in points if 0 <= point < len(units))
+        points |= {count - 2, count - 1}
+    return sorted(point for point in points if 0 <= point < count)
 
 
 def _made(now: Moment, done: int) -> float:
     """Gradients of the stage that are there when the backward of so many units is over: theirs, if
     they do not come later, and those of the norm and head above if these do not wait."""
     job = now.job
-    made = 0 if now.turn.kind == INPUT else parameters_in(now.units[:done])
+    made = 0 if now.turn.kind == INPUT else sum(now.units.parameters[:done])
     if job.plan.zero == 3 or not now.last:
         return made
     end = job.end_parameters(now.rank) - job.begin_parameters(now.rank)
@@ -173,7 +173,7 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         sent: bytes that were sent before and are freed when its own gradients are sent.
     """
     job, rank = now.job, now.rank
-    blocks, parameters = now.units[done]
+    blocks, parameters = now.units.blocks[done], now.units.parameters[done]
     gathered, working = gathered_bytes(job, parameters), working_bytes(job, rank, blocks)
     if now.sends and not done:  # later two messages are on their way already
         working += first_sent_bytes(job, now.turn.stage, _made(now, 0))
@@ -229,8 +229,8 @@ def _gradient_events(now: Moment, done: int) -> list[Event]:
 
 def _weights(now: Moment) -> Stretch:
     """What waits becomes the gradients of weights, a matrix at a time."""
-    job, blocks = now.job, blocks_in(now.units)
-    made = now.gradients * parameters_in(now.units) / job.parameters_of(now.rank)
+    job, blocks = now.job, sum(now.units.blocks)
+    made = now.gradients * sum(now.units.parameters) / job.parameters_of(now.rank)
     matrix = late_matrix_bytes(job) if blocks else 0.0
     start = Held(gradients=now.before, activations=now.activations, transients=now.always)
     return start, [
@@ -252,7 +252,7 @@ def _forward(now: Moment) -> Stretch:
         logits=now.ends,
         transients=now.always + now.left_over,
     )
-    gathered = gathered_bytes(job, now.units[-1].parameters) if now.units else 0.0
+    gathered = gathered_bytes(job, now.units.parameters[-1]) if now.units.blocks else 0.0
     times = 1 if job.plan.schedule == "gpipe" else 2  # gathered, and copied out
     return start, [hold("transients", root_bytes(job, now.rank) + times * gathered)]
 
@@ -260,7 +260,7 @@ def _forward(now: Moment) -> Stretch:
 def _table(now: Moment) -> Iterator[Stretch]:
     """All gradients of the first stage are there, and the embedding's is made."""
     job, rank = now.job, now.rank
-    blocks, units = blocks_in(now.units), len(now.units)
+    blocks, units = sum(now.units.blocks), len(now.units.blocks)
     made = _made_bytes(now, units)
     if now.sends:  # the positions' too
         last = stage_messages(job, 0)[-1]
@@ -269,17 +269,17 @@ def _table(now: Moment) -> Iterator[Stretch]:
         made = Made(0.0 if now.added else on_the_way.summed, on_the_way.on_the_way)
     waiting = blocks * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
     # freed by the backward of a block that gathers, or by the forward before
-    freed = now.units or job.layers_of(rank) or not now.turn.again
+    freed = now.units.blocks or job.layers_of(rank) or not now.turn.again
     root = root_bytes(job, rank) if freed else 0.0
-    coming = 0.0 if now.sends else last_coming_bytes(job, 0, parameters_in(now.units))
+    coming = 0.0 if now.sends else last_coming_bytes(job, 0, sum(now.units.parameters))
     start = Held(
         gradients=now.before + made.summed,
         activations=now.others + waiting,
         transients=now.always - root + made.on_the_way + now.taken + coming,
     )
     yield start, [hold("transients", table_work_bytes(job, rank, not now.added))]
-    if job.plan.zero == 3 and now.units:  # before it is sent, the last block's on their way
-        sent = sent_bytes(job, rank, now.units[-1].parameters)
+    if job.plan.zero == 3 and now.units.blocks:  # before it is sent, the last block's on their way
+        sent = sent_bytes(job, rank, now.units.parameters[-1])
         yield start, [hold("transients", root + sent + added_table_bytes(job, rank))]
 
 
@@ -287,12 +287,12 @@ def _last_message(now: Moment) -> Stretch:
     """The stage's last message of a micro-batch, while others are in flight."""
     job, stage = now.job, now.turn.stage
     others = now.others if job.plan.zero == 2 else 0.0
-    last, before = stage_messages(job, stage)[-1], _made(now, len(now.units))
+    last, before = stage_messages(job, stage)[-1], _made(now, len(now.units.blocks))
     if not job.plan.zero or stage == 0 or before == last.end:
         gradients = last_message_bytes(job, now.rank, now.gradients)
         return Held(gradients=gradients, activations=others, transients=now.always), []
     # it waited for the matrix that is the embedding, too
-    made = _made_bytes(now, len(now.units))
+    made = _made_bytes(now, len(now.units.blocks))
     start = Held(
         gradients=now.before + made.summed,
         activations=others,

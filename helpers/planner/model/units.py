@@ -8,43 +8,34 @@ from helpers.planner.model.training_job import Job
 from helpers.planner.shape.parameters import elements
 
 
-class Unit(NamedTuple):
-    """How many blocks it has, and their parameters on the first tensor rank."""
+class Units(NamedTuple):
+    """Of each, in the order of the stage's backward: how many blocks it has, and their parameters
+    on the first tensor rank."""
 
-    blocks: int
-    parameters: float
+    blocks: list[int]
+    parameters: list[float]
 
 
-def units_of(job: Job, stage: int) -> list[Unit]:
-    """Of a stage, in the order of its backward."""
+def units_of(job: Job, stage: int) -> Units:
+    """Of a stage."""
     blocks = job.layers[stage]
     if not blocks:
-        return []
+        return Units([], [])
     size = min(group_size(job.plan.activation), blocks)
     whole, rest = divmod(blocks, size)
+    of_each = ([rest] if rest else []) + whole * [size]
     if not job.shape.kinds:
-        each = job.block_parameters
-        last = [Unit(rest, rest * each)] if rest else []
-        return last + whole * [Unit(size, size * each)]
+        each, last = job.block_parameters, [rest * job.block_parameters] if rest else []
+        return Units(of_each, last + whole * [size * each])
     sizes = (
         elements(held, job.plan.tp, 0, 1, 0)
         for held, several in job.blocks_of((stage,))
         for _ in range(several)
     )
     until = [0, *accumulate(sizes)]
-    begins = range(0, blocks, size)
-    ends = [min(begin + size, blocks) for begin in begins]
-    return [Unit(e - b, until[e] - until[b]) for b, e in zip(begins, ends)][::-1]
-
-
-def blocks_in(units: list[Unit]) -> int:
-    """Of all these."""
-    return sum(unit.blocks for unit in units)
-
-
-def parameters_in(units: list[Unit]) -> float:
-    """Of all their blocks."""
-    return sum(unit.parameters for unit in units)
+    ends = accumulate(reversed(of_each))
+    found = [until[end] - until[end - own] for end, own in zip(ends, reversed(of_each))]
+    return Units(of_each, found[::-1])
 
 
 def largest_unit(job: Job, rank: int) -> int:

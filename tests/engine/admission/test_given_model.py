@@ -112,7 +112,7 @@ def classes_of_characters() -> None:
     config = transformers.CanineConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
     )
-    check_given(transformers.CanineForSequenceClassification(config), tp=1)
+    check_given(transformers.CanineForSequenceClassification(config), ParallelPlan())
 
 
 def test_a_model_without_a_table_of_tokens_is_not_asked_for_it() -> None:

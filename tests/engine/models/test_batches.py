@@ -196,3 +196,35 @@ def test_what_would_be_taken_for_something_else_is_refused(words: str) -> None:
 def test_a_hook_that_would_sum_nothing_is_refused() -> None:
     build = {"plan": {"dp_shard": 2}, "hook": print}
     assert all("a communication hook" in said for said in pool(2).run(refused, build, IDS, IDS))
+
+
+def left_padded(family: str, labelled: bool, plan: ParallelPlan) -> tuple[float, float] | str:
+    """Loss and norm of rows that begin with padding, and of transformers; or a refusal's words."""
+    ids, _ = tiny.batch(0)
+    mask = torch.ones_like(ids)
+    mask[1:, :3] = 0
+    labels = ids.where(mask == 1, -100)
+    labels[1:, 3] = ids[1:, 3] if labelled else -100
+    own = tiny.fresh(family, torch.float32)
+    loss = own(input_ids=ids, labels=labels, attention_mask=mask).loss
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in own.parameters() if p.grad is not None])
+    model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
+    try:
+        result = Trainer(model, plan, mesh_of(plan), lr=1e-3).step(ids, labels, attention_mask=mask)
+    except UserError as error:
+        return str(error)
+    assert (result.loss, result.grad_norm) == pytest.approx((loss.item(), norm.item()), rel=1e-4)
+    return result.loss, result.grad_norm
+
+
+@pytest.mark.parametrize("family", ("gptj", "falcon-alibi", "gpt2", "llama"))
+@pytest.mark.parametrize("layout", ("one", "zero-3"))
+def test_padding_predicts_as_in_the_class_or_not_at_all(family: str, layout: str) -> None:
+    """Before a row it sees nothing, of which each class makes something else."""
+    plan = LAYOUTS[layout]
+    for labelled in (False, True):
+        for found in pool(plan.world_size).run(left_padded, family, labelled, plan):
+            refused = labelled and family == "gptj"
+            assert isinstance(found, str) == refused, found
+            assert not refused or "would not be exact where padding before a row" in found

@@ -36,10 +36,10 @@ FAMILIES = {
 
 
 def counted(dry):
-    """Messages of a dry run by kind, ranks and bytes, without scalars and without receives."""
+    """Messages of a dry run by kind, ranks and bytes, without receives, loss and norm."""
     found = Counter()
     for message, count in dry.messages.items():
-        if message.payload_bytes > 8 and message.kind != "receive":
+        if message.payload_bytes > 16 and message.kind != "receive":
             found[message.kind, message.ranks, message.payload_bytes] += count
     return found
 

@@ -254,10 +254,10 @@ def sent(job, rank):
 
 
 def seen(dry):
-    """The same of a dry run, without scalars (loss and norm) and without what is received."""
+    """The same of a dry run, without what is received, and without loss and norm."""
     found = Counter()
     for message, count in dry.messages.items():
-        if message.payload_bytes > 8 and message.kind != "receive":
+        if message.payload_bytes > 16 and message.kind != "receive":
             found[message.axis, message.kind] += count * message.payload_bytes
     return dict(found)
 

@@ -107,8 +107,7 @@ def test_units_have_the_parameters_of_their_own_blocks() -> None:
     plan = ParallelPlan(activation="group_2", microbatches=1)
     job = unmeasured(mixture("glm4_moe", dense=2, layers=5), plan)
     dense, experts = (kind.elements for kind in model_shape(mixture("glm4_moe")).kinds)
-    assert [unit.blocks for unit in units_of(job, 0)] == [1, 2, 2]
-    assert [unit.parameters for unit in units_of(job, 0)] == [experts, 2 * experts, 2 * dense]
+    assert units_of(job, 0) == ([1, 2, 2], [experts, 2 * experts, 2 * dense])
 
 
 def test_alternating_blocks_are_gathered_each_as_large_as_it_is() -> None:
@@ -118,7 +117,7 @@ def test_alternating_blocks_are_gathered_each_as_large_as_it_is() -> None:
     plan = ParallelPlan(dp_shard=4, precision="bf16", activation="full", microbatches=1)
     said, seen = peaks(config, plan)
     assert said == pytest.approx(seen, rel=0.05)
-    sizes = [unit.parameters for unit in units_of(unmeasured(config, plan), 0)]
+    sizes = units_of(unmeasured(config, plan), 0).parameters
     assert all(one != other for one, other in itertools.pairwise(sizes))
 
 

@@ -1,0 +1,80 @@
+"""Rows that begin with padding, the last of which predicts their first token: tried, too.
+
+Such padding sees no token. What attention gives it then is each class's own accident: the mean of
+all values, of those before it, or zero.
+"""
+
+import copy
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..models.objectives import IGNORED
+from ..pipeline.micro_batches import MicroBatch
+from ..plan import ParallelPlan
+from ..tensor.boundary import Boundary
+from ..tensor.partial_gradients import whole_gradients
+from .admitted import Kind, LayOut, admitted_kind
+from .trial import TOLERANCE, Trial, is_same_gradient
+
+PADDING = 3  # tokens before each row that is tried
+
+
+def check_padding(
+    batch: MicroBatch, model: nn.Module, device: torch.device, lay_out: LayOut
+) -> None:
+    """Raise a UserError if padding that sees no token predicts one, and not as in the model's own
+    class."""
+    objective = model.objective
+    if model.kind is None or batch.attention_mask is None or not objective.shift:
+        return
+    predicted = objective.targets(batch.labels) != IGNORED
+    sees_none = batch.attention_mask.cumsum(1)[:, : -objective.shift] == 0
+    if not (predicted & sees_none).any():
+        return
+    if not is_exact(model.kind, device.type, lay_out):
+        raise UserError(
+            f"{model.kind.config.model_type} would not be exact where padding before a row "
+            f"predicts its first token: label that {IGNORED}, or pad rows at their end"
+        )
+
+
+@lru_cache(maxsize=64)
+@torch.enable_grad()  # who only evaluates has turned gradients off
+def is_exact(kind: Kind, device: str, lay_out: LayOut) -> bool:
+    """Has a small copy the class's loss and gradients in float32, where numbers that stand for a
+    mask swallow scores?"""
+    plan, alone = ParallelPlan(), Boundary(None, False, None)
+    family = admitted_kind(kind, plan, (None, None), device, lay_out)
+    truth = Trial(kind.model_class, kind.config, device=device).truth
+    own = copy.deepcopy(truth.model).float()
+    laid_out = lay_out(copy.deepcopy(own), family, plan, alone, 0)
+    ids = truth.batch["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[:, :PADDING] = 0
+    labels = ids.where(mask == 1, IGNORED)
+    count = int((labels != IGNORED).sum())
+    expected = _loss(own, ids, labels, mask)
+    found = laid_out(input_ids=ids, labels=labels, attention_mask=mask, num_items_in_batch=count)
+    if not abs(found.loss - expected) <= TOLERANCE[torch.float32] * abs(expected):
+        return False
+    expected.backward()
+    found.loss.backward()
+    return _same_gradients(laid_out, own)
+
+
+def _loss(model: nn.Module, ids: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+
+
+def _same_gradients(laid_out: nn.Module, own: nn.Module) -> bool:
+    right = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
+    found = whole_gradients(laid_out)
+    largest = max(gradient.abs().max() for gradient in right.values() if gradient.numel())
+    return all(
+        is_same_gradient(found[name], gradient, TOLERANCE[torch.float32], largest)
+        for name, gradient in right.items()
+    )
