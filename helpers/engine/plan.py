@@ -38,8 +38,7 @@ ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d*")
 
 
 def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    alike = isinstance(value, type(allowed[0])) and not isinstance(value, bool)
-    if not alike or value not in allowed:
+    if type(value) is not type(allowed[0]) or value not in allowed:
         raise UserError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
 
 

@@ -154,7 +154,7 @@ class Trainer:
         started = time.perf_counter()
 
         def take() -> tuple[Tensor, dict[str, Tensor]]:
-            return self.backward(input_ids, labels, documents, **masks), self._take()
+            return self.backward(input_ids, labels, documents, **masks), self.sums()
 
         loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
@@ -203,7 +203,7 @@ class Trainer:
     def gradients(self) -> dict[str, Tensor]:
         """The summed gradients of this rank's parts, by name, of which any rank had one; they are
         taken out of the model."""
-        gradients = self._take()
+        gradients = self.sums()
         return gradients if self.complete else self._with_gradient(gradients)
 
     def _with_gradient(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -211,8 +211,8 @@ class Trainer:
         return {name: gradient for name, gradient in gradients.items() if name in names}
 
     @record_function("reduce")
-    def _take(self) -> dict[str, Tensor]:
-        """Those of all parts, zeros where no rank had one."""
+    def sums(self) -> dict[str, Tensor]:
+        """The same of all parts, zeros where no rank had one."""
         gradients = self.data.take()
         sum_partial_gradients(self.model, gradients, self.mesh.get_group("tp"))
         self._sum_over_ends(gradients)

@@ -75,12 +75,9 @@ def _filled(
     Args:
         blocks: as Job.blocks_of has them.
     """
-    sizes = [
-        math.prod(held.on(tp))
-        for several, times in ((begin, 1), *blocks, (end, 1))
-        for _ in range(times)
-        for held in several
-    ]
+    sizes: list[int] = []
+    for several, times in ((begin, 1), *blocks, (end, 1)):
+        sizes += times * [math.prod(held.on(tp)) for held in several]
     found, filled_to, elements, parameters = [], 0, 0, 0
     for size in reversed(sizes):
         if elements and elements + size > most:

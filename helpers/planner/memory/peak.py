@@ -49,8 +49,10 @@ def candidates(job: Job) -> list[int]:
     model, the first, which has most micro-batches in flight; the last, which has most that wait for
     half of their backward; and the first with fewer forwards before its first backward, where a
     rank has several stages: the others may have ended theirs, and it has one more beside it."""
-    chosen, stages = set(), map(job.stages_of, range(job.plan.pp))
-    for ranks in _alike(tuple(job.layers), job.rank_of, tuple(map(job.mix_of, stages))):
+    chosen, mixes = set(), ((),) * job.plan.pp
+    if job.shape.kinds:
+        mixes = tuple(job.mix_of(job.stages_of(rank)) for rank in range(job.plan.pp))
+    for ranks in _alike(tuple(job.layers), job.rank_of, mixes):
         chosen |= {ranks[0], ranks[-1]}
         if job.plan.stages > job.plan.pp and len(ranks) > 2:
             most = leading_forwards(job, ranks[0])

@@ -178,6 +178,8 @@ class Job:
 
     def on(self, stages: tuple[int, ...]) -> "Job":
         """The same job where a block is as those of these stages are in the mean."""
+        if not self.shape.kinds:
+            return self
         shape = mean_shape(self.shape, self.mix_of(stages))
         if shape is self.shape:
             return self
@@ -195,7 +197,7 @@ class Job:
     def blocks_of(self, stages: tuple[int, ...]) -> tuple[tuple[tuple[Held, ...], int], ...]:
         """The parameters of these stages' blocks in order, and how many have them in turn."""
         if not self.shape.kinds:
-            return ((self.block, sum(self.layers[stage] for stage in stages)),)
+            return ((self.block, sum(map(self.layers.__getitem__, stages))),)
         blocks = blocks_parameters(self.shape, self.plan.tp)
         own = groupby(blocks[place] for place in layers_of_stages(self.layers, stages))
         return tuple((block, len(list(several))) for block, several in own)
@@ -269,10 +271,15 @@ class Job:
     def _shared_of_blocks(self, rank: int) -> int:
         shape = self.shape
         if not shape.kinds:
-            return self.layers_of(rank) * self._shared_of_block(shape)
-        each = [self._shared_of_block(replace(shape, held=kind.held)) for kind in shape.kinds]
+            return self.layers_of(rank) * self._shared_of_kinds[0]
         own = layers_of_stages(self.layers, self.stages_of(rank))
-        return sum(each[shape.kind_of[layer]] for layer in own)
+        return sum(self._shared_of_kinds[shape.kind_of[layer]] for layer in own)
+
+    @cached_property
+    def _shared_of_kinds(self) -> list[int]:
+        shape = self.shape
+        kinds = [replace(shape, held=kind.held) for kind in shape.kinds] or [shape]
+        return list(map(self._shared_of_block, kinds))
 
     def _shared_of_block(self, shape: Shape) -> int:
         several = shape.reductions == 1 and shape.norms > 1

@@ -1,5 +1,6 @@
 """The units of a stage: blocks that are gathered together, and recomputed together."""
 
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -22,20 +23,26 @@ def units_of(job: Job, stage: int) -> Units:
     if not blocks:
         return Units([], [])
     size = min(group_size(job.plan.activation), blocks)
-    whole, rest = divmod(blocks, size)
-    of_each = ([rest] if rest else []) + whole * [size]
+    alike = _alike(blocks, size, job.block_parameters)
     if not job.shape.kinds:
-        each, last = job.block_parameters, [rest * job.block_parameters] if rest else []
-        return Units(of_each, last + whole * [size * each])
+        return alike
     sizes = (
         elements(held, job.plan.tp, 0, 1, 0)
         for held, several in job.blocks_of((stage,))
         for _ in range(several)
     )
     until = [0, *accumulate(sizes)]
-    ends = accumulate(reversed(of_each))
-    found = [until[end] - until[end - own] for end, own in zip(ends, reversed(of_each))]
-    return Units(of_each, found[::-1])
+    forward = alike.blocks[::-1]
+    found = [until[end] - until[end - own] for end, own in zip(accumulate(forward), forward)]
+    return Units(alike.blocks, found[::-1])
+
+
+@lru_cache(maxsize=4096)
+def _alike(blocks: int, size: int, each: float) -> Units:
+    """Of so many blocks of so many parameters each, in units of so many."""
+    whole, rest = divmod(blocks, size)
+    sizes = ([rest] if rest else []) + whole * [size]
+    return Units(sizes, [each * size for size in sizes])
 
 
 def largest_unit(job: Job, rank: int) -> int:

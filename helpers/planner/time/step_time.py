@@ -102,17 +102,19 @@ def _late_s(job: Job, cluster: Cluster, stages: list[StageTime], whole_s: float)
     """Seconds by which the last messages of the data axes are over after the pipeline. A rank sends
     its own when its last backward is over, and that is followed by those of all earlier stages; but
     for gradients of weights, which are made after them."""
-    seen: dict[tuple[int, float, float], float] = {}
+    if job.plan.dp * job.plan.cp == 1:
+        return 0.0
+    seen: list[tuple[StageTime, ...]] = []
     latest_s = before_s = 0.0
     for rank in range(job.plan.pp):
-        own = job.stages_of(rank)
-        forward_s = sum(stages[stage].forward_s for stage in own)
-        backward_s = sum(stages[stage].input_s + stages[stage].weight_s for stage in own)
-        key = job.parameters_of(rank), forward_s, backward_s
-        if key not in seen:
-            seen[key] = late_data_s(job, cluster, rank, forward_s, backward_s)
-        busy_s = job.microbatches * (forward_s + backward_s)
-        latest_s = max(latest_s, max(busy_s, whole_s - before_s) + seen[key])
+        own = tuple(map(stages.__getitem__, job.stages_of(rank)))
+        if own not in seen:  # of those that are alike, the first ends last
+            seen.append(own)
+            forward_s = sum(stage.forward_s for stage in own)
+            backward_s = sum(stage.input_s + stage.weight_s for stage in own)
+            late_s = late_data_s(job, cluster, rank, forward_s, backward_s)
+            busy_s = job.microbatches * (forward_s + backward_s)
+            latest_s = max(latest_s, max(busy_s, whole_s - before_s) + late_s)
         if not job.plan.splits_backward:
             before_s += stages[rank].input_s + stages[rank].weight_s
     return latest_s - whole_s

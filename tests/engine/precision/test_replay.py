@@ -86,19 +86,19 @@ def flip(numbers: Tensor, dice: random.Random, lowest: int = 0) -> None:
 @contextmanager
 def bad_gradient(trainer: Trainer, turn: int, dice: random.Random) -> Iterator[None]:
     """A bit flips in a gradient of the first (0) or second pass."""
-    gradients, turns = trainer.gradients, itertools.count()
+    sums, turns = trainer.sums, itertools.count()
 
     def spoiled() -> dict[str, Tensor]:
-        found = gradients()
+        found = sums()
         if next(turns) == turn:
             flip(found[dice.choice(sorted(found))], dice)
         return found
 
-    trainer.gradients = spoiled
+    trainer.sums = spoiled
     try:
         yield
     finally:
-        trainer.gradients = gradients
+        trainer.sums = sums
 
 
 @contextmanager
