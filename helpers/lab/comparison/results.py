@@ -102,7 +102,7 @@ class Comparison:
         """Seconds that a run is billed for, by what they went into, and their cost; medians."""
         table = _medians(self.rows[["before", "compile", "train", "rest", "billed"]])
         if self.price_per_hour:
-            table["cost"] = money(table["billed"], self.price_per_hour)
+            table["cost"] = [money(billed_s, self.price_per_hour) for billed_s in table["billed"]]
         return table
 
     @cached_property

@@ -8,6 +8,7 @@ tensors without values, or five where scores of attention are kept.
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -156,12 +157,15 @@ def _of_token(shape: Shape, plan: ParallelPlan, seq_len: int, device: str) -> Of
     return OfToken(kept / of_token, seen.beside / of_token, work / of_token)
 
 
-def _kinds(shape: Shape) -> dict[Kind, int]:
+def _kinds(shape: Shape) -> Counter[Kind]:
     """Of the model's blocks, and how many of the shape's are of each."""
     if shape.kinds:
-        return {Kind(k.elements, k.layer_type): n for k, n in zip(shape.kinds, shape.mix)}
+        counts: Counter[Kind] = Counter()
+        for kind, count in zip(shape.kinds, shape.mix):
+            counts[Kind(kind.elements, kind.layer_type)] += count
+        return counts
     size = sum(held.elements for held in block_parameters(shape, 1))
-    return {kinds_of(shape.source.config, [size] * shape.layers)[0]: 1}
+    return Counter(kinds_of(shape.source.config, [size] * shape.layers)[:1])
 
 
 @lru_cache(maxsize=256)

@@ -117,6 +117,8 @@ def refused_in_step(length: int) -> str:
 
 
 def test_a_row_that_is_filled_up_past_the_last_position_is_refused() -> None:
-    words = "sequence_parallel fills rows of 9 tokens up to 10, and the model has 9 positions: give"
-    for line in pool(2).run(refused_in_step, 9):
-        assert line == f"{words} rows of at most 8"
+    words = (
+        "sequence_parallel fills rows of 15 tokens up to 16, and the model has 15 positions: give"
+    )
+    for line in pool(2).run(refused_in_step, 15):
+        assert line == f"{words} rows of at most 14"
