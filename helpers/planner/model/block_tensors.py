@@ -194,7 +194,7 @@ def program_of(shape: Shape, precision: str, device: str, narrow: bool = False) 
 
     Args:
         device: `cpu` or `cuda`.
-        narrow: are rows longer than the shape's window?
+        narrow: are rows as long as the shape's window, or longer?
 
     Raises:
         UserError: as `measured_kept`.

@@ -70,7 +70,7 @@ def measured_kept(
         shape: with its source.
         table: its family's, or another's, where to begin.
         device: `cpu`, or `cuda`, whose attention and dropout are fused kernels.
-        narrow: are rows longer than the shape's window?
+        narrow: are rows as long as the shape's window, or longer?
 
     Raises:
         UserError: as `kept_by_blocks`.
@@ -99,9 +99,9 @@ def _lengths(shape: Shape, narrow: bool) -> Lengths:
     if narrow:
         short = max(LONGEST // 2, (shape.window + 2) // 2 * 2)
         long = min(2 * short, longest // 2 * 2)
-        if shape.window < short < long:
+        if shape.window <= short < long:
             return Lengths(short, int(long))
-    half = max(1, int(min(LONGEST, longest, shape.window or LONGEST)) // 2)
+    half = max(1, int(min(LONGEST, longest, shape.window - 1 if shape.window else LONGEST)) // 2)
     return Lengths(half, 2 * half)
 
 

@@ -100,8 +100,8 @@ class Shape:
         return self.block_norm // (vectors * self.hidden)
 
     def narrow(self, seq_len: int) -> bool:
-        """Are rows so long that a layer does not see all earlier tokens?"""
-        return 0 < self.window < seq_len
+        """Are rows as long as the window of a layer, or longer? Classes then make a mask."""
+        return 0 < self.window <= seq_len
 
     @property
     def ffn(self) -> int:

@@ -127,7 +127,15 @@ def test_logits_with_a_softcap_stand_beside_their_gradient(activation: str) -> N
     near(published("nanochat"), plan, "cuda", rel=0.03)
 
 
-@pytest.mark.parametrize("seq_len", (128, 1024))
+def test_a_row_as_long_as_its_window_has_a_mask_and_a_shorter_one_none() -> None:
+    """Of Gemma 3's 4,096 tokens, which is also the longest row that what it keeps is seen in."""
+    config = published("gemma3_text")
+    assert model_shape(config).window == 4096
+    for seq_len in (1024, 4096):
+        near(config, PLANS["none"], "cuda", rel=0.02, seq_len=seq_len)
+
+
+@pytest.mark.parametrize("seq_len", (126, 128, 1024))
 def test_a_window_asks_for_a_mask_where_rows_are_longer(seq_len: int) -> None:
     """Of granite's 128 tokens. With it an accelerator's kernels for fewer heads of keys keep
     scores, and layers without a window do not."""
