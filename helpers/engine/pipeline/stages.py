@@ -20,53 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.architecture import family_of, text_config
 from ..models.blocks import on_input
 from ..models.families import Family
+from .elsewhere import Elsewhere, Exit
 from .partition import Costs, balance, layer_ranges, model_costs
 from .schedules import Schedule
 
 SEQ_LEN = 1024  # at which attention is counted where layers are balanced over stages
-
-
-class Elsewhere(nn.Module):
-    """In the place of a module that another stage has: gives zeros, which nobody uses.
-
-    shape: of what it gives; of its input where that is of hidden states, and none of that of ids.
-        Between blocks it has dims, since some models index what a block gives.
-    looks_up: is it in an embedding's place, whose input is no hidden states of whatever dtype?
-    """
-
-    def __init__(self, shape: tuple[int, ...] = (), looks_up: bool = False) -> None:
-        super().__init__()
-        self.shape, self.looks_up = shape, looks_up
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        given = tensors[0] if tensors else torch.zeros(())
-        if self.looks_up or not given.is_floating_point():
-            return torch.zeros((), device=given.device).expand(self.shape)
-        return given.new_zeros(()).expand(self.shape or given.shape)
-
-
-class Exit(Elsewhere):
-    """In the place of the first module after a stage: keeps what comes to it."""
-
-    kept: Tensor | None = None
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.kept = hidden_states
-        return super().forward(hidden_states)
-
-    def take(self) -> Tensor:
-        kept, self.kept = self.kept, None
-        if kept is None:
-            raise RuntimeError("no hidden states came out of a stage: its blocks were not called")
-        return kept
 
 
 @dataclass(eq=False)

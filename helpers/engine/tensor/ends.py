@@ -7,7 +7,7 @@ from ..models.blocks import on_input, on_output
 from ..models.chunked_loss import LogitTransform
 from ..models.families import Family
 from ..models.objectives import objective_of
-from ..pipeline.stages import Elsewhere
+from ..pipeline.elsewhere import Elsewhere
 from . import layers
 from .boundary import Boundary
 from .layers import bind

@@ -11,6 +11,9 @@ from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
 
+# of a head, where a model makes cosines and sines once
+ROTATED = {"llama": 1.0, "falcon": 1.0, "gpt_neox": 0.25}
+
 
 def block_bytes(job: Job) -> float:
     """What one block keeps of one micro-batch for its backward, under the plan's policy."""
@@ -40,7 +43,10 @@ def stage_bytes(job: Job, blocks: int) -> float:
 def _shared_bytes(job: Job) -> float:
     """What all blocks of a stage use: rotary tables, and where it was seen, masks too."""
     seen = job.program.shared
-    return job.rotary_bytes if seen is None else bytes_of(job, seen)
+    if seen is not None:
+        return bytes_of(job, seen)
+    rotated = ROTATED.get(job.shape.family, 0.0) * job.shape.head_dim
+    return 2 * rotated * job.whole_seq_len / job.plan.cp * job.element_bytes
 
 
 def _sums_bytes(job: Job) -> float:

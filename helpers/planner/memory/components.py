@@ -11,6 +11,7 @@ from helpers.planner.memory.activations import bytes_of, kept_bytes
 from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
 from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.block_tensors import INPUT
+from helpers.planner.model.shared_gradients import shared_gradient_bytes
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.units import units_of
 from helpers.planner.model.widths import Widths
@@ -259,7 +260,7 @@ def swapped_bytes(job: Job, rank: int) -> float:
 def shared_message_bytes(job: Job, rank: int) -> float:
     """Gradients of which each tensor rank has one term, copied into the largest message that sums
     several."""
-    return min(job.shared_gradient_bytes(rank), MESSAGE_BYTES)
+    return min(shared_gradient_bytes(job, rank), MESSAGE_BYTES)
 
 
 def _positions(job: Job, rank: int) -> int:
@@ -272,7 +273,7 @@ def _largest_matrix(job: Job) -> float:
     """Elements of a block's largest matrix on a tensor rank; a matrix of all experts is one."""
     product = max(linear.parameters for linear in job.shape.block) / job.plan.tp
     held = job.block if job.shape.held else ()
-    return max(product, *(prod(one.on(job.plan.tp)) for one in held), 0)
+    return max([product, *(prod(one.on(job.plan.tp)) for one in held)])
 
 
 def _beside_attention(job: Job) -> float:

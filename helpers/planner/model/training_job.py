@@ -7,7 +7,6 @@ job.tokens, job.layers, job.parameters_of(rank=0)
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from math import prod
 from operator import mul
 from typing import Any
 
@@ -43,17 +42,9 @@ from helpers.planner.shape.parameters import (
     blocks_parameters,
     elements,
     end_parameters,
-    held_by_all,
     kinds_parameters,
-    outside_parameters,
 )
 from helpers.planner.shape.shape import Shape
-
-ROTATED = {
-    "llama": 1.0,
-    "falcon": 1.0,
-    "gpt_neox": 0.25,
-}  # of a head, where a model makes them once
 
 
 @dataclass(frozen=True)
@@ -126,12 +117,6 @@ class Job:
     def hidden_bytes(self) -> int:
         """Bytes of the hidden states of a micro-batch's tokens on one rank, whole."""
         return self.tokens * self.shape.hidden * self.element_bytes
-
-    @cached_property
-    def rotary_bytes(self) -> float:
-        """Of cosines and sines of rotary positions, which all blocks of a stage share."""
-        rotated = ROTATED.get(self.shape.family, 0.0) * self.shape.head_dim
-        return 2 * rotated * self.whole_seq_len / self.plan.cp * self.element_bytes
 
     @property
     def sequence_ranks(self) -> int:
@@ -251,41 +236,6 @@ class Job:
     def begin_parameters(self, rank: int) -> int:
         """Parameters of the embeddings on a pipeline rank."""
         return self._end_parameters[True, False] if self.rank_of[0] == rank else 0
-
-    def shared_parameters(self, rank: int) -> int:
-        """Parameters that every tensor rank holds whole, of whose gradient each has a part: norms
-        of a split sequence, or of an input that several norms read; the layers of key-value heads
-        that are fewer than ranks.
-
-        Source: arXiv 2205.05198, section 4.2.2, for the norms.
-        """
-        if self.plan.tp == 1:
-            return 0
-        last = self.plan.sequence_parallel and self.rank_of[-1] == rank
-        return self._shared_of_blocks(rank) + (self.shape.final_norm if last else 0)
-
-    def shared_gradient_bytes(self, rank: int) -> float:
-        """Of their gradients, which tensor ranks sum, on a data rank."""
-        return self.shared_parameters(rank) * self.sum_bytes / self.plan.shards
-
-    def _shared_of_blocks(self, rank: int) -> int:
-        shape = self.shape
-        if not shape.kinds:
-            return self.layers_of(rank) * self._shared_of_kinds[0]
-        own = layers_of_stages(self.layers, self.stages_of(rank))
-        return sum(self._shared_of_kinds[shape.kind_of[layer]] for layer in own)
-
-    @cached_property
-    def _shared_of_kinds(self) -> list[int]:
-        shape = self.shape
-        kinds = [replace(shape, held=kind.held) for kind in shape.kinds] or [shape]
-        return list(map(self._shared_of_block, kinds))
-
-    def _shared_of_block(self, shape: Shape) -> int:
-        several = shape.reductions == 1 and shape.norms > 1
-        outside = self.plan.sequence_parallel or several
-        held = sum(prod(one.sizes) for one in held_by_all(shape, self.plan.tp))
-        return held + (outside_parameters(shape) if outside else 0)
 
     @property
     def vocab_rows(self) -> int:

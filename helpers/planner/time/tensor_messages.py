@@ -15,6 +15,7 @@ from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import chunk_bytes
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
+from helpers.planner.model.shared_gradients import shared_gradient_bytes
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.shape.shape import Shape
 from helpers.planner.time.messages import Message
@@ -172,8 +173,8 @@ def tensor_traffic(
 
 
 def shared_messages(job: Job, rank: int) -> list[Message]:
-    """Of the tensor axis: the gradients of Job.shared_parameters, once a step."""
-    whole = job.shared_gradient_bytes(rank)
+    """Of the tensor axis: the gradients of shared_parameters, once a step."""
+    whole = shared_gradient_bytes(job, rank)
     count = max(1, math.ceil(whole / MESSAGE_BYTES))
     payload, tp = whole / count, job.plan.tp
     return [Message("tp", "all_reduce", payload, count, tp, "shared parameters", "end")]

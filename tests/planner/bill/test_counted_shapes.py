@@ -15,6 +15,7 @@ from helpers.planner import cost
 from helpers.planner.dry_run.dry_run import dry_run, pretended
 from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.memory.states import rank_states
+from helpers.planner.model.shared_gradients import shared_parameters
 from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.model.training_job import make_job
 from helpers.planner.shape import counted
@@ -200,4 +201,4 @@ def test_what_tensor_ranks_sum_is_what_the_engine_sums(family: str, tp: str, fla
             here = dict(model.named_parameters())
             names = model.partial_gradients & here.keys()
             held = sum(local(here[name]).numel() for name in names)
-        assert held == make_job(config, plan, 4, 16).shared_parameters(rank)
+        assert held == shared_parameters(make_job(config, plan, 4, 16), rank)
