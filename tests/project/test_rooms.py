@@ -165,3 +165,22 @@ def requirement_closure(name: str) -> set[str]:
             if each.marker is None or each.marker.evaluate({"extra": ""})
         ]
     return found
+
+
+def test_no_file_hides_the_name_that_it_is_called_after():
+    faces = [
+        ".".join(path.relative_to(ROOT).parent.parts)
+        for path in MODULES
+        if path.name == "__init__.py" and "HOMES" in path.read_text("utf-8")
+    ]
+    code = f"""
+from importlib import import_module
+from types import ModuleType
+for face in {faces}:
+    for name in import_module(face).HOMES:
+        exec(f"from {{face}} import {{name}} as found")
+        if isinstance(found, ModuleType):
+            print(face, name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

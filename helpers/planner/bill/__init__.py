@@ -8,22 +8,3 @@ tokens a number of FLOPs is best spent on.
 Papers: Young 1974 and Daly 2006 (checkpoint intervals), Hoffmann et al. 2022 (arXiv 2203.15556) and
 Besiroglu et al. 2024 (2404.10102), Llama 3 (2407.21783, failures).
 """
-
-from typing import Any
-
-from helpers.engine import lazy
-
-HOMES = {
-    "best_interval_s": "failures",
-    "compute_optimal": "compute_optimal",
-    "whole_bill": "whole_bill",
-}
-__all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return lazy(__name__, HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
