@@ -37,6 +37,7 @@ from .precision.optimizer import (
     scale_,
 )
 from .precision.replay import twice
+from .ranks.agreeing import largest_over_ranks
 from .tensor.partial_gradients import sum_partial_gradients
 
 
@@ -100,8 +101,8 @@ class Trainer:
         check_schedule(lr_schedule, warmup_steps, total_steps)
         if type(seed) is not int or abs(seed) >= 2**63:
             raise UserError(f"seed must be a whole number of 64 bits, not {seed!r:.40}")
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise UserError("no parameter of this rank trains: leave some with requires_grad=True")
+        if not largest_over_ranks(any(p.requires_grad for p in model.parameters())):
+            raise UserError("no parameter trains: leave some with requires_grad=True")
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps
@@ -121,7 +122,7 @@ class Trainer:
             dtype=plan.low_dtype(mesh.device_type) or next(floats),
             sequence_parts=plan.sequence_parts,
         )
-        self.device = self.parts[0].tensor.device
+        self.device = next(model.parameters()).device
         self.steps_done = 0
         self.runs_on = False
         # dropout differs between tokens and between stages, not between the ranks of tp

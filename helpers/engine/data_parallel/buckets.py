@@ -282,7 +282,8 @@ def _fill(
         buckets[-1].names.append(name)
         buckets[-1].parameters.append(parameter)
         filled_bytes += size_bytes
-    buckets[-1].last = True
+    for bucket in buckets[-1:]:
+        bucket.last = True
     return buckets
 
 

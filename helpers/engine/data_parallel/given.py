@@ -21,6 +21,8 @@ from .owned_shards import OwnedShard
 
 def anywhere(given: set[str], parts: Sequence[OwnedShard], group: ProcessGroup) -> set[str]:
     """Names of the parts of which a rank of the group has a gradient. Every rank must call it."""
+    if not parts:
+        return set()  # of a pipeline rank that has nothing to train
     names = [part.name for part in parts]
     has = torch.tensor([name in given for name in names], dtype=torch.float32)
     counts = sum_of(has.to(parts[0].tensor.device), group).tolist()

@@ -85,7 +85,7 @@ class FullyShard:
         self.model, self.shard = model, model.state_axes.shard.get_group()
         self.gradient_bytes = 0
         self.trainable = _trainable(model)
-        own_dtype = next(iter(self.trainable.values())).dtype
+        own_dtype = _dtype(self.trainable)
         self.dtype = plan.sum_dtype if plan.low_dtype(mesh.device_type) else own_dtype
         every = _wrapped(model, plan)
         self.heard = Heard(model, every, self.trainable)
@@ -172,7 +172,7 @@ class Bucketed:
         self.trainable = _trainable(model)
         self.buckets: Buckets | None = None
         if plan.dp * plan.cp > 1 or low is not None:
-            own_dtype = next(iter(before.values())).dtype
+            own_dtype = _dtype(before)
             dtype = plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own_dtype
             self.buckets = self._make_buckets(plan, _stages(model), dtype, hook)
         self.gathers: Gathers | None = None
@@ -299,3 +299,8 @@ def _stages(model: nn.Module) -> dict[str, int]:
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _dtype(trainable: dict[str, Tensor]) -> torch.dtype:
+    """Of what trains; of nothing, where a pipeline rank holds what is frozen alone."""
+    return next((p.dtype for p in trainable.values()), torch.float32)

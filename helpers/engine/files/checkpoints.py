@@ -24,10 +24,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from ..errors import Diverged, UserError, check_access
+from ..errors import UserError, check_access
 from ..precision.replay import random_streams, set_random_streams
-from ..ranks import on_all_ranks, over_ranks
-from ..tensor.shards import is_finite, local
+from ..ranks import on_all_ranks
+from ..tensor.shards import local
 from .manifest import (
     METADATA,
     STEP,
@@ -40,6 +40,14 @@ from .manifest import (
     write_manifest,
 )
 from .metadata_reader import CheckedReader
+from .trainer_state import (
+    alone,
+    check_finite,
+    check_same_tensors,
+    fewer_updates,
+    set_updates,
+    state_of,
+)
 
 
 class CheckpointFailed(RuntimeError):
@@ -83,7 +91,7 @@ class Checkpoints:
         """
         self.finish()
         state = state_of(trainer)
-        _check_finite(trainer.steps_done, state)
+        check_finite(trainer.steps_done, state)
         facts = {
             "step": trainer.steps_done,
             "plan": trainer.plan.to_dict(),
@@ -92,14 +100,15 @@ class Checkpoints:
             "settings": self.settings,
         }
         folder = self.folder / f"step-{trainer.steps_done:08d}.partial"
-        draft = Draft(folder, facts, random_streams(), sum(local(t).nbytes for t in state.values()))
+        size_bytes = sum(local(tensor).nbytes for tensor in state.values())
+        draft = Draft(folder, facts, random_streams(), fewer_updates(trainer), size_bytes)
         with self._whole_or_gone(draft):
             on_all_ranks(lambda: self._begin(folder) if dist.get_rank() == 0 else None)
             if not self.background:
                 dcp.save(state, checkpoint_id=folder)
                 self._publish(draft)
                 return
-            state = {name: _alone(tensor) for name, tensor in state.items()}
+            state = {name: alone(tensor) for name, tensor in state.items()}
             written = dcp.async_save(state, checkpoint_id=folder, process_group=self.group)
             self.pending = (self.thread.submit(self._publish_after, written, draft), draft)
 
@@ -128,15 +137,15 @@ class Checkpoints:
 
     def _publish(self, draft: "Draft") -> None:
         """Check in every file, and rename: from here on the checkpoint counts."""
-        sums = on_all_ranks(draft.check_in, self.group)
+        by_rank = on_all_ranks(lambda: (draft.check_in(), draft.fewer_updates), self.group)
+        files, fewer = ({k: v for one in of for k, v in one.items()} for of in zip(*by_rank))
         first = dist.get_rank() == 0
-        on_all_ranks(lambda: self._rename(draft, sums) if first else None, self.group)
+        on_all_ranks(lambda: self._rename(draft, files, fewer) if first else None, self.group)
 
-    def _rename(self, draft: "Draft", sums: list[dict[str, str]]) -> None:
-        files = {name: digest for of_rank in sums for name, digest in of_rank.items()}
+    def _rename(self, draft: "Draft", files: dict[str, str], fewer: dict[str, int]) -> None:
         to_disk(draft.folder / METADATA)
         files[METADATA] = sha256(draft.folder / METADATA)
-        manifest = draft.facts | {"files": dict(sorted(files.items()))}
+        manifest = draft.facts | {"files": dict(sorted(files.items())), "fewer_updates": fewer}
         write_manifest(draft.folder, manifest)
         final = draft.folder.with_suffix("")
         whole = list_checkpoints(self.folder)
@@ -182,14 +191,12 @@ class Checkpoints:
         # of what these refuse dcp.load would make an error of its own, or none
         stored = on_all_ranks(reader.read_metadata)[0].state_dict_metadata
         state = state_of(trainer)
-        _check_same_tensors(path, {name: tuple(of.size) for name, of in stored.items()}, state)
+        check_same_tensors(path, {name: tuple(of.size) for name, of in stored.items()}, state)
         dcp.load(state, storage_reader=reader)
         trainer.steps_done = manifest["step"]
-        updates = manifest["step"] - manifest["scaler"]["skipped"]
-        for moments in trainer.optimizer.state.values():
-            moments["step"].fill_(updates)
         for name, value in manifest["scaler"].items():
             setattr(trainer.scaler, name, value)
+        set_updates(trainer, manifest.get("fewer_updates", {}))
         trainer.data.publish()
         if manifest["plan"] == trainer.plan.to_dict():
             set_random_streams(torch.load(path / f"rank-{dist.get_rank()}.pt", weights_only=True))
@@ -202,6 +209,7 @@ class Draft:
     folder: Path
     facts: dict[str, Any]
     streams: dict[str, Tensor]
+    fewer_updates: dict[str, int]  # of this rank's parts, see trainer_state.py
     size_bytes: int  # of this rank's tensors
 
     def check_in(self) -> dict[str, str]:
@@ -217,31 +225,6 @@ class Draft:
         return {path.name: sha256(path) for path in own}
 
 
-def _check_finite(step: int, state: dict[str, Tensor]) -> None:
-    bad = [name for name, tensor in state.items() if not is_finite(tensor)]
-    for rank, names in enumerate(over_ranks(bad[:1])):
-        if names:
-            raise Diverged(
-                f"the state after step {step} is not finite ({names[0]} on rank {rank}), so no "
-                "checkpoint of it is written"
-            )
-
-
-def _check_same_tensors(
-    path: Path, stored: dict[str, tuple[int, ...]], state: dict[str, Tensor]
-) -> None:
-    """Raise a UserError, on every rank, if a checkpoint has not just what the ranks hold."""
-    held: dict[str, tuple[int, ...]] = {}
-    for of_rank in over_ranks({name: tuple(tensor.shape) for name, tensor in state.items()}):
-        held |= of_rank
-    for name in sorted(held.keys() | stored.keys()):
-        if held.get(name) != stored.get(name):
-            there, here = (list(of[name]) if name in of else "nothing" for of in (stored, held))
-            raise UserError(
-                f"{path} is of another model: of {name} it holds {there}, this model {here}"
-            )
-
-
 def _drop(checkpoint: Path) -> None:
     """Remove a checkpoint; a crash leaves no half of it under its name."""
     gone = checkpoint.with_suffix(".gone.partial")
@@ -255,38 +238,6 @@ def _reason(error: BaseException, draft: Draft) -> str:
     if free < draft.size_bytes:
         return f"its disk is full, {free / 1e6:.1f} MB are left"
     return str(error).strip().splitlines()[-1]
-
-
-def state_of(trainer: Any) -> dict[str, Tensor]:
-    """The trainer's tensors by name, as they lie in the whole; loading writes into them.
-
-    Parts that are empty here (fewer rows than ranks) have nothing to store or to load.
-    """
-    if not isinstance(trainer.optimizer, torch.optim.AdamW):
-        raise UserError("checkpoints hold the moments of adamw alone, not those of adamw8bit")
-    state: dict[str, Tensor] = {}
-    for part in trainer.parts:
-        if not part.tensor.numel():
-            continue
-        values = part.tensor.detach()
-        moments = trainer.optimizer.state[part.tensor]
-        if not moments:  # Adam makes them in its first step; a resumed run needs them before
-            moments["step"] = torch.zeros((), dtype=torch.float32, device=values.device)
-            moments["exp_avg"] = torch.zeros_like(values)
-            moments["exp_avg_sq"] = torch.zeros_like(values)
-        state[part.name] = part.whole(values)
-        for moment in ("exp_avg", "exp_avg_sq"):
-            state[f"{part.name}/{moment}"] = part.whole(moments[moment])
-    return state
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """The tensor in memory of its own: async_save copies whole storages, and would copy all of a
-    parameter for each rank's chunk of it."""
-    part = local(tensor)
-    if part.untyped_storage().nbytes() == part.numel() * part.element_size():
-        return tensor
-    return tensor.clone()
 
 
 def pick(source: Path) -> Path:

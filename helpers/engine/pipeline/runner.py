@@ -218,6 +218,8 @@ class _Step:
             out = out.loss * self.scale
         else:
             self.pipeline._send(FORWARD, stage + 1, i, out)
+            if not out.requires_grad:  # of first stages in which nothing trains
+                out.requires_grad_()
         self.in_flight[stage, i] = InFlight(received, get_gradient_edge(out))
 
     def backward(self, action: Action, gradient: Tensor | None) -> None:

@@ -62,7 +62,7 @@ def adamw(
         {"params": [p.tensor for p in held if p.decays], "weight_decay": weight_decay},
         {"params": [p.tensor for p in held if not p.decays], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
+    groups = [group for group in groups if group["params"]] or groups  # all may be frozen here
     if kind == "adamw8bit":
         bnb = need("bitsandbytes", "qlora")
         return bnb.optim.AdamW8bit(groups, lr=lr, betas=betas, eps=eps)
@@ -119,7 +119,7 @@ def scale_(gradients: dict[str, Tensor], norm: float, limit: float | None, scale
     factor = 1 / scale
     if limit is not None:
         factor *= min(1.0, limit / (norm + 1e-6))
-    if factor != 1.0:
+    if gradients and factor != 1.0:
         torch._foreach_mul_(list(gradients.values()), factor)
 
 

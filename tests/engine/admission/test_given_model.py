@@ -178,7 +178,7 @@ WORDS = {
     with_adapters: "has adapters already: load it by load_adapted",
     torch.compile: "not a OptimizedModule",
     of_bytes: "transformer.h.0.mlp.c_fc.weight is uint8, quantized",
-    all_frozen: "no parameter of this rank trains",
+    all_frozen: "no parameter trains",
     one_layer: "takes a model of transformers, not a Conv1D",
 }
 

@@ -1,9 +1,13 @@
 """A parameter without a gradient does not decay, one with a gradient on a single rank does."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from helpers.engine.files.checkpoints import Checkpoints, pick
+from helpers.engine.files.manifest import read_manifest
 from helpers.engine.files.weights import whole_weights
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
@@ -11,6 +15,7 @@ from helpers.engine.trainer import Trainer
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
+PLAN = ParallelPlan()
 USED_ONCE, UNUSED = "transformer.h.0.mlp", "transformer.h.1.mlp"
 
 
@@ -48,3 +53,35 @@ def test_what_no_rank_uses_stays_as_it_is(layout: dict) -> None:
         assert torch.equal(weight, second[name]), name
         expected = before[name].bfloat16() if low else before[name]
         assert torch.equal(weight.to(expected.dtype), expected) == name.startswith(UNUSED), name
+
+
+def used_from(step: int) -> Trainer:
+    """A trainer of one process whose second MLP takes part from a step on."""
+    model = parallelize(tiny.fresh("gptj", torch.float64), PLAN, mesh_of(PLAN))
+    trainer = Trainer(model, PLAN, mesh_of(PLAN), lr=0.1, weight_decay=0.5)
+    mlp = model.get_submodule(UNUSED)
+    whole = mlp.forward
+    mlp.forward = lambda hidden: (
+        whole(hidden) if trainer.steps_done >= step else torch.zeros_like(hidden)
+    )
+    return trainer
+
+
+def resumed_and_not(folder: Path) -> tuple[float, float, dict[str, int]]:
+    """Losses of the sixth step, in one run and in one that a checkpoint of the fourth began."""
+    trainer, checkpoints = used_from(2), Checkpoints(folder)
+    for step in range(6):
+        loss = trainer.step(*tiny.batch(step)).loss
+        if step == 3:
+            checkpoints.save(trainer)
+    again = used_from(2)
+    checkpoints.load(again, pick(folder))
+    other = [again.step(*tiny.batch(step)).loss for step in (4, 5)][-1]
+    return loss, other, read_manifest(pick(folder), {})["fewer_updates"]
+
+
+def test_a_checkpoint_knows_what_was_updated_less_often(tmp_path: Path) -> None:
+    [(expected, loss, fewer)] = pool(1).run(resumed_and_not, tmp_path)
+    assert loss == expected
+    assert set(fewer.values()) == {2}
+    assert all(name.startswith(UNUSED) for name in fewer)

@@ -1,0 +1,97 @@
+"""A trainer's tensors as a checkpoint names them, and how many updates each has had.
+
+A parameter that no token of a batch went through, an expert or a tower, is not updated, and Adam
+counts each one's updates apart: a run that goes on with the run's count would correct its moments
+for updates that it never had.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import Diverged, UserError
+from ..ranks import over_ranks
+from ..tensor.shards import is_finite, local
+
+
+def state_of(trainer: Any) -> dict[str, Tensor]:
+    """The trainer's tensors by name, as they lie in the whole; loading writes into them.
+
+    Parts that are empty here (fewer rows than ranks) have nothing to store or to load.
+    """
+    if not isinstance(trainer.optimizer, torch.optim.AdamW):
+        raise UserError("checkpoints hold the moments of adamw alone, not those of adamw8bit")
+    state: dict[str, Tensor] = {}
+    for part in trainer.parts:
+        if not part.tensor.numel():
+            continue
+        values = part.tensor.detach()
+        moments = trainer.optimizer.state[part.tensor]
+        if not moments:  # Adam makes them in its first step; a resumed run needs them before
+            moments["step"] = torch.zeros((), dtype=torch.float32, device=values.device)
+            moments["exp_avg"] = torch.zeros_like(values)
+            moments["exp_avg_sq"] = torch.zeros_like(values)
+        state[part.name] = part.whole(values)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[f"{part.name}/{moment}"] = part.whole(moments[moment])
+    return state
+
+
+def updates_of(trainer: Any) -> int:
+    """Updates that the trainer's optimizer has done: steps whose gradients were finite."""
+    return trainer.steps_done - trainer.scaler.skipped
+
+
+def fewer_updates(trainer: Any) -> dict[str, int]:
+    """The updates of those of this rank's parts that had fewer than the optimizer did, by name."""
+    state = trainer.optimizer.state
+    held = [part for part in trainer.parts if "step" in state[part.tensor]]
+    if not held:
+        return {}
+    counts = torch.stack([state[part.tensor]["step"].float() for part in held]).tolist()
+    whole = updates_of(trainer)
+    return {part.name: int(n) for part, n in zip(held, counts, strict=True) if n < whole}
+
+
+def set_updates(trainer: Any, fewer: dict[str, int]) -> None:
+    """Give every part of this rank its count back."""
+    whole = updates_of(trainer)
+    for part in trainer.parts:
+        if "step" in (moments := trainer.optimizer.state[part.tensor]):
+            moments["step"].fill_(fewer.get(part.name, whole))
+
+
+def check_finite(step: int, state: dict[str, Tensor]) -> None:
+    bad = [name for name, tensor in state.items() if not is_finite(tensor)]
+    for rank, names in enumerate(over_ranks(bad[:1])):
+        if names:
+            raise Diverged(
+                f"the state after step {step} is not finite ({names[0]} on rank {rank}), so no "
+                "checkpoint of it is written"
+            )
+
+
+def check_same_tensors(
+    path: Path, stored: dict[str, tuple[int, ...]], state: dict[str, Tensor]
+) -> None:
+    """Raise a UserError, on every rank, if a checkpoint has not just what the ranks hold."""
+    held: dict[str, tuple[int, ...]] = {}
+    for of_rank in over_ranks({name: tuple(tensor.shape) for name, tensor in state.items()}):
+        held |= of_rank
+    for name in sorted(held.keys() | stored.keys()):
+        if held.get(name) != stored.get(name):
+            there, here = (list(of[name]) if name in of else "nothing" for of in (stored, held))
+            raise UserError(
+                f"{path} is of another model: of {name} it holds {there}, this model {here}"
+            )
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own: async_save copies whole storages, and would copy all of a
+    parameter for each rank's chunk of it."""
+    part = local(tensor)
+    if part.untyped_storage().nbytes() == part.numel() * part.element_size():
+        return tensor
+    return tensor.clone()
