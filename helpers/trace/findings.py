@@ -150,7 +150,7 @@ def _launch(steps: list[Step]) -> Finding | None:
         ranks,
         f"launch-bound: {_ranks(ranks)} {_spend(ranks)} up to {share:.0%} of a step "
         f"({_of(times.starting_s, times.step_s)}) starting {times.operations:,} operations, "
-        f"{each * 1e6:.0f} µs each; larger batches, fewer and larger operations or compiling help",
+        f"{each * 1e6:.1f} µs each; larger batches, fewer and larger operations or compiling help",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from helpers.engine.adapters.lora import trainable_parameters
+from helpers.engine.files.manifest import step_of
 from helpers.engine.files.run_record import Clock, Metrics, versions, write_summary
 from helpers.engine.memory.states import peak_memory_bytes
 from helpers.engine.precision.compiling import compilations
@@ -107,6 +108,7 @@ def finish(
         "state_bytes": states,
         "final_loss": metrics.lines[-1]["loss"] if metrics.lines else None,
         "skipped_steps": trainer.scaler.skipped,
+        "resumed_after": step_of(job.resume_from) if job.resume_from else 0,
         "compiled": [dataclasses.asdict(one) for one in compilations()],
         "eval": scores,
         "warnings": warnings,
@@ -121,6 +123,11 @@ def finish(
         return
     for command in tracking.look.values():
         print(f"tracked: {command}")
-    figures = {"final loss": summary["final_loss"]} | (scores or {})
-    known = (f", {name} {value:.4g}" for name, value in figures.items() if value is not None)
-    print(f"done: {trainer.steps_done} steps{''.join(known)}")
+    line = f"done: {trainer.steps_done} steps"
+    if summary["final_loss"] is not None:
+        line += f", final loss {summary['final_loss']:.4g}"
+    if known := [
+        f"{name} {value:.4g}" for name, value in (scores or {}).items() if value is not None
+    ]:
+        line += f"; held out: {', '.join(known)}"
+    print(line)

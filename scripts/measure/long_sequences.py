@@ -130,7 +130,8 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
     if is_first():
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "long.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(f"{len(chosen)} ways at {len(args.lengths)} lengths, {args.steps} timed steps each")
+        lengths = ", ".join(f"{length:,}" for length in args.lengths)
+        print(f"{len(chosen)} ways at {lengths} tokens, {args.steps} timed steps each")
 
 
 @record

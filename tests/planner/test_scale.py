@@ -237,7 +237,7 @@ def test_the_figures_hold_the_planners_numbers():
     _, table, sentence = plot_out_of_node(
         {name: estimate(LLAMA, plan, cluster, 16, 2048) for name, plan in two.items()}
     )
-    assert table.loc["copied", "forward"] == 0 and not table["after it"].any()
+    assert table.loc["copied", "forward"] == 0 and not table["after the backward"].any()
     assert min(table.loc["copied", "backward"], table.loc["sharded", "forward"]) > 10
     assert sentence.startswith("The fastest step is that of ")
     _, table, sentence = plot_scaling({"a": {8: 8.0, 16: 15.0, 32: 16.0}}, {"b": {8: 1.0}})

@@ -120,6 +120,7 @@ def test_the_same_plan_goes_on_to_the_last_digit(whole, killed, tmp_path) -> Non
     assert done.returncode == 0, done.stderr
     assert losses(out) == whole
     assert names(out) == ["step-00000010", "step-00000020"]
+    assert json.loads((out / "summary.json").read_text())["resumed_after"] == 10
 
 
 @pytest.mark.parametrize("ranks", (2, 1))
@@ -273,7 +274,9 @@ def test_a_manifest_is_checked_too(killed, tmp_path) -> None:
     manifest = out / "checkpoints" / "step-00000010" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"step": 10', '"step": 11'))
     line = scripts.refusal(*("--model", "neox-tiny", "--resume"), out=out)
-    assert line.startswith(f"{manifest} is damaged") and line.endswith("there is none before it")
+    assert line.startswith(f"{manifest} is damaged") and line.endswith(
+        "there is no earlier checkpoint to go on from"
+    )
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ KEYS = {
     "state_bytes",
     "final_loss",
     "skipped_steps",
+    "resumed_after",
     "compiled",
     "eval",
     "warnings",

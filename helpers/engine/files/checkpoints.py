@@ -170,7 +170,7 @@ class Checkpoints:
             if dist.get_rank() == 0:
                 shutil.rmtree(draft.folder, ignore_errors=True)
             whole = list_checkpoints(self.folder)
-            left = f"the newest whole one is {whole[-1]}" if whole else "there is none before it"
+            left = f"the newest whole one is {whole[-1]}" if whole else "there is no earlier one"
             raise CheckpointFailed(
                 f"the checkpoint of step {draft.facts['step']} could not be written: {reason}; "
                 f"{left}"

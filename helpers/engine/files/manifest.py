@@ -124,7 +124,11 @@ def _digest(manifest: dict[str, Any]) -> str:
 def _before(path: Path) -> str:
     """Words that offer the newest checkpoint before a damaged one."""
     older = [other for other in list_checkpoints(path.parent) if step_of(other) < step_of(path)]
-    return f"; the one before it is {older[-1]}" if older else "; there is none before it"
+    return (
+        f"; the one before it is {older[-1]}"
+        if older
+        else "; there is no earlier checkpoint to go on from"
+    )
 
 
 def sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from helpers.engine.errors import need
 from helpers.lab.figures.charts import paired_bars, stacked_bars
 from helpers.lab.figures.drawing import WHITE, WHOLE, arrow, box, canvas, words_at
-from helpers.lab.figures.style import Picture, new_figure
+from helpers.lab.figures.style import Picture, new_figure, title
 from helpers.lab.figures.tables import table_of
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def plot_verdicts(counts: Mapping[str, Mapping[str, int]]) -> Picture:
     fig, axes = new_figure(1.2 + 0.45 * len(table), grid="x")
     stacked_bars(axes, table, total="{:,.0f}")
     axes.set_xlabel("uses")
+    title(axes, "What became of every use")
     total = table.sum()
     parts = ", ".join(f"{number} {verdict}" for verdict, number in total.items())
     return fig, table, f"{total.sum()} uses in all: {parts}."
@@ -76,6 +77,7 @@ def plot_bills(planned: "pd.Series", billed: "pd.Series") -> Picture:
     fig, axes = new_figure(1.4 + 0.6 * len(table), grid="x")
     paired_bars(axes, table)
     axes.set_xlabel("dollars")
+    title(axes, "Planned and billed")
     times = (billed / planned).sort_values()
     ends = f"{times.iloc[0]:.1f} ({times.index[0]}) to {times.iloc[-1]:.1f} ({times.index[-1]})"
     return fig, table, f"What was paid is {ends} times what training was planned to cost."

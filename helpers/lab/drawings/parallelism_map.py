@@ -36,7 +36,14 @@ AXES = (
         state="each",
         sends="each layer's weights and gradients",
     ),
-    Axis("cp", "context parallel", "columns", "", "", "keys and values, in every layer"),
+    Axis(
+        name="cp",
+        title="context parallel",
+        tokens="columns",
+        arithmetic="",
+        state="each",
+        sends="keys and values in every layer, and each layer's weights and gradients",
+    ),
     Axis("tp", "tensor parallel", "", "columns", "columns", "activations, in every layer"),
     Axis("pp", "pipeline parallel", "", "rows", "rows", "activations, between two stages"),
 )

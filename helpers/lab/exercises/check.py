@@ -10,9 +10,8 @@ still runs to its end.
 from dataclasses import dataclass
 from typing import Any
 
-from helpers.engine.errors import UserError
 from helpers.lab.exercises.judges import NOT_DONE, Result
-from helpers.lab.exercises.questions import EXERCISES, Exercise
+from helpers.lab.exercises.questions import Exercise, find_exercise
 from helpers.lab.figures.display import show_text
 from helpers.lab.launch.warm.ranks import Ranks
 
@@ -40,7 +39,7 @@ def check(name: str, answer: Any, hint: int = 1, ranks: Ranks | None = None) -> 
     """Judge an answer, show what was found, and return it.
 
     Args:
-        name: an exercise's name; `EXERCISES` has them all.
+        name: an exercise's name, or its number, as "1a"; `EXERCISES` has them all.
         answer: a number, a function or a dictionary, as the question asks.
         ranks: warm ranks for an answer that runs on ranks; without them it starts its own.
         hint: which hint to give where the answer is wrong and its mistake is not a known one.
@@ -48,9 +47,7 @@ def check(name: str, answer: Any, hint: int = 1, ranks: Ranks | None = None) -> 
     Raises:
         UserError: there is no exercise of that name.
     """
-    exercise = EXERCISES.get(name)
-    if exercise is None:
-        raise UserError(f"no exercise {name!r}; there are: {', '.join(EXERCISES)}")
+    exercise = find_exercise(name)
     result = NOT_DONE if answer is None else exercise.grade(answer, ranks)
     verdict = _verdict(exercise, result, hint)
     show_text(str(verdict))

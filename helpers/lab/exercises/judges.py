@@ -15,6 +15,8 @@ from typing import Any
 
 from helpers.tables import read_table
 
+HERE = Path(__file__).parent
+
 
 @dataclass(frozen=True)
 class Result:
@@ -73,7 +75,7 @@ def judge_numbers(
     for name, known in expected.items():
         number = number_of(answer[name])
         if number is None:
-            words.append(f"{name} is not a number.")
+            words.append(f"{name} is no finite number.")
         elif _right(number, known):
             continue
         elif mistakes(exercise, name):
@@ -138,9 +140,10 @@ def incomplete(answer: Any, keys: Collection[str]) -> Result | None:
 
 
 def raised(error: Exception) -> str:
-    """What the reader's code raised, and in which of its lines."""
-    line = traceback.extract_tb(error.__traceback__)[-1].lineno
-    return f"raised {type(error).__name__}: {error} (line {line})"
+    """What the reader's code raised, and in which of its lines, where it got so far."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if Path(last.filename).is_relative_to(HERE) else f" (line {last.lineno})"
+    return f"raised {type(error).__name__}: {error}{where}"
 
 
 def number_of(value: Any) -> float | None:
@@ -158,7 +161,10 @@ def near(number: float, expected: float, tolerance: float = 0.005) -> bool:
 
 def kind_of(value: Any) -> str:
     """What an answer is, in words."""
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    words = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    shape = getattr(value, "shape", ())
+    return f"{words} of shape {list(shape)}" if shape else words
 
 
 def _right(number: float, known: Expected) -> bool:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from helpers.engine.errors import UserError
 from helpers.lab.exercises.judges import Result
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.tables import read_table
@@ -48,3 +49,15 @@ EXERCISES = {
     exercise.name: exercise
     for exercise in read_table(Path(__file__).with_name("exercises.json"), Exercise)
 }
+
+
+def find_exercise(name: str) -> Exercise:
+    """An exercise by its name, or by its number alone, as "1a".
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    for exercise in EXERCISES.values():
+        if name in (exercise.name, exercise.name.split()[0]):
+            return exercise
+    raise UserError(f"no exercise {name!r}; there are: {', '.join(EXERCISES)}")

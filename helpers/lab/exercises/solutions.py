@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.lab.exercises.on_ranks.solutions import ON_RANKS
-from helpers.lab.exercises.questions import EXERCISES
+from helpers.lab.exercises.questions import EXERCISES, find_exercise
 from helpers.lab.exercises.topics.pipeline import try_plan
 from helpers.lab.exercises.topics.qlora import LEVELS
 from helpers.lab.figures.display import show_code, show_text
@@ -41,10 +40,8 @@ def show_solution(name: str | None = None) -> None:
     if name is None:
         show_text("show_solution shows a solution when it is given the name of an exercise.")
         return
-    found = [known for known in SOLUTIONS if name in (known, known.split()[0])]
-    if not found:
-        raise UserError(f"no exercise {name!r}; there are: {', '.join(SOLUTIONS)}")
-    show_code(f"{found[0]}, a solution", inspect.getsource(SOLUTIONS[found[0]]).rstrip())
+    found = find_exercise(name).name
+    show_code(f"{found}, a solution", inspect.getsource(SOLUTIONS[found]).rstrip())
 
 
 def answer_of(name: str) -> Any:

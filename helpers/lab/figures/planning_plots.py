@@ -44,8 +44,11 @@ def plot_fit(choices: Mapping[str, Choice]) -> Picture:
     fig, axes = new_figure(1.4 + 0.42 * len(rows), grid="x")
     stacked_bars(axes, table)
     axes.axvline(limit, **LIMIT)
-    axes.text(limit, -0.55, f" the GPU has {limit:.0f} GiB", va="bottom", size=9.5)
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+    words = f" the GPU has {limit:.0f} GiB"
+    axes.text(limit, -0.55, words, va="bottom", size=9.5, bbox=ground)
     axes.set_xlabel("GiB")
+    title(axes, "What the fullest GPU holds")
     table["all"] = table.sum(axis=1)
     table["step, s"] = [choice.time.total_s for choice in choices.values()]
     fits = [name for name, total in table["all"].items() if total <= limit]
@@ -95,13 +98,14 @@ def plot_out_of_node(choices: Mapping[str, Choice]) -> Picture:
         rows[name] = {
             "forward": sent.get("forward", 0) / 1e9,
             "backward": (sent.get("backward", 0) + sent.get("last", 0)) / 1e9,
-            "after it": sent.get("step", 0) / 1e9,
+            "after the backward": sent.get("step", 0) / 1e9,
         }
     table = table_of(rows, "GB out of a node")
     fig, axes = new_figure(1.3 + 0.42 * len(rows), grid="x")
     stacked_bars(axes, table.loc[:, table.any()])
     axes.set_xlabel("GB per step that a node sends to other nodes")
-    table["waiting for it, ms"] = [1000 * choice.time.data_s for choice in choices.values()]
+    title(axes, "What leaves a node")
+    table["waiting for messages, ms"] = [1000 * choice.time.data_s for choice in choices.values()]
     table["step, ms"] = [1000 * choice.time.total_s for choice in choices.values()]
     table["fits"] = [c.memory.total <= c.cluster.memory_bytes for c in choices.values()]
     slow, fast = table["step, ms"].idxmax(), table["step, ms"].idxmin()

@@ -42,8 +42,9 @@ class Guess:
         if 0.5 <= self.times <= 2:
             way = "too much" if self.times > 1 else "too little"
             return f"{abs(self.times - 1):.0%} {way}"
-        more = max(self.times, 1 / self.times)
-        return f"{more:.3g} times too {'much' if self.times > 1 else 'little'}"
+        if self.times > 1:
+            return f"{self.times:.3g} times what was found"
+        return f"what was found is {1 / self.times:.3g} times as large"
 
 
 class Predictions:

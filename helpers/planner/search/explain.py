@@ -81,7 +81,7 @@ def _winner(result: SearchResult) -> str:
     if question.tokens is not None:
         days = question.tokens / best.tokens_per_s / DAY_S
         ends = (_days(days * end) for end in (best.range.low, best.range.high))
-        line += f"; {question.tokens:.3g} tokens take {_days(days)} days ({_between(*ends)})"
+        line += f"; {_count(question.tokens)} tokens take {_days(days)} days ({_between(*ends)})"
         if best.usd_per_token is not None:
             usd = question.tokens * best.usd_per_token
             low, high = (in_money(usd * end, best) for end in (best.range.low, best.range.high))
@@ -202,10 +202,23 @@ def _why_not(result: SearchResult) -> Iterator[str]:
 
 def _ruled_out(result: SearchResult) -> str:
     counts = sorted(result.ruled_out.items(), key=lambda item: -item[1])
-    reasons = [f"{count:,} {reason}" for reason, count in counts]
+    reasons = [f"{count:,} {_plural(reason) if count > 1 else reason}" for reason, count in counts]
     return f"Looked at the memory of {result.tried:,} plans. " + (
         f"Ruled out: {'; '.join(reasons)}." if reasons else "Nothing was ruled out."
     )
+
+
+def _plural(reason: str) -> str:
+    """Of several plans, what is said of one."""
+    return reason.replace("does not", "do not")
+
+
+def _count(number: float) -> str:
+    """A large number in words: 2 trillion."""
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:,.4g} {word}"
+    return f"{number:,.0f}"
 
 
 def _what_would_change(result: SearchResult) -> Iterator[str]:

@@ -63,8 +63,8 @@ class StepOptimizer(torch.optim.Optimizer):
         """Before a backward."""
         if self._taken:
             raise UserError(
-                "a second backward without a step between: gradients of several passes are "
-                "microbatches of the configuration here"
+                "a second backward without a step between: several passes for one step are "
+                "`microbatches` of the configuration here"
             )
         self._taken = True
 

@@ -23,8 +23,8 @@ def test_the_answer_in_words():
     days = 300e9 / best.tokens_per_s / 86400
     assert f"{days:.3g} days ({days * best.range.low:.3g} to {days * best.range.high:.3g})" in text
     assert "Next best: " in text
-    assert f"{found.ruled_out['does not fit']:,} does not fit" in text
-    assert "3e+11 tokens take" in text
+    assert f"{found.ruled_out['does not fit']:,} do not fit" in text
+    assert "300 billion tokens take" in text
     parts = next(line for line in text.splitlines() if line.startswith("Of the step: "))
     shares = [float(part.split()[0]) for part in parts.removeprefix("Of the step: ").split(", ")]
     assert 97 <= sum(shares) <= 103

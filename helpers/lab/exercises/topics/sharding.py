@@ -36,7 +36,7 @@ def least_gpus(stage: int) -> int:
 
 def sharded_step(answer: Any) -> Result:
     """5b: the reader's sharded_step(weights, gradients, lr) against a step of plain descent."""
-    praise = "Each rank steps with its chunk alone, and together they are the whole."
+    praise = "A step needs a rank's own chunk alone, and together the chunks are the whole."
     return judge_function(answer, _steps(), _look_at_chunks, praise)
 
 
