@@ -249,8 +249,9 @@ class ParallelPlan:
             check_context(config, self.cp, self.cp_attention, self.tp, task)
         if config is not None and (self.pp > 1 or self.stage_layers is not None):
             layers = getattr(text_config(config), "num_hidden_layers", 0)
-            check_stages(layers, self.stages)
-            if self.stage_layers is not None:
+            if self.stage_layers is None:
+                check_stages(layers, self.stages)
+            else:
                 check_partition(self.stage_layers, layers, self.stages)
 
     def describe(self) -> str:

@@ -160,7 +160,6 @@ def check_partition(counts: Sequence[int], layers: int, stages: int) -> tuple[in
             more than there are, or leaves a stage empty. The first and the last stage may have no
             layers, for they have the embedding and the head.
     """
-    check_stages(layers, stages)
     shown = ",".join(map(str, counts))
     if len(counts) != stages:
         raise UserError(f"the partition {shown} has {len(counts)} stages, the pipeline {stages}")
@@ -182,8 +181,9 @@ def check_stages(layers: int, stages: int) -> None:
         raise UserError(f"a pipeline needs a stage at least, not {stages}")
     if stages > layers:
         raise UserError(
-            f"{stages} stages are too many for {layers} layers: at most {layers}, a layer each "
-            "(stages are pp x virtual stages)"
+            f"{stages} stages are too many for {layers} layers: at most {layers}, a layer each, or "
+            "list them in `partition`, without one in the first and the last (stages are pp x "
+            "virtual stages)"
         )
 
 

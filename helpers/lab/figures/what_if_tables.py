@@ -151,14 +151,14 @@ def _row(
     job = make_job(_long_enough(model, seq_len), plan, batch, seq_len, device=cluster.device)
     # the closed form of the pipeline: a slider should not wait for the simulator
     choice = Choice(job, cluster, fullest(job), step_time(job, cluster, exact=False))
-    peak = find_gpu(find_instance(cluster.name).gpu).peak_flops["bf16"]
+    utilisation = choice.mfu(find_gpu(find_instance(cluster.name).gpu).peak_flops["bf16"])
     price = choice.usd_per_token
     return {
         "GiB per GPU": choice.memory.total / GIB,
         "fits": choice.memory.total <= cluster.memory_bytes,
         "step, s": choice.time.total_s,
         "tokens/s": choice.tokens_per_s,
-        "MFU, %": 100 * choice.mfu(peak),
+        "MFU, %": None if utilisation is None else 100 * utilisation,
         "data messages, % of the step": 100 * choice.time.data_s / choice.time.total_s,
         "dollars per million tokens": None if price is None else 1e6 * price,
     }

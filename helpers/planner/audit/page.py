@@ -36,7 +36,8 @@ def _top() -> list[str]:
         "",
         f"`estimate(..., program=...)` takes {_names()}. `megatron` is the edition whose tables "
         "were published for the GPUs' generation: of 2021 on Volta and Ampere, of 2022 there "
-        "where the plan splits sequences or recomputes in part, and of 2024 on Hopper and later.",
+        "where the plan splits sequences or recomputes in part, and of 2025 on Hopper and later, "
+        "whose attention is faster than in the edition of 2024.",
         "",
     ]
 
@@ -67,7 +68,8 @@ def _sums() -> list[str]:
         f"of what is predicted. The range of the others' rows covers {100 * covered(rows()):.0f} "
         f"% of a source's own ({known.rows} rows). A new program is one without rows of its own "
         "here, as the engine itself: no published run used it. A new GPU is of a generation "
-        "without rows.",
+        "without rows. Experts and adapters are in no row: they are `new work`, and have the range "
+        "of a new GPU, the widest.",
         "",
     ]
 

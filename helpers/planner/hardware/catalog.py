@@ -49,6 +49,7 @@ class GPU:
     fp16_tflops: float | None = None
     fp8_tflops: float | None = None
     matmul_tflops: float | None = None
+    matmul_fp8_tflops: float | None = None
     attention_tflops: float | None = None
     note: str = ""
 
@@ -74,6 +75,11 @@ class GPU:
     def matmul_flops(self) -> float | None:
         """The best bf16 matrix product measured, FLOP/s."""
         return None if self.matmul_tflops is None else self.matmul_tflops * TERA
+
+    @property
+    def matmul_fp8_flops(self) -> float | None:
+        """The best matrix product in 8 bits measured, FLOP/s."""
+        return None if self.matmul_fp8_tflops is None else self.matmul_fp8_tflops * TERA
 
     @property
     def attention_flops(self) -> float | None:

@@ -199,11 +199,14 @@ def _cluster(
 
 def _matmul_flops(gpu: GPU, reached: float) -> dict[str, float]:
     """Reached FLOP/s by dtype: from the best measured bf16 product, others in the same ratio to
-    their peak."""
+    their peak; in 8 bits from the best measured one, where there is one."""
     share = reached
     if gpu.matmul_flops is not None:
         share *= gpu.matmul_flops / gpu.peak_flops["bf16"]
-    return {dtype: peak * share for dtype, peak in gpu.peak_flops.items()}
+    flops = {dtype: peak * share for dtype, peak in gpu.peak_flops.items()}
+    if gpu.matmul_fp8_flops is not None:
+        flops["fp8"] = gpu.matmul_fp8_flops * reached
+    return flops
 
 
 def _usd(instance: str, service: str | None, usd_per_hour: float | None) -> float | None:
@@ -230,7 +233,7 @@ def tile_fill(rows: float, columns: float, multiprocessors: int, inner: float = 
     best = 0.0
     for high, wide in ((256, 128), (128, 256)):
         tiles = math.ceil(rows / high) * math.ceil(columns / wide)
-        parts = max(1, min(multiprocessors // tiles, int(inner // LEAST_INNER)))
+        parts = max(1.0, min(multiprocessors // tiles, inner / LEAST_INNER))
         rounds = math.ceil(parts * tiles / multiprocessors)
         best = max(best, parts * rows * columns / (high * wide) / (rounds * multiprocessors))
     return best

@@ -15,7 +15,7 @@ from helpers.planner.hardware.lookup import is_amount
 OPERATION_S = 4e-6  # between two small kernels on a GPU: launch latency, not compute
 HOST_BYTES_PER_S = 25e9  # a device's copies to host memory: PCIe 4 x16 at 0.8
 CONTEXT_BYTES = 0.8 * GIB  # a CUDA context, NCCL's buffers and cuBLAS's workspaces
-DEVIATION = 0.005  # of nodes' seconds for equal work, as a share of them
+DEVIATION = 0.006  # of nodes' seconds for equal work, as a share of them
 MOST_DEVICES = 1_000_000  # more than anyone has joined
 
 

@@ -49,7 +49,8 @@ def program_memory(
 
 def _moments(job: Job, rank: int, holds: Holds, parameters: int) -> tuple[Held, Held, Held]:
     """The loss, a block's backward, and the end of the last one."""
-    gradients = waiting = holds.gradients * parameters
+    in_16_bits = holds.gradients_as_sent and job.plan.reduce_dtype != "fp32"
+    gradients = waiting = (2 if in_16_bits else holds.gradients) * parameters
     if job.plan.zero == 3:
         gradients /= job.plan.shards
         # torch's allocator keeps room for those of the step before, even when they are freed

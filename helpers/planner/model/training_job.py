@@ -287,8 +287,9 @@ def make_job(
             "precision=fp8 needs blocks of attention and MLP as tp splits them, not "
             f"{shape.family}'s"
         )
-    check_stages(shape.layers, plan.stages)
-    if plan.stage_layers is not None:
+    if plan.stage_layers is None:
+        check_stages(shape.layers, plan.stages)
+    else:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
     check_heads(shape, plan.tp)
     check_ulysses(shape, plan)

@@ -74,8 +74,8 @@ def _winner(result: SearchResult) -> str:
         f"{question.seq_len:,} tokens takes {_seconds(best.time.total_s)} "
         f"({_between(*map(_seconds, best.range_s))}), {best.tokens_per_s:,.0f} tokens/s"
     )
-    if best.peak_flops is not None and best.job.adapters is None:
-        line += f", {100 * best.mfu(best.peak_flops):.0f} % of the peak (MFU)"
+    if best.peak_flops is not None and (utilisation := best.mfu(best.peak_flops)) is not None:
+        line += f", {100 * utilisation:.0f} % of the peak (MFU)"
     if best.usd_per_token is not None:
         line += f", {1e6 * best.usd_per_token:.2g} dollars per million tokens"
     if question.tokens is not None:

@@ -51,7 +51,7 @@ class Choice:
     @property
     def range(self) -> Range:
         """Shares of the predicted seconds between which 8 of 10 measured ones would lie."""
-        return time_range(self.job.program, self.cluster)
+        return time_range(self.job, self.cluster)
 
     @property
     def range_s(self) -> tuple[float, float]:
@@ -74,12 +74,14 @@ class Choice:
         return find_gpu(self.cluster.gpu).peak_flops.get(self.plan.precision)
 
     def mfu(self, peak_flops: float) -> float | None:
-        """Model FLOPs utilisation against one device's dense peak, as in cost.mfu; None with
-        adapters, for a frozen base does less work."""
+        """Model FLOPs utilisation against one device's dense peak, as in cost.mfu; None where its
+        count of FLOPs is far from the work: with adapters, for a frozen base does less, and where
+        tables, which multiply nothing, are so much of the model that it would be above 1."""
         if self.job.adapters is not None:
             return None
         flops = train_flops_per_token(self.job.shape, self.job.seq_len)
-        return self.tokens_per_s * flops / (self.cluster.devices * peak_flops)
+        utilisation = self.tokens_per_s * flops / (self.cluster.devices * peak_flops)
+        return utilisation if utilisation <= 1 else None
 
 
 def check_choice(choice: Any) -> None:

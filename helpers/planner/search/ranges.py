@@ -1,20 +1,20 @@
 """How far a prediction can be off: a range of seconds that eight of ten runs fall into.
 
-    span = time_range(job.program, cluster)       # 0.88 to 1.12 of what is predicted
+    span = time_range(job, cluster)       # 0.88 to 1.12 of what is predicted
     choice.range_s                                # of a choice's step
 
 From published rows that no constant was fitted to, by class: has the program rows of its own, and
-have GPUs of the generation? The rows of ranges.csv are written by
+have GPUs of the generation, and is it work that rows have? The rows of ranges.csv are written by
 `python -m helpers.planner.audit --fit`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from helpers.planner.hardware.catalog import generation
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.model.block_tensors import Program
+from helpers.planner.model.training_job import Job
 from helpers.tables import read_table
 
 RANGES = Path(__file__).with_name("ranges.csv")
@@ -36,16 +36,20 @@ class Range:
     source: str
 
 
-def time_range(program: Program, cluster: Cluster) -> Range:
-    """Of the seconds of a program on a cluster."""
-    return ranges()[kind_of(program, cluster)]
+def time_range(job: Job, cluster: Cluster) -> Range:
+    """Of the seconds of a job on a cluster. Of work that no row has the range is the widest one:
+    no row says how wide it is."""
+    kind = kind_of(job, cluster)
+    return ranges()[kind] if kind != "new work" else replace(ranges()["new GPU"], kind=kind)
 
 
-def kind_of(program: Program, cluster: Cluster) -> str:
-    """Which of its constants were fitted to rows."""
+def kind_of(job: Job, cluster: Cluster) -> str:
+    """Which of its constants were fitted to rows; no row has experts or adapters."""
     if cluster.generation and not generation(cluster.generation).fitted:
         return "new GPU"
-    return "known" if program.measured else "new program"
+    if job.shape.idle or job.adapters is not None:
+        return "new work"
+    return "known" if job.program.measured else "new program"
 
 
 @cache

@@ -127,6 +127,12 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
     backward_s = input_s + weight_s
     forward_waits_s = max(0.0, host_forward_s - forward_s, copies_s - forward_s)
     backward_waits_s = max(0.0, host_backward_s - backward_s, copies_s - backward_s)
+    if job.plan.splits_backward:  # into two actions, each of which waits for its own operations
+        host_weight_s = layers * len(job.shape.block) * start_s(cluster, job.program)
+        host_input_s = host_backward_s - host_weight_s
+        weight_waits_s = max(0.0, host_weight_s - weight_s)
+        backward_waits_s = max(0.0, host_input_s - input_s, copies_s - backward_s)
+        weight_s += weight_waits_s
     forward_s, input_s = forward_s + forward_waits_s, input_s + backward_waits_s
     if job.program.waits_for_sends and len(job.layers) > 1:
         forward_s += link_s(job, cluster)

@@ -92,7 +92,7 @@ def step_time(
         context_s=context_s,
         bubble_s=whole_s - busy_s[slowest],
         data_s=data_s + late_s,
-        optimizer_s=optimizer_s(job, cluster, slowest),
+        optimizer_s=optimizer_s(job, cluster),
         host_s=host_s,
         straggle_s=straggling(cluster) * (whole_s + late_s),
     )
@@ -134,14 +134,14 @@ def free_data_s(job: Job, cluster: Cluster, alone: list[StageTime]) -> float:
     return max(quick_makespan_s(job, cluster, alone), turns_s(job, cluster, alone))
 
 
-def optimizer_s(job: Job, cluster: Cluster, rank: int) -> float:
-    """Seconds of the update: every parameter's state goes through memory once, and its gradient
-    twice more for the norm.
+def optimizer_s(job: Job, cluster: Cluster) -> float:
+    """Seconds of the update of the pipeline rank that has most to update: every parameter's state
+    goes through memory once, and its gradient twice more for the norm.
 
     Source: Loshchilov and Hutter 2019, algorithm 2; the engine's precision/optimizer.py.
     """
     plan = job.plan
-    updated = job.trained_of(rank) / plan.shards
+    updated = max(map(job.trained_of, range(plan.pp))) / plan.shards
     moved = updated * (
         ADAM_BYTES[job.optimizer] + NORM_BYTES + (COPY_BYTES if job.element_bytes == 2 else 0)
     )

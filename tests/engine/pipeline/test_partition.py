@@ -233,7 +233,8 @@ def test_a_list_that_covers_the_model_is_taken(counts):
         ((0, 14, 0, 14), 4, "leaves stage 2 empty"),
         ((29, -1), 2, "must list whole numbers"),
         ((14.0, 14), 2, "must list whole numbers"),
-        ((1,) * 29, 29, "29 stages are too many for 28 layers"),
+        ((1,) * 29, 29, "has 29 layers, the model 28"),
+        ((1,) * 28 + (0, 0, 0), 31, "leaves stage 28 empty"),
     ],
 )
 def test_a_list_that_does_not_is_refused(counts, stages, words):

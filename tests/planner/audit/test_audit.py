@@ -18,13 +18,17 @@ def unseen(generation: str) -> Errors:
 
 
 def test_rows_that_no_constant_has_seen():
-    """By generation of GPUs: 5.6, 6.5 and 10.2 % in the mean when this was written, Blackwell's by
-    two sources of which each is told by the other."""
-    assert len(rows()) > 500
-    for generation, most in (("ampere", 0.07), ("hopper", 0.08), ("blackwell", 0.12)):
+    """By generation of GPUs: 5.5, 5.4 and 6.2 % in the mean when this was written, with a bias of
+    -0.5, -0.4 and -4.1 %: Blackwell's 18 rows by two sources, each of which tells of the other."""
+    assert len(rows()) > 700
+    for generation, size, bias in (
+        ("ampere", 0.06, 0.04),
+        ("hopper", 0.06, 0.04),
+        ("blackwell", 0.08, 0.05),
+    ):
         errors = unseen(generation)
-        assert errors.size <= most
-        assert abs(errors.bias) <= 0.04
+        assert errors.size <= size
+        assert abs(errors.bias) <= bias
 
 
 def test_a_constant_that_no_row_argues_about_has_its_prior():

@@ -158,3 +158,18 @@ def test_every_second_product_is_what_torch_computes_again():
     widths = 1024 * (SMALL.kv_heads * SMALL.head_dim + 1024 + SMALL.ffn)
     pace = cluster.rate("bf16") * selective.program.products_reached
     assert taken_s == pytest.approx(2 * selective.tokens * widths / pace, rel=0.05)
+
+
+def test_gradients_that_are_summed_in_16_bits_are_held_so():
+    """70.83e9 bytes at the peak: NVIDIA/dgxc-benchmarking, llama3.1/README.md of v25.04.02."""
+    fields = {"cp": 2, "dp_shard": 4, "zero_stage": 1, "microbatches": 32, "precision": "bf16"}
+    cluster = make_cluster("dgx-h100")
+    in_16, in_32 = (
+        estimate(
+            published_shape("llama3-8b"), ParallelPlan(reduce_dtype=dtype, **fields), cluster,
+            128, 8192, program="megatron",
+        )
+        for dtype in ("bf16", "fp32")
+    )  # fmt: skip
+    assert in_16.memory.total == pytest.approx(70.83e9, rel=0.05)
+    assert in_16.fits and not in_32.fits

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.model.adapters import Adapters
 from helpers.planner.search.estimate import estimate
 from helpers.planner.search.request import GOALS
 from helpers.planner.search.search import search_plans
@@ -129,3 +131,22 @@ def test_an_estimate_of_whatever_is_given_is_one_line_or_its_size(degrees, nodes
     else:
         assert found.plan.world_size == cluster.devices
         assert found.time.total_s > 0
+
+
+def test_work_of_which_no_row_was_published_has_the_widest_range():
+    p5 = make_cluster("p5.48xlarge")
+    plan = ParallelPlan(dp_shard=8, precision="bf16")
+    dense = estimate(load_config("llama2-7b"), plan, p5, 8, 2048, program="megatron")
+    lora = estimate(
+        load_config("llama2-7b"), plan, p5, 8, 2048, program="megatron", adapters=Adapters(rank=8)
+    )
+    assert (dense.range.kind, lora.range.kind) == ("known", "new work")
+    assert lora.range.low < dense.range.low and lora.range.high > dense.range.high
+
+
+def test_no_utilisation_is_above_1():
+    """Of a narrow model with a large table the FLOPs are mostly that of what multiplies nothing."""
+    config = load_config("gpt2-tiny", n_positions=65536, vocab_size=128)
+    choice = estimate(config, ParallelPlan(), make_cluster("p5.48xlarge", gpus=1), 64, 64)
+    assert choice.mfu(1e12) is None
+    assert 0 < choice.mfu(1e18) < 1

@@ -118,6 +118,20 @@ def test_tiles_keep_some_or_all_of_a_gpu_busy(rows, columns, multiprocessors, in
     assert 0 < alone <= tile_fill(rows, columns, multiprocessors, inner) <= 1
 
 
+@settings(deadline=None)
+@given(
+    st.integers(1, 20000),
+    st.integers(1, 20000),
+    st.sampled_from([40, 108, 132]),
+    st.floats(1, 1e5),
+    st.floats(1, 10),
+)
+def test_a_longer_inner_dimension_takes_no_less_time(rows, columns, multiprocessors, inner, times):
+    """As of gradients of weights, summed over more tokens."""
+    short, long = (n / tile_fill(rows, columns, multiprocessors, n) for n in (inner, times * inner))
+    assert long >= short * (1 - 1e-9)
+
+
 def test_tiles_of_known_sizes():
     assert tile_fill(256 * 9, 128 * 12, 108) == 1.0  # 108 tiles: each multiprocessor has one
     assert tile_fill(256 * 9, 128 * 13, 108) == pytest.approx(117 / 216)  # 9 more: another round
@@ -330,3 +344,21 @@ def test_the_host_starts_the_ends_of_the_model_too():
     job = estimate(published_shape("llama3-8b"), ParallelPlan(tp=2, pp=4), cluster, 4, 512).job
     layers = job.layers[-1] * block_time(job, cluster).host_forward_s
     assert stage_times(job, cluster)[-1].forward_s == pytest.approx(layers + 20e-3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from([0.3, 0.5, 0.8]),
+    st.sampled_from([512, 1024, 2048]),
+    st.sampled_from([128, 512, 2048]),
+    st.sampled_from(["none", "full"]),
+)
+def test_slower_products_make_no_pipeline_of_split_backwards_faster(share, hidden, seq_len, saver):
+    """Where the host is the slower one, each half of a backward waits for its own operations."""
+    one = job(
+        gpt(hidden, 16, 8), 16, seq_len, pp=4, schedule="zero-bubble", microbatches=8,
+        activation=saver,
+    )  # fmt: skip
+    slow = {dtype: share * flops for dtype, flops in P4D.matmul_flops.items()}
+    slower = replace(P4D, matmul_flops=slow)
+    assert step_time(one, slower).total_s >= step_time(one, P4D).total_s * (1 - 1e-9)
