@@ -1,7 +1,7 @@
 """A YAML file as keys with their values and lines, what it refers to by ${...} followed."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,23 @@ MOST_NODES, LONGEST_VALUE = 100_000, 10_000
 NOT_ITS_TAG = (IndexError, KeyError, AttributeError)
 
 
-def read_yaml(path: Path) -> list[Entry]:
+def read_yaml(path: Path, over: Mapping[str, Any] | None = None) -> list[Entry]:
     """All keys of a file that have a value of their own: not those of other keys.
+
+    Args:
+        over: values by paths, which take the place of the file's, before references are followed.
 
     Raises:
         UserError: it cannot be read, or is no mapping of names.
     """
-    return of_yaml(path, text_of(path))
+    return of_yaml(path, text_of(path), over)
 
 
-def of_yaml(path: Path, text: str) -> list[Entry]:
+def of_yaml(path: Path, text: str, over: Mapping[str, Any] | None = None) -> list[Entry]:
     """The keys of a text that stands in a file.
+
+    Args:
+        over: as read_yaml's.
 
     Raises:
         UserError: as read_yaml.
@@ -45,9 +51,22 @@ def of_yaml(path: Path, text: str) -> list[Entry]:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())[:120]}") from None
     if not entries:
         raise UserError(f"{path} is no recipe or configuration: it has no keys")
+    entries = _covered(entries, over or {})
     values = {entry.path: entry.value for entry in checked(path, entries)}
     known: dict[str, Any] = {}
     return [Entry(one.path, _followed(one.path, values, known), one.line) for one in entries]
+
+
+def _covered(entries: list[Entry], over: Mapping[str, Any]) -> list[Entry]:
+    """The entries with others over them: one of a path takes the place of it and of all below, and
+    of a value that stands where it has keys. Those of no line of the file have line 0."""
+    lines = {entry.path: entry.line for entry in entries}
+    kept = [one for one in entries if not any(_covers(path, one.path) for path in over)]
+    return [*kept, *(Entry(path, value, lines.get(path, 0)) for path, value in over.items())]
+
+
+def _covers(path: str, other: str) -> bool:
+    return f"{other}.".startswith(f"{path}.") or path.startswith(f"{other}.")
 
 
 def _check_size(yaml: Any, node: Any, known: dict[int, int]) -> int:

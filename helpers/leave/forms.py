@@ -73,7 +73,7 @@ def run_files(job: Job) -> dict[str, str]:
         files["model/config.json"] = job.config.to_json_string()
     run = _described(job)
     minutes = job.minutes or A_DAY
-    gpus = job.machines.instance is not None
+    gpus = job.machines.has_gpus
     makers = {
         "slurm.sh": lambda: slurm_script(run, minutes=minutes, gpus=gpus),
         "trainjob.json": lambda: _json(train_job(run, image=IMAGE, gpus=gpus)),
@@ -92,7 +92,13 @@ def run_files(job: Job) -> dict[str, str]:
 
 
 def accelerators(job: Job) -> str | None:
-    """A node's GPUs as SkyPilot names them; None where there are none."""
+    """A node's GPUs as SkyPilot names them; None where there are none.
+
+    Raises:
+        UserError: there are, and it is not known which.
+    """
+    if job.machines.instance is None and job.machines.has_gpus:
+        raise UserError("which GPUs the machines have is not known: --set instance_type=NAME")
     if job.machines.instance is None:
         return None
     instance = find_instance(job.machines.instance)

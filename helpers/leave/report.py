@@ -80,10 +80,7 @@ def _job(number: int, job: Job) -> str:
         asks = " ".join(f"--set {name}=VALUE" for name in job.asked)
         words.append(f"Not in the files, so there is no plan yet: {asks}")
     if job.plan is not None and not job.refused:
-        where = job.machines
-        kind = where.instance or "a machine without GPUs"
-        on = f"{where.nodes} x {kind}, {where.nproc} ranks each"
-        words.append(f"Plan: {job.plan.describe()} on {on}. {words_of_price(job)}.")
+        words.append(f"Plan: {job.plan.describe()} on {job.machines}. {words_of_price(job)}.")
         words.append(f"```bash\n{torchrun_line(job)}\n```")
         if job.config is not None:
             words.append("MODEL is the folder model/ beside the run's files, which --out writes.")

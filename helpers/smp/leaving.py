@@ -23,9 +23,8 @@ from helpers.smp.jobs.tuners import Sweep, sweeps
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.names import Names
 from helpers.smp.reading.sources import Place, Program, Source, read_source
+from helpers.smp.recipes.launched import YAML, launched, names_recipe
 from helpers.smp.recipes.recipe import read_recipe
-
-YAML = (".yaml", ".yml")
 
 
 @dataclass
@@ -75,19 +74,23 @@ def leave(paths: Sequence[Path], answers: Mapping[str, Any] | None = None) -> Le
     answers = dict(answers or {})
     found = Leaving()
     paths = list(dict.fromkeys(paths))
-    recipes = [read_recipe(path, answers) for path in paths if path.suffix in YAML]
+    recipes = [path for path in paths if path.suffix in YAML]
     sources = [read_source(path) for path in paths if path.suffix not in YAML]
-    for recipe in recipes:
-        found.jobs.append(recipe.job)
-        found.lines += recipe.lines
     try:
-        _read(sources, answers, found)
+        taken = _read(sources, recipes, answers, found)
     except RecursionError:
         raise UserError("an expression is nested too deeply to be read") from None
+    alone = [read_recipe(path, answers) for path in recipes if path not in taken]
+    found.jobs[:0] = [recipe.job for recipe in alone]
+    found.lines = sorted([*found.lines, *(line for recipe in alone for line in recipe.lines)])
     return found
 
 
-def _read(sources: list[Source], answers: dict[str, Any], found: Leaving) -> None:
+def _read(
+    sources: list[Source], recipes: list[Path], answers: dict[str, Any], found: Leaving
+) -> set[Path]:
+    """All that the sources say; the recipes that they start."""
+    taken: set[Path] = set()
     others: dict[str, Interpreter] = {}
     for source in sources:
         found.unread += source.unread
@@ -105,6 +108,12 @@ def _read(sources: list[Source], answers: dict[str, Any], found: Leaving) -> Non
     used: set[Path] = set()
     for read in found.reads:
         for job in read.estimators:
+            if names_recipe(job):
+                run = launched(job, read.source.path, recipes, answers)
+                found.jobs.append(run.job)
+                found.lines += run.lines
+                taken |= {run.path} if run.path else set()
+                continue
             entry = _entry_of(job, found.reads)
             script = _again(entry, job, answers, others) if entry else None
             if entry and script:  # its lines speak of it as this job starts it
@@ -128,7 +137,9 @@ def _read(sources: list[Source], answers: dict[str, Any], found: Leaving) -> Non
         "instance_type",
         "instance_count",
         "num_nodes",
+        "lora_rank",
     }
+    return taken
 
 
 def _entry_of(job: Estimator, reads: list[Read]) -> Read | None:

@@ -10,17 +10,28 @@ from helpers.smp.configuration import SmpConfig, read_smp_config
 from helpers.smp.jobs.estimators import Estimator, part
 from helpers.smp.reading.values import Unknown, is_known, unknown_in
 
+WITH_GPUS = ("ml.p", "ml.g", "p", "g")  # how names of machines begin that have some
 WITHOUT_GPUS = ("local", "ml.m", "ml.c", "ml.t", "ml.r")
 
 
 @dataclass
 class Machines:
-    """Where a job runs. `instance` is None where it has no GPUs, or is not known."""
+    """Where a job runs. `instance` is None where it has no GPUs, or is not known; `gpus` says
+    whether it has, then."""
 
     instance: str | None = None
     nodes: int | None = None
     nproc: int | None = None
     asked: list[str] = field(default_factory=list)
+    gpus: bool = False
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.instance is not None or self.gpus
+
+    def __str__(self) -> str:
+        kind = self.instance or f"a machine {'with' if self.gpus else 'without'} GPUs"
+        return f"{self.nodes} x {kind}, {self.nproc} rank{'' if self.nproc == 1 else 's'} each"
 
     @property
     def ranks(self) -> int | None:
@@ -52,7 +63,7 @@ def machines(job: Estimator, answers: dict[str, Any]) -> Machines:
             instance = find_instance(name)
             found.instance, found.nproc = instance.name, instance.gpus
         except UserError:
-            found.nproc = None
+            found.nproc, found.gpus = None, name.startswith(WITH_GPUS)
     elif isinstance(name, str):
         found.nproc = 1
     if per_host is not None:

@@ -9,6 +9,7 @@ from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.sources import Place, Program
 from helpers.smp.reading.values import Keyed, Made, Unknown, same
 
+FROM_RECIPE = ".from_recipe"  # which makes a ModelTrainer
 MOST = 20  # jobs of one call, in a loop
 NESTED = {  # arguments of ModelTrainer that hold an estimator's
     "source_code": {"entry_script": "entry_point", "source_dir": "source_dir"},
@@ -49,7 +50,7 @@ def estimators(program: Program, followed: Interpreter) -> list[Estimator]:
         if not short or short.endswith(".attach") or catalogue().gives(short) != "estimator()":
             continue
         place = program.place(node.lineno)
-        kind = short.rpartition(".")[2]
+        kind = short.removesuffix(FROM_RECIPE).rpartition(".")[2]
         found += [Estimator(kind, place, made, _arguments(made)) for made in _different(times)]
     return sorted(found, key=lambda one: one.place)
 

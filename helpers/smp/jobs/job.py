@@ -27,6 +27,7 @@ from helpers.smp.reading.values import Made, is_known
 from helpers.watch.watch import EVERY
 
 OF_PLAN = {"precision", "activation", "offload", "compile", "microbatches", "zero_stage"}
+OF_ADAPTERS = {"lora_alpha", "lora_dropout", "quantize", "merge"}
 HUB_PRESETS = {  # hub ids whose configurations come with the engine, for prices without the hub
     "eleutherai/gpt-j-6b": "gptj-6b",
     "eleutherai/gpt-neox-20b": "neox-20b",
@@ -109,7 +110,7 @@ def job_of(job: Estimator, script: Interpreter | None, answers: Mapping[str, Any
     found.env = variables(found.mpi) | _variables(job.get("environment"))
     found.metrics = metrics(job.get("metric_definitions"))
     found.rules = mapped_rules(job.get("rules"))
-    _fill(found, given, script)
+    _fill(found, given, script, answers)
     _extras(found, job)
     return found
 
@@ -131,13 +132,13 @@ def job_of_script(
 ) -> Job:
     """The run of a script alone, whose own call of smp.init has the configuration."""
     count = answers.get("processes")
-    where = Machines(nodes=1, nproc=count if isinstance(count, int) else None)
+    where = Machines(nodes=1, nproc=count if isinstance(count, int) else None, gpus=True)
     if where.nproc is None:
         where.asked.append("processes")
     parameters = config.args[0] if config.args else config.kwargs.get("config", {})
     ranks = where.ranks
     found = Job(place.file, place, where, configured(parameters, ranks) if ranks else Layout())
-    _fill(found, {}, script)
+    _fill(found, {}, script, answers)
     return found
 
 
@@ -146,7 +147,12 @@ def _name(job: Estimator) -> str:
     return name if isinstance(name, str) and name else f"{job.kind} of {job.place}"
 
 
-def _fill(found: Job, given: Mapping[Any, Any], script: Interpreter | None) -> None:
+def _fill(
+    found: Job,
+    given: Mapping[Any, Any],
+    script: Interpreter | None,
+    answers: Mapping[str, Any],
+) -> None:
     """Plan and flags from hyperparameters, and from the script's own defaults under them."""
     plan = found.layout.plan
     reader = Settings(plan.dp if plan else 1, found.layout.config)
@@ -157,6 +163,9 @@ def _fill(found: Job, given: Mapping[Any, Any], script: Interpreter | None) -> N
     apart |= {"steps", "epochs"} if {"steps", "epochs"} & flags.keys() else set()
     flags |= {k: v for k, v in below.items() if k not in flags and k not in apart}
     _model(found, flags, given, script)
+    rankless = flags.keys() & OF_ADAPTERS and "lora_rank" not in flags
+    if rankless and (rank := rank_in(answers)):
+        flags["lora_rank"], rankless = rank, False
     found.flags = {key: value for key, value in flags.items() if key not in OF_PLAN}
     if found.layout.config is not None:
         config = found.layout.config
@@ -164,10 +173,19 @@ def _fill(found: Job, given: Mapping[Any, Any], script: Interpreter | None) -> N
         found.flags |= {"seed": config.seed} if config.seed is not None else {}
     if plan is None:
         return
+    if rankless:  # without it the whole model would be trained
+        found.layout = replace(found.layout, asked=(*found.layout.asked, "lora_rank"))
+        return
     try:
         found.plan = _planned(plan, flags, given, found)
     except UserError as error:
         found.layout = replace(found.layout, refused=str(error))
+
+
+def rank_in(answers: Mapping[str, Any]) -> int | None:
+    """The rank of adapters among the answers."""
+    rank = answers.get("lora_rank")
+    return rank if type(rank) is int and rank > 0 else None
 
 
 def _planned(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -210,12 +210,19 @@ class Settings:
         if isinstance(found.get("warmup"), float):
             steps = _number(given.get("lr_decay_iters")) or found.get("steps")
             share = found.pop("warmup")
-            if steps:
-                found["warmup"] = round(share * steps)
+            if steps or not share:
+                found["warmup"] = round(share * (steps or 0))
+            else:
+                words = f"not held, as the steps are not known: give --warmup N, {share:g} of them"
+                self.rows = [_told(row, words) if row.given == share else row for row in self.rows]
         if "microbatches" in found and "batch_size" in found:
             found["batch_size"] *= found["microbatches"]
         if any((row.flag, row.given) == ("precision", "fp8") for row in self.rows):
             found["precision"] = "fp8"  # bf16 beside it is for all but the blocks' products
+
+
+def _told(row: Setting, words: str) -> Setting:
+    return replace(row, words=words, given=None) if row.flag == "warmup" else row
 
 
 def _number(value: Any) -> float | None:

@@ -33,11 +33,16 @@ class Use:
 
 
 def uses(program: Program, names: Names) -> list[Use]:
-    """All uses of a program that its syntax shows, in its order."""
+    """All uses of a program that its syntax shows, in its order; of what a line does twice, one."""
+    found = dict.fromkeys([*every_use(program, names), *_installed(program)])
+    return sorted(found, key=lambda use: (use.place, use.name))
+
+
+def every_use(program: Program, names: Names) -> list[Use]:
+    """Each place of the syntax, though a line does the same twice."""
     finder = _Finder(program, names)
     finder.visit(program.tree)
-    found = dict.fromkeys([*finder.found, *_installed(program)])
-    return sorted(found, key=lambda use: (use.place, use.name))
+    return sorted(finder.found, key=lambda use: (use.place, use.name))
 
 
 class _Finder(ast.NodeVisitor):

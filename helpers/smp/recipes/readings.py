@@ -10,6 +10,7 @@ from typing import Any
 from helpers.smp.jobs.distributions import Machines
 from helpers.smp.jobs.settings import Flag, Settings
 from helpers.smp.reading.catalogue import CONVERTED, LEFT_OUT, REFUSED
+from helpers.smp.reading.values import is_known, unknown_in
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent
@@ -18,7 +19,10 @@ PRECISIONS |= {"16": "fp16", "16-mixed": "fp16", "fp16": "fp16"}
 PRECISIONS |= {"32": "fp32", "32-true": "fp32", "fp32": "fp32", "False": "fp32"}
 OF_GPUS = ("gpu", "auto", "cuda")
 OF_PLAN = ("activation", "precision", "offload")
-AFTER_THE_PLAN = ("per device", "share", "micro", "accumulation")
+AFTER_THE_PLAN = ("per device", "micro", "accumulation")
+LAST = ("share",)  # read when the others have said all
+ADAPTERS = ("model.peft.", "training_config.model_config.peft_config.")
+OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "merge")
 Judged = tuple[str, str, str]  # a verdict, what the key became, what to do by hand
 
 
@@ -67,23 +71,40 @@ class Readings:
             return LEFT_OUT, row.words, ""
         if value is None or value == "" or (isinstance(value, str) and "${" in value):
             return LEFT_OUT, "no value: as without it", ""
+        if not is_known(value):
+            name = str(unknown_in(value))
+            self.where.asked.append(name)
+            return CONVERTED, row.words, f"{name} is not in the file: --set {name}=VALUE"
+        if row.flag in OF_ADAPTERS and not self.adapts():
+            return LEFT_OUT, "no adapters are trained", ""
         method: Callable[[Key, Any], Judged] | None = getattr(self, f"_is_{row.how}", None)
         return method(row, value) if method else self._flag(row, value)
+
+    def adapts(self) -> bool:
+        """Are adapters trained? Where no kind is named they are if there is a rank."""
+        said = self._of_adapters()
+        return said.get("peft_type", self._rank()) not in (None, "", False)
+
+    def _of_adapters(self) -> dict[str, Any]:
+        found = {k: v for k, v in self.values.items() if k.startswith(ADAPTERS)}
+        return {key.rpartition(".")[2]: value for key, value in found.items()}
+
+    def _rank(self) -> Any:
+        said = self._of_adapters()
+        return said.get("rank", said.get("r"))
 
     def _flag(self, row: Key, value: Any) -> Judged:
         """A flag that settings of jobs have, too, read in the same way."""
         if row.how in AFTER_THE_PLAN:
-            wants = "a part of the steps" if row.how == "share" else "a whole number"
-            kinds, ends = ((int, float), (0, 1)) if row.how == "share" else ((int,), (1, 10**9))
-            if type(value) not in kinds or not ends[0] <= value <= ends[1]:
-                return REFUSED, f"{value!r} is not {wants}", f"give {wants}"
+            if type(value) is not int or not 1 <= value <= 10**9:
+                return REFUSED, f"{value!r} is not a whole number", "give a whole number"
             self.late.append((row, value))
             return CONVERTED, f"--{row.flag.replace('_', '-')}", ""
         given, words = Settings().value(Flag(row.key, row.flag, row.how), value)
         if given is None:
-            return LEFT_OUT, words, ""
+            return LEFT_OUT, words, "give --lr-schedule" if row.how == "schedule" else ""
         if row.flag in OF_PLAN:
-            self.changes.setdefault(row.flag, "bf16" if row.flag == "precision" else given)
+            self.changes.setdefault(row.flag, given)
         elif row.flag == "profile":
             self.flags[row.flag] = "3:6"
         else:
@@ -136,13 +157,48 @@ class Readings:
             return LEFT_OUT, "save_top_k is 0: no checkpoints are written", ""
         return self._flag(replace(row, how="count"), value)
 
+    def _is_share(self, row: Key, value: Any) -> Judged:
+        """A part of the steps, where their number is known."""
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            return REFUSED, f"{value!r:.60} is not a part of the steps", "give a number from 0 to 1"
+        steps = 0 if value == 0 else self.flags.get("steps")
+        if steps is None:
+            words = f"not held: {value:g} of the steps, and their number depends on the data"
+            return LEFT_OUT, words, f"give --{row.flag} N, {value:g} of the run's steps"
+        self.flags.setdefault(row.flag, round(value * steps))
+        return CONVERTED, f"--{row.flag} {self.flags[row.flag]}", ""
+
     def _is_plan(self, row: Key, value: Any) -> Judged:
-        if type(value) not in (int, bool):
-            return REFUSED, f"{value!r} is no degree", "give a whole number"
-        if value in (0, 1, False) and row.flag != "hybrid_shard_degree":
+        if type(value) is not int:
+            return REFUSED, f"{value!r:.60} is no degree", "give a whole number"
+        if value in (0, 1) and row.flag != "hybrid_shard_degree":
             return LEFT_OUT, "as without it", ""
         self.smp[row.flag] = value
         return CONVERTED, row.words, ""
+
+    def _is_offload(self, row: Key, value: Any) -> Judged:
+        if type(value) is not bool:
+            return REFUSED, f"{value!r:.60} is neither true nor false", "give one of them"
+        self.changes["offload"] = value
+        return (CONVERTED, row.words, "") if value else (LEFT_OUT, "off", "")
+
+    def _is_pack(self, row: Key, value: Any) -> Judged:
+        if type(value) is not bool:
+            return REFUSED, f"{value!r:.60} is neither true nor false", "give one of them"
+        if not value:  # it is on without a flag
+            self.flags["pack"] = False
+        return CONVERTED, "--pack" if value else "--no-pack", ""
+
+    def _is_half(self, row: Key, value: Any) -> Judged:
+        if value is not True:
+            return LEFT_OUT, "off", ""
+        self.changes.setdefault("precision", row.flag)
+        return CONVERTED, f"precision={row.flag}", ""
+
+    def _is_target(self, row: Key, value: Any) -> Judged:
+        """A schedule by the name of its class."""
+        word = str(value).rpartition(".")[2].removesuffix("Scheduler")
+        return self._flag(replace(row, how="schedule"), word)
 
     def _is_strategy(self, row: Key, value: Any) -> Judged:
         self.strategy = str(value).lower()
@@ -161,7 +217,7 @@ class Readings:
     def _is_fp8(self, row: Key, value: Any) -> Judged:
         if value is not True:
             return LEFT_OUT, "off", ""
-        if self.values.get("model.peft.peft_type"):
+        if self.adapts():
             return LEFT_OUT, "adapters train beside products of 16 bits", ""
         self.changes["precision"] = "fp8"
         return CONVERTED, "precision=fp8", ""
@@ -175,10 +231,11 @@ class Readings:
     def _is_peft(self, row: Key, value: Any) -> Judged:
         if str(value) not in ("lora", "qlora_4bit"):
             return REFUSED, f"{value} is no way to adapt that is here", "take lora or qlora_4bit"
+        by_hand = "" if self._rank() else "its rank is not in the file: --set lora_rank=N"
         if str(value) == "lora":
-            return CONVERTED, "--lora-rank", ""
+            return CONVERTED, "--lora-rank", by_hand
         self.flags["quantize"] = "nf4"
-        return CONVERTED, "--lora-rank, --quantize nf4", ""
+        return CONVERTED, "--lora-rank, --quantize nf4", by_hand
 
     def _is_dpo(self, row: Key, value: Any) -> Judged:
         if self.values.get("model.dpo.enabled") is not True:

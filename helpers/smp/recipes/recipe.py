@@ -14,11 +14,11 @@ from helpers.entries.yaml_file import read_yaml
 from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.configuration import read_smp_config
 from helpers.smp.jobs.distributions import Layout, Machines, check_products
-from helpers.smp.jobs.job import Job
+from helpers.smp.jobs.job import Job, rank_in
 from helpers.smp.jobs.lines import Line
 from helpers.smp.reading.catalogue import REFUSED
 from helpers.smp.reading.sources import Place
-from helpers.smp.recipes.readings import OF_GPUS, Readings, keys
+from helpers.smp.recipes.readings import LAST, OF_GPUS, Key, Readings, keys
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent
@@ -48,16 +48,22 @@ class Recipe:
     lines: list[Line] = field(default_factory=list)
 
 
-def read_recipe(path: Path, answers: Mapping[str, Any] | None = None) -> Recipe:
+def read_recipe(
+    path: Path,
+    answers: Mapping[str, Any] | None = None,
+    over: Mapping[str, Any] | None = None,
+    said: Place | None = None,
+) -> Recipe:
     """A recipe, or a launcher's configuration that names one beside it.
 
     Args:
-        answers: instance_type and num_nodes, where the file lacks them.
+        answers: instance_type, num_nodes and lora_rank, where the file lacks them.
+        over: values by paths, which take the place of the file's; `said` is where they stand.
 
     Raises:
         UserError: the file cannot be read, or is neither.
     """
-    entries = read_yaml(path)
+    entries = read_yaml(path, over)
     chosen = next((entry.value for entry in entries if entry.path == "defaults"), None)
     chosen = chosen if isinstance(chosen, list) else []
     named = [one["recipes"] for one in chosen if isinstance(one, dict) and "recipes" in one]
@@ -69,8 +75,13 @@ def read_recipe(path: Path, answers: Mapping[str, Any] | None = None) -> Recipe:
         raise UserError(f"{path} is no recipe: it has neither trainer.devices nor run.model_type")
     found = Readings(values, Machines())
     kind = _kind(values)
-    lines = [_line(found, kind, path, entry) for entry in entries]
+    lines = _lines(found, kind, path, entries)
+    if said is not None:
+        places = [said if entry.path in (over or {}) else None for entry in entries]
+        lines = [replace(line, place=at) if at else line for line, at in zip(lines, places)]
     _place_machines(found, path, dict(answers or {}))
+    _place_adapters(found, dict(answers or {}))
+    _place_weights(found, kind)
     refused = _refused(values)
     if others and not refused:
         refused = f"its keys stand in other files, too, as {others[0]:.80}: give the whole recipe"
@@ -109,8 +120,20 @@ def _refused(values: Mapping[str, Any]) -> str:
     return ""
 
 
-def _line(found: Readings, kind: str, path: Path, entry: Entry) -> Line:
-    row = next(row for row in keys(kind) if fnmatchcase(entry.path, row.key))
+def _lines(found: Readings, kind: str, path: Path, entries: list[Entry]) -> list[Line]:
+    """A line for each key, in the file's order, though some are read when all others are."""
+    rows = [_row(kind, entry) for entry in entries]
+    last = [row.how in LAST for row in rows]
+    order = sorted(range(len(entries)), key=lambda n: (last[n], n))
+    lines = {n: _line(found, rows[n], path, entries[n]) for n in order}
+    return [lines[n] for n in range(len(entries))]
+
+
+def _row(kind: str, entry: Entry) -> Key:
+    return next(row for row in keys(kind) if fnmatchcase(entry.path, row.key))
+
+
+def _line(found: Readings, row: Key, path: Path, entry: Entry) -> Line:
     verdict, words, by_hand = found.read(row, entry.value)
     text = f"{entry.path}: {entry.value!r}"[:120]
     return Line(Place(str(path), 0, entry.line), LIBRARY, text, verdict, words, "", by_hand)
@@ -122,6 +145,7 @@ def _of_key(line: Line) -> str:
 
 def _place_machines(found: Readings, path: Path, answers: dict[str, Any]) -> None:
     """Nodes and ranks, from the file, the answers, or the file's own name."""
+    found.where.gpus = True  # what is for others was refused
     where, named = found.where, IN_NAME.search(path.stem)
     first = path.stem.split("_")[0]
     by_name = FROM_NAME.get(named[1] if named else first)
@@ -138,9 +162,27 @@ def _place_machines(found: Readings, path: Path, answers: dict[str, Any]) -> Non
     where.asked += [] if where.nproc else ["instance_type"]
 
 
+def _place_adapters(found: Readings, answers: dict[str, Any]) -> None:
+    """The rank of adapters whose recipe leaves it to the service."""
+    if not found.adapts() or "lora_rank" in found.flags:
+        return
+    rank = rank_in(answers)
+    if rank:
+        found.flags["lora_rank"] = rank
+    else:
+        found.where.asked.append("lora_rank")
+
+
+def _place_weights(found: Readings, kind: str) -> None:
+    """NeMo begins with random weights, but where the recipe has a place for others."""
+    restores = any(path.startswith("resume.restore_config.") for path in found.values)
+    if kind == "nemo" and not restores:
+        found.flags["from_scratch"] = True
+
+
 def _layout(found: Readings, kind: str) -> Layout:
     ranks, smp = found.where.ranks, dict(found.smp)
-    if ranks is None:
+    if ranks is None or found.where.asked:
         return Layout()
     pp = smp.pop("pipeline_parallel_degree", 1)
     try:
@@ -176,12 +218,10 @@ def _planned(found: Readings, kind: str, smp: dict[str, Any], ranks: int, pp: in
 
 
 def _batches(found: Readings, plan: ParallelPlan) -> Layout:
-    """What depends on the plan: whole batches, their micro-batches, and a warm-up's steps."""
+    """What depends on the plan: whole batches, and their micro-batches."""
     late, flags = {row.how: value for row, value in found.late}, found.flags
     if "per device" in late:
         flags["batch_size"] = int(late["per device"]) * plan.dp
-    if "share" in late and flags.get("steps"):
-        flags["warmup"] = round(float(late["share"]) * flags["steps"])
     parts = int(late.get("accumulation", 1))
     if parts > 1 and "batch_size" in flags:
         flags["batch_size"] *= parts

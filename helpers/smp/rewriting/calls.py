@@ -11,6 +11,10 @@ from helpers.smp.rewriting.edits import Edit, Removed, Text
 from helpers.tables import read_table
 
 TABLE = Path(__file__).with_name("replacements.csv")
+BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
+LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.comprehension)
+BACKENDS = ("nccl", "gloo")
+QUOTES = ("'", '"', "\\")
 SIMPLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
 
 
@@ -67,11 +71,24 @@ class Replacer:
             return  # imports are the script's; an argument goes with its call
         self._check_place(node, use)
         if row is None:  # said where it is reached: it may be on no way that is taken
-            yield from self._raise(node, use.row.became if use.row else "it is not known", use)
-            return
+            row = Replacement(use.name, "raise", use.row.became if use.row else "it is not known")
         method = getattr(self, f"_{row.how}", None)
-        if method:
-            yield from method(node, row.text, use)
+        for edit in method(node, row.text, use) if method else ():
+            self._check_quotes(edit, node, use)
+            yield edit
+
+    def _check_quotes(self, edit: Edit, node: ast.AST, use: Use) -> None:
+        """Before Python 3.12 an f-string holds no quotes of its own kind."""
+        if any(quote in edit.text for quote in QUOTES) and self._inside(node, (ast.JoinedStr,)):
+            words = f"{use.text} stands in an f-string, where nothing can take its place"
+            raise CannotReplace(f"{words}: give it a name before it")
+
+    def _inside(self, node: ast.AST, kinds: tuple[type, ...]) -> bool:
+        while node in self.parents:
+            node = self.parents[node]
+            if isinstance(node, kinds):
+                return True
+        return False
 
     def _check_place(self, node: ast.AST, use: Use) -> None:
         """Before Python 3.12 the places of what stands in an f-string can be wrong."""
@@ -131,10 +148,23 @@ class Replacer:
         yield from ()
 
     def _raise(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
+        if not isinstance(getattr(node, "ctx", None), (ast.Load, type(None))):
+            raise CannotReplace(f"{use.text} is set, and nothing here can be set in its place")
+        if not self._inside(node, (*BRANCHES, *LATER)):  # elsewhere it may be on no way taken
+            raise CannotReplace(
+                f"{use.text} is reached by every run, and is yours to replace: {text}"
+            )
         words = f"line {use.place.line}, {use.text.split('(')[0]}: {text}"
         yield self.text.replace(self._call_of(node) or node, f"run.by_hand({words!r})")
 
     def _word(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
+        row = self.parents.get(node)
+        around = self.parents.get(row) if isinstance(row, (ast.List, ast.Tuple)) else None
+        if isinstance(around, ast.keyword) and around.arg == "choices":  # both may be asked for
+            there = {one.value for one in row.elts if isinstance(one, ast.Constant)}
+            words = [word for word in BACKENDS if word not in there] or BACKENDS[:1]
+            yield self.text.replace(node, ", ".join(f'"{word}"' for word in words))
+            return
         yield self.text.replace(node, f"({text})")
 
     def _start(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:

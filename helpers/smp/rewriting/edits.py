@@ -40,9 +40,9 @@ class Text:
 
     def applied(self, edits: Iterable[Edit]) -> str:
         """The text after all edits. One that lies inside another is a part of what that one takes
-        away; two that only overlap cannot be."""
+        away; two that only overlap cannot be. What is put in where another begins stands ahead."""
         kept: list[Edit] = []
-        for edit in sorted(set(edits), key=lambda one: (one.start, -one.end)):
+        for edit in sorted(set(edits), key=lambda one: (one.start, one.start < one.end, -one.end)):
             if kept and edit.start < kept[-1].end:
                 if edit.end > kept[-1].end:
                     raise ValueError(f"edits overlap: {kept[-1]} and {edit}")

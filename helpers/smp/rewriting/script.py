@@ -2,23 +2,30 @@
 
 import ast
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.smp.reading.catalogue import catalogue
 from helpers.smp.reading.names import Names
 from helpers.smp.reading.sources import Place, Program
-from helpers.smp.reading.uses import Use, uses
-from helpers.smp.rewriting.calls import CannotReplace, Replacer, replacement_of
+from helpers.smp.reading.uses import Use, every_use
+from helpers.smp.rewriting.calls import CannotReplace, Replacer
 from helpers.smp.rewriting.edits import Edit, Removed, Text
+from helpers.smp.rewriting.imports import (
+    CLOSED,
+    SESSION,
+    SHARED,
+    Imports,
+    brings_all,
+    has_torch,
+    imported_names,
+)
 from helpers.smp.rewriting.steps import Steps
+from helpers.smp.rewriting.undefined import binds, first_read, undefined
 
-CLOSED = ("SMP v1", "SMP v2", "SMDDP", "Profiler", "Debugger", "Training Compiler", "transformers")
+__all__ = ["SHARED", "Rewritten", "diff", "rewritten"]
 FOREIGN = ("smp_tf", "smddp.tensorflow", "smdebug.tensorflow", "smdebug.mxnet", "smdebug.xgboost")
-SHARED = "leaving_run"  # the module with the session of a project of several scripts
-OWN = "from helpers.smp.running import Session"
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ def rewritten(
         shared: other scripts of the project take the session from a module, leaving_run.
     """
     names = Names(program.tree)
-    found = [use for use in uses(program, names) if use.library in CLOSED]
+    found = [use for use in every_use(program, names) if use.library in CLOSED]
     if not found:
         return Rewritten(path, reasons=["nothing of the closed libraries is in it"])
     foreign = next((use for use in found if use.name.startswith(FOREIGN)), None)
@@ -54,7 +61,7 @@ def rewritten(
     try:
         text = script.text_after()
     except CannotReplace as error:
-        return Rewritten(path, reasons=[str(error)])
+        return Rewritten(path, reasons=[*script.reasons, str(error)])
     if script.reasons:
         return Rewritten(path, reasons=script.reasons)
     left = _left(text, path)
@@ -78,15 +85,11 @@ def diff(path: Path, before: str, after: str) -> str:
 
 
 def _left(text: str, path: Path) -> list[str]:
-    """Uses that are still there, or that the text is no Python: both are this file's fault."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        return [f"line {error.lineno} would be no Python: {error.msg}"]
-    count = text.count("\n") + 2
+    """Uses that are still there."""
+    tree, count = ast.parse(text), text.count("\n") + 2
     program = Program(tree, text, [Place(str(path), 0, n) for n in range(1, count)])
-    found = (use for use in uses(program, Names(tree)) if use.library in CLOSED)
-    return [f"line {use.place.line}: {use.text} is left" for use in found]
+    found = (use for use in every_use(program, Names(tree)) if use.library in CLOSED)
+    return [f"{use.text}: nothing takes its place where it stands" for use in found]
 
 
 class _Script:
@@ -98,39 +101,85 @@ class _Script:
         given: dict[str, Any] | None,
         shared: bool,
     ) -> None:
-        self.tree, self.names, self.found = program.tree, names, found
-        self.given, self.shared = given, shared
+        self.program, self.tree = program, program.tree
+        self.names, self.found, self.given = names, found, given
         self.text = Text(program.text)
         self.parents = {
             child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
         }
         self.steps = Steps(self.tree, self.text, names, self.parents)
+        self.imports = Imports(self.tree, self.text, self.parents, shared)
+        self.imported = imported_names(self.tree)
         self.reasons: list[str] = []
         self.removed = Removed(self.text, self.parents)
         self.parallel = any(use.library == "SMP v1" for use in found)
 
     def text_after(self) -> str:
-        edits = list(self._uses())
+        """The text with all edits, and with the imports of what they read.
+
+        Raises:
+            CannotReplace: something has no replacement, or a name would be left undefined.
+        """
+        edits = list(self._edits())
+        if self.reasons:
+            return ""
+        self._check_name_of_session(edits)
+        lacks = self._lacks(self._applied(edits, ()))
+        text = self._applied(edits, lacks)
+        self._check_defined(self._lacks(text))
+        return text
+
+    def _edits(self) -> Iterator[Edit]:
+        yield from self._uses()
         if self.parallel:
-            edits += self.steps.step_edits()
-            edits += self.steps.making()
-            edits += self.steps.devices(self.removed)
-            edits += self.steps.clipping()
-            edits += self.steps.ending()
-            edits += self._starts()
-        edits += self._imports()
-        edits += self.removed.edits()
-        return self.text.applied(edits)
+            yield from self.steps.step_edits()
+            yield from self.steps.making()
+            yield from self.steps.devices(self.removed)
+            yield from self.steps.clipping()
+            yield from self.steps.ending()
+            yield from self._starts()
+        yield from self.removed.edits()
+
+    def _applied(self, edits: Sequence[Edit], needed: Collection[str]) -> str:
+        return self.text.applied([*edits, *self.imports.edits(edits, needed)])
+
+    def _lacks(self, text: str) -> set[str]:
+        """Names that the edits have made undefined."""
+        ours, others = brings_all(self.tree)
+        before = set() if ours and not others else undefined(self.program.text)
+        try:
+            return undefined(text) - before
+        except SyntaxError as error:
+            words = f"its calls' replacements would be no Python where they stand ({error.msg})"
+            raise CannotReplace(f"{words}: replace them by hand, as the report says") from None
+
+    def _check_name_of_session(self, edits: Sequence[Edit]) -> None:
+        reads = any(f"{SESSION}." in edit.text for edit in edits)
+        if reads and binds(self.program.text, SESSION):
+            words = f"the script has a name {SESSION} of its own, and --write gives it to the"
+            raise CannotReplace(f"{words} session: call it otherwise")
+
+    def _check_defined(self, lacks: set[str]) -> None:
+        for name in sorted(lacks):
+            line = first_read(self.tree, name)
+            where = f"line {line}: " if line else ""
+            words = "would be undefined, since what gives it its value goes with the library"
+            raise CannotReplace(f"{where}{name} {words}: give it another by hand")
 
     def _uses(self) -> Iterator[Edit]:
         replacer = Replacer(self.text, self.parents, self.removed)
         for use in self.found:
-            if isinstance(use.node, ast.Name) and self._is_imported_anew(use):
+            if isinstance(use.node, ast.Name) and self._keeps_name(use, use.node.id):
                 continue
             try:
                 yield from replacer.edits(use)
             except CannotReplace as error:
                 self.reasons.append(f"line {use.place.line}: {error}")
+
+    def _keeps_name(self, use: Use, name: str) -> bool:
+        """Is the name imported anew, or the script's own, whose value was replaced where it was
+        given? Another branch may have given it another."""
+        return has_torch(use.name) or name not in self.imported
 
     def _starts(self) -> Iterator[Edit]:
         for node in ast.walk(self.tree):
@@ -141,86 +190,3 @@ class _Script:
                         "give the notebook that starts it, too"
                     )
                 yield from self.steps.start_arguments(node, self.given)
-
-    def _is_imported_anew(self, use: Use) -> bool:
-        row = replacement_of(use.name)
-        return row is not None and row.how == "name" and row.text.startswith("torch.nn.")
-
-    def _imports(self) -> Iterator[Edit]:
-        """The library's imports go; the session's comes where the first of them stood."""
-        first = True
-        nodes = [n for n in ast.walk(self.tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
-        for node in sorted(nodes, key=lambda one: one.lineno):
-            kept, anew, ours = self._sorted_aliases(node)
-            if not ours:
-                continue
-            lines = [self._import_line(node, kept)] if kept else []
-            lines += [f"from torch.nn import LayerNorm{alias}" for alias in anew]
-            top = node in self.tree.body
-            if self.parallel and first and top:
-                lines.append(f"from {SHARED} import run" if self.shared else OWN)
-                first = False
-            indent = " " * node.col_offset
-            text = f"\n{indent}".join(lines)
-            if text:
-                yield self.text.replace(node, text)
-            elif self._is_alone(node):
-                yield self.text.replace(node, "pass")
-            else:
-                end = self.text.line_start(node.end_lineno + 1)
-                yield Edit(self.text.line_start(node.lineno), end, "")
-        if self.parallel and (first or not self.shared):
-            yield self._session(first)
-
-    def _session(self, with_import: bool) -> Edit:
-        """`run = Session()`, after the program's imports."""
-        body = self.tree.body
-        ahead = [n for n in body if isinstance(n, (ast.Import, ast.ImportFrom))]
-        after = ahead[-1].end_lineno if ahead else 0
-        lines = []
-        if with_import:
-            lines.append(f"from {SHARED} import run" if self.shared else OWN)
-        if not self.shared:
-            lines += ["", "run = Session()"]
-        at = self.text.line_start(after + 1)
-        return Edit(at, at, "\n".join(lines) + "\n")
-
-    def _sorted_aliases(
-        self, node: ast.Import | ast.ImportFrom
-    ) -> tuple[list[ast.alias], list[str], list[ast.alias]]:
-        """Aliases of others, those that torch has under another name, and all of the libraries."""
-        kept, anew, ours = [], [], []
-        for alias in node.names:
-            module = node.module if isinstance(node, ast.ImportFrom) else None
-            dotted = f"{module}.{alias.name}" if module else alias.name
-            short = catalogue().short(dotted) if not getattr(node, "level", 0) else None
-            if (
-                short is None
-                or catalogue().library(short) not in CLOSED
-                or not (catalogue().find(short))
-            ):
-                kept.append(alias)
-                continue
-            ours.append(alias)
-            row = replacement_of(short)
-            if row is not None and row.text == "torch.nn.LayerNorm":
-                anew.append(
-                    f" as {alias.asname}" if alias.asname not in (None, "LayerNorm") else ""
-                )
-        return kept, anew, ours
-
-    def _import_line(self, node: ast.Import | ast.ImportFrom, aliases: list[ast.alias]) -> str:
-        words = ", ".join(
-            f"{alias.name} as {alias.asname}" if alias.asname else alias.name for alias in aliases
-        )
-        if isinstance(node, ast.Import):
-            return f"import {words}"
-        return f"from {'.' * node.level}{node.module or ''} import {words}"
-
-    def _is_alone(self, node: ast.stmt) -> bool:
-        parent = self.parents.get(node)
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(parent, name, None)
-            if isinstance(block, list) and node in block:
-                return len(block) == 1 and not isinstance(parent, ast.Module)
-        return False

@@ -90,6 +90,8 @@ def test_the_words_that_take_a_call_s_place(tmp_path):
     [
         ("import smdebug.tensorflow as smd\nsmd.KerasHook('x')\n", "TensorFlow"),
         ("run_it = [smp.is_initialized]\n", "handed on"),
+        ("def run():\n    smp.barrier()\n", "a name run of its own"),
+        ("smp.never_heard_of(1)\n", "line 13: smp.never_heard_of is reached by every run"),
         ("torch.nn.utils.clip_grad_value_([], 1.0)\n", "gradients are the engine's"),
     ],
 )
