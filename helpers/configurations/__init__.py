@@ -7,9 +7,9 @@
 
 tables/ has every key of each program and what becomes of it, and programs.csv by which keys a file
 is one of theirs; keys.py reads a value as its row says, facts.py holds what the keys said,
-models.py makes a model's configuration of its sizes; programs/ turns facts into plans, and
-reading.py puts these together. report.py and __main__.py are the command,
-`python -m helpers.configurations FILE`.
+models.py makes a model's configuration of its sizes, and silent.py takes the program's own values
+where a file says none; programs/ turns facts into plans, and reading.py puts these together.
+report.py and __main__.py are the command, `python -m helpers.configurations FILE`.
 """
 
 from typing import Any

@@ -1,17 +1,17 @@
 """What the keys of a file say together, and the parts of a layout that all programs share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 from helpers.engine.errors import UserError, one_line
 from helpers.engine.plan import ParallelPlan
 from helpers.smp.jobs.lines import Line
-from helpers.smp.reading.catalogue import REFUSED
+from helpers.smp.reading.catalogue import LEFT_OUT, REFUSED
 
 # what helpers.train takes as it stands
 FLAGS = ("steps", "epochs", "lr", "weight_decay", "clip", "lr_schedule", "warmup", "optimizer")
-FLAGS += ("seed", "device", "log_every")
+FLAGS += ("seed", "device", "log_every", "task")
 FROM_ZERO = ("seed", "warmup", "weight_decay")
 NO_CLIP = 1e9  # where others write 0 for off: no norm is larger
 
@@ -40,11 +40,22 @@ class Layout:
 
 @dataclass
 class Facts:
-    """Values by their names in a table's `to`, and the key that said each."""
+    """Values by their names in a table's `to`, and the key that said each.
 
-    values: dict[str, Any]
+    keys: of the file, those that have a value. programs: whose keys they are.
+    open: names whose values the script fills in.
+    silent: the program's own values, each in words, where the file is silent.
+    lacks: what of the model's sizes is missing, in words.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
     said_by: dict[str, str] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    programs: list[str] = field(default_factory=list)
+    open: set[str] = field(default_factory=set)
+    silent: dict[str, str] = field(default_factory=dict)
+    lacks: str = ""
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self.values.get(name)
@@ -57,6 +68,23 @@ class Facts:
             return f"{before} and {key} say one thing in two ways: keep one of them"
         self.values[name], self.said_by[name] = value, key
         return ""
+
+    def own(self, name: str, value: Any, words: str) -> None:
+        """Take a value that the program has of its own."""
+        self.values[name], self.silent[name] = value, words
+
+    def forget(self, name: str) -> None:
+        """Leave a value of the program's own to the script."""
+        self.values.pop(name, None)
+        self.silent.pop(name, None)
+
+    def instead(self, name: str, value: Any, words: str) -> None:
+        """Take another key's value in the place of what a key has said, and say so in its line."""
+        self.values[name] = value
+        key = self.said_by.get(name, "").rpartition(": ")[2]
+        for number, line in enumerate(self.lines):
+            if key and line.text.startswith(f"{key}: "):
+                self.lines[number] = replace(line, verdict=LEFT_OUT, became=words)
 
     @property
     def flags(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from helpers.tables import read_table
 
 TABLES = Path(__file__).parent / "tables"
 HOWS = ("left", "off", "same", "refused", "count", "degree", "number", "word", "switch", "choice")
-HOWS += ("given", "both")
+HOWS += ("given", "both", "set")
 UNSAID = re.compile(
     r"\?\?\?|.*\$[\w{(@*].*", re.DOTALL
 )  # NeMo's «give it», and what refers outside
@@ -29,9 +29,12 @@ class Key:
 
     how: `left` out; `off`, refused but for `values`; `same` as here with `values`, else lost;
         `refused`; or the way its value is read: count, degree, number, word, switch, choice (of
-        `values`, `theirs=ours`), given (as it stands); both, a switch or what `values` choose.
+        `values`, `theirs=ours`), given (as it stands); both, a switch or what `values` choose; set,
+        `values` or true wherever it has a value, be it known or not.
     to: the fact, or the flag of helpers.train, that it becomes.
-    words: why, or what it becomes. nearest: what to do by hand. default: where a file does not say.
+    words: why, or what it becomes. nearest: what to do by hand.
+    default: the program's own value where a file does not say it, or says nothing of it beside the
+        key `where`. note: of the default.
     """
 
     key: str
@@ -41,6 +44,8 @@ class Key:
     words: str = ""
     nearest: str = ""
     default: str = ""
+    where: str = ""
+    note: str = ""
 
     def __post_init__(self) -> None:
         if self.how not in HOWS:
@@ -55,13 +60,17 @@ class Key:
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of a key: a verdict, words, what is lost, what to do by hand; and its fact."""
+    """What became of a key: a verdict, words, what is lost, what to do by hand; and its fact.
+
+    open: the script that takes the file fills it in.
+    """
 
     verdict: str
     words: str
     lost: str = ""
     by_hand: str = ""
     fact: Any = None
+    open: bool = False
 
 
 @cache
@@ -81,10 +90,9 @@ def _written_out(row: Key) -> Iterator[Key]:
         yield from _written_out(replace(row, key=key))
 
 
-def defaults(program: str) -> dict[str, Any]:
-    """Facts that hold where a file does not say them, as the program has them."""
-    rows = (row for row in keys(program) if row.default)
-    return {row.to: judge(row, row.default).fact for row in rows}
+def defaults(program: str) -> list[Key]:
+    """Keys with the program's own value, which holds where a file does not say it."""
+    return [row for row in keys(program) if row.default]
 
 
 def find_key(program: str, path: str) -> Key | None:
@@ -112,6 +120,12 @@ def judge(row: Key, value: Any) -> Judged:
         return Judged(LEFT_OUT, row.words)
     if value is None or value in ("", {}, []):
         return Judged(LEFT_OUT, "no value: as without it")
+    if row.how == "refused":
+        return Judged(REFUSED, row.words, by_hand=row.nearest)
+    if row.how == "set":
+        if str(value).lower() in ("false", "none"):
+            return Judged(LEFT_OUT, "off")
+        return Judged(CONVERTED, row.words, fact=row.values or True)
     if isinstance(value, str) and UNSAID.fullmatch(value):
         if row.how in ("off", "same") or row.nearest == "--ranks":
             unknown = 0 if row.to else None  # of nodes and GPUs: --ranks is asked for
@@ -121,7 +135,7 @@ def judge(row: Key, value: Any) -> Judged:
         )
     plain = str(value).lower()
     if plain == "auto" and plain not in row.choices:
-        return Judged(LEFT_OUT, "auto: the script's own")
+        return Judged(LEFT_OUT, "auto: the script's own", open=True)
     if row.how == "off":
         if plain in row.choices:
             return Judged(LEFT_OUT, "off")
@@ -129,8 +143,6 @@ def judge(row: Key, value: Any) -> Judged:
     if row.how == "same":
         same = plain in row.choices
         return Judged(LEFT_OUT, "as it is here" if same else row.words, "" if same else f"{value}")
-    if row.how == "refused":
-        return Judged(REFUSED, row.words, by_hand=row.nearest)
     if isinstance(value, str) and not value.isprintable():
         words = f"{value!r:.60} has characters that cannot be printed"
         return Judged(REFUSED, words, by_hand="write it without them")

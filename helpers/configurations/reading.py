@@ -7,8 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from helpers.configurations.facts import Asked, Facts, Layout
-from helpers.configurations.keys import TABLES, Judged, defaults, find_key, judge, unknown
+from helpers.configurations.keys import TABLES, Judged, find_key, judge, unknown
 from helpers.configurations.programs import accelerate, deepspeed, megatron, torchtitan
+from helpers.configurations.silent import fill
 from helpers.engine.errors import UserError, one_line
 from helpers.engine.plan import MOST_RANKS, ParallelPlan
 from helpers.entries.entry import Entry
@@ -27,16 +28,31 @@ LAYOUTS: dict[str, ModuleType] = {
     "megatron": megatron,
     "nemo": megatron,
 }
+FROM_SCRATCH = ("torchtitan", "megatron", "nemo")  # which begin with random weights
+OF_SIZES = ("divisible", "grouped")  # own values of a program that say nothing without the model
 LONGEST = 120
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A program whose files are read: its name, its title, and keys by which one is known."""
+    """A program: its name, its title, and keys by which a file is known as its own.
+
+    forms: its files' endings where the keys alone do not tell. unread: why its files are not read,
+        and what to give in their place.
+    """
 
     name: str
     title: str
     keys: str
+    forms: str = ""
+    unread: str = ""
+
+    def knows(self, path: Path, entries: list[Entry]) -> bool:
+        """Is a file with these keys the program's?"""
+        if self.forms and path.suffix.lower() not in self.forms.split("|"):
+            return False
+        keys = self.keys.split("|")
+        return any(fnmatchcase(one.path, key) for one in entries for key in keys)
 
 
 @dataclass
@@ -46,11 +62,13 @@ class ReadConfiguration:
     program: whose it is, a name of tables/programs.csv.
     plan: None where the file was refused, or does not say how many ranks there are.
     model: a transformers configuration; None where the file has no sizes, and `hub` the name of
-        the model where one is known.
+        the model where one is known. lacks: what of the sizes is missing, in words.
     batch: samples of a step, over all ranks. seq_len: tokens of a sample.
     flags: of helpers.train, but for these and the plan's.
     lines: what became of each key, in the file's order.
     lost: what the plan does not hold, each in words.
+    silent: the program's own values that were taken where the file is silent, each in words.
+    from_scratch: does it begin with random weights?
     refused: why there is no plan, in one line. asked: what is to be given, as `ranks`.
     planner: the program as the planner calls it.
     """
@@ -66,6 +84,9 @@ class ReadConfiguration:
     flags: dict[str, Any] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    from_scratch: bool = False
+    lacks: str = ""
     refused: str = ""
     asked: tuple[str, ...] = ()
     planner: str = "engine"
@@ -91,7 +112,7 @@ def read_configuration(
     tool = _tool(path, entries, program)
     if tool.name == HYPERPOD:
         return _recipe(path)
-    facts = Facts(defaults(tool.name))
+    facts = Facts()
     _judge(tool.name, path, entries, facts)
     found = ReadConfiguration(tool.name, path, lines=facts.lines, refused=facts.refused)
     if not found.refused:
@@ -101,6 +122,10 @@ def read_configuration(
 
 def tools() -> tuple[Tool, ...]:
     """The programs whose files are read."""
+    return tuple(tool for tool in _known() if not tool.unread)
+
+
+def _known() -> tuple[Tool, ...]:
     return read_table(TABLES / "programs.csv", Tool)
 
 
@@ -108,10 +133,10 @@ def _tool(path: Path, entries: list[Entry], program: str | None) -> Tool:
     names = [tool.name for tool in tools()]
     if program is not None and program not in names:
         raise UserError(f"no program {program!r:.60}; there is {', '.join(names)}")
-    for tool in tools():
-        keys = tool.keys.split("|")
-        known = any(fnmatchcase(one.path, key) for one in entries for key in keys)
-        if tool.name == program or (program is None and known):
+    for tool in _known():
+        if tool.name == program or (program is None and tool.knows(path, entries)):
+            if tool.unread:
+                raise UserError(f"{path} is {tool.title}, which is not read: {tool.unread}")
             return tool
     titles = ", ".join(tool.title for tool in tools())
     raise UserError(f"{path} is none of these: {titles}; say --program where it is one")
@@ -122,9 +147,14 @@ def _judge(program: str, path: Path, entries: list[Entry], facts: Facts, by: str
 
     by: the file that names this one, so that keys of both may say the same.
     """
+    facts.programs.append(program)
     for entry in entries:
         row = find_key(program, entry.path)
         found = judge(row, entry.value) if row else unknown(program, entry.path, entry.value)
+        if entry.value is not None:
+            facts.keys.add(entry.path)
+        if row and found.open:
+            facts.open.add(row.to or row.key)
         if row and row.to and found.fact is not None:
             facts_say = facts.put(row.to, found.fact, f"{by}{entry.path}")
             if facts_say:
@@ -157,6 +187,7 @@ def _beside(path: Path, name: str, facts: Facts, entry: Entry) -> None:
 
 def _lay_out(found: ReadConfiguration, facts: Facts, ranks: int | None) -> None:
     layout = LAYOUTS[found.program]
+    lost = [words for program in facts.programs for words in fill(facts, program)]
     try:
         sizes = layout.sizes(facts)
         found.model = sizes.config() if sizes else None
@@ -170,7 +201,11 @@ def _lay_out(found: ReadConfiguration, facts: Facts, ranks: int | None) -> None:
     except UserError as error:
         found.refused = str(error)
         return
-    found.plan, found.batch, found.lost = made.plan, made.batch, made.lost
+    found.plan, found.batch, found.lost = made.plan, made.batch, made.lost + lost
+    own = facts.silent.items()
+    found.silent = [words for name, words in own if found.model or name not in OF_SIZES]
+    found.lacks = facts.lacks
+    found.from_scratch = found.program in FROM_SCRATCH and not facts.get("trained")
     found.planner, found.seq_len = made.planner, facts.get("seq_len")
     found.flags, found.nodes = facts.flags, facts.get("nodes") or None
 

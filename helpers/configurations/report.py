@@ -5,7 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from helpers.configurations.reading import ReadConfiguration, tools
+from helpers.configurations.reading import LAYOUTS, ReadConfiguration, tools
+from helpers.configurations.silent import left_to_the_script
 from helpers.engine.errors import UserError, check_access, one_line
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
@@ -17,8 +18,8 @@ from helpers.planner.search.estimate import estimate
 
 GIB = 2**30
 OF_A_NODE = 8
-FROM_SCRATCH = ("torchtitan", "megatron", "nemo")  # which begin with random weights
-NO_MODEL = "The file has no model's sizes: give --model a preset, a folder or a hub id."
+NO_MODEL = "The file has no model's sizes"
+GIVE_MODEL = "give --model a preset, a folder or a hub id."
 
 
 def report(found: ReadConfiguration, model: str | None = None) -> str:
@@ -33,11 +34,25 @@ def report(found: ReadConfiguration, model: str | None = None) -> str:
         )
     if found.plan is None:
         return "\n\n".join(parts) + "\n"
+    parts += _unsaid(found)
     parts.append(f"Plan: {found.plan.describe()}, {found.plan.world_size} ranks.")
     if found.model is None and not (model or found.hub):
-        parts.append(NO_MODEL)
+        parts.append(f"{found.lacks or NO_MODEL}: {GIVE_MODEL}")
     parts.append(f"```bash\n{torchrun_line(found, model)}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _unsaid(found: ReadConfiguration) -> list[str]:
+    """Where the values come from that the file does not say."""
+    parts = []
+    if found.silent:
+        parts.append(f"Where the file is silent, as its program has it: {'; '.join(found.silent)}.")
+    given = {**found.flags, "batch_size": found.batch, "seq_len": found.seq_len}
+    left = left_to_the_script(given) if found.program in LAYOUTS else []
+    if left:
+        words = "The script decides what is open; give it, or helpers.train takes its own"
+        parts.append(f"{words}: {', '.join(left)}.")
+    return parts
 
 
 def torchrun_line(found: ReadConfiguration, model: str | None = None) -> str:
@@ -66,7 +81,7 @@ def train_words(found: ReadConfiguration, model: str | None = None) -> list[str]
         "data": "DATA",
         "batch_size": found.batch,
         "seq_len": found.seq_len,
-        "from_scratch": True if found.program in FROM_SCRATCH else None,
+        "from_scratch": True if found.from_scratch else None,
         **found.flags,
         **{name: value for name, value, default in said if value != default},
         "out": f"runs/{found.path.stem}",

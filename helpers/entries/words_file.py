@@ -2,8 +2,9 @@
 
 Nothing is run: lines are joined where they end in \\, a variable that the script gives a text is
 put in its place (`$LAYERS`, `${LAYERS:-24}`, `"${ARGS[@]}"`), and words that begin with -- are
-flags. What a program of the shell would work out, $(...), stays as it stands, and so does a
-variable that is not given, or whose flags hold only where an `if` or a `case` says so.
+flags. A script of Python is a key by its file's name. What echo prints is no flag. What a program
+of the shell would work out, $(...), stays as it stands, and so does a variable that is not given,
+or whose flags hold only where an `if` or a `case` says so.
 """
 
 import re
@@ -27,6 +28,9 @@ DEEPEST, LONGEST = 6, 2**17
 OPENS, CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
 SOMETIMES = re.compile(r"\s*(?:if|elif|else|then|do|case|\[\[?|test)\s")
 PART = re.compile(r";|&&|\|\||\b(?:then|else|do)\s")
+SCRIPT = ".py"
+PRINTS = ("echo", "printf")
+BEGINS = ("then", "else", "do", "{", "(")  # after which a command begins
 COMMAND_ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "<", "<<")
 
 
@@ -55,11 +59,16 @@ def read_words(path: Path) -> list[Entry]:
                 _set(variables, open_ones, part, name, text, True)
         first = [part.split()[0] for part in PART.split(line) if part.strip()]
         depth += sum((word in OPENS) - (word in CLOSES) for word in first)
-    if not found:  # a file that only says the arguments, as others take them in
-        found = [one for text in variables.values() for one in _flags(path, text, 0)]
-    if not found:
+    if not _flagged(found):  # a file that only says the arguments, as others take them in
+        found += [one for text in variables.values() for one in _flags(path, text, 0)]
+    if not _flagged(found):
         raise UserError(f"{path} has no command with flags")
     return checked(path, list({(one.path, repr(one.value)): one for one in found}.values()))
+
+
+def _flagged(found: list[Entry]) -> bool:
+    """Is there a flag among the names of scripts?"""
+    return any(not one.path.endswith(SCRIPT) for one in found)
 
 
 def _set(
@@ -136,27 +145,41 @@ def _short(text: str) -> str:
 
 
 def _flags(path: Path, text: str, line: int) -> Iterator[Entry]:
+    flag, values = "", []
+    for word in [*_spoken(_words(text)), "--"]:
+        ends = word.startswith("--") or word.endswith(SCRIPT) or word in COMMAND_ENDS
+        if ends or MORE.match(word):
+            if flag:
+                yield Entry(flag, _value(values), line)
+            flag, values = "", []
+        if MORE.match(word):
+            yield Entry(word, True, line)
+        elif word.startswith("--"):
+            flag, equals, value = word.removeprefix("--").partition("=")
+            values = [value] if equals else []
+        elif word.endswith(SCRIPT):  # its name says what it trains, or that it trains nothing
+            yield Entry(Path(word).name, word, line)
+        elif flag:
+            values.append(word)
+
+
+def _words(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError:
         words = text.replace('"', " ").replace("'", " ").split()
-    words = [part for word in words for part in (word.split() if " --" in f" {word}" else [word])]
-    flag, values = "", []
-    for word in [*words, "--"]:
-        if (
-            word.startswith("--")
-            or word.endswith(".py")
-            or word in COMMAND_ENDS
-            or MORE.match(word)
-        ):
-            if flag:
-                yield Entry(flag, _value(values), line)
-            if MORE.match(word):
-                yield Entry(word, True, line)
-            name, equals, value = word.removeprefix("--").partition("=")
-            flag, values = (name if word.startswith("--") else ""), ([value] if equals else [])
-        elif flag:
-            values.append(word)
+    return [part for word in words for part in (word.split() if " --" in f" {word}" else [word])]
+
+
+def _spoken(words: list[str]) -> Iterator[str]:
+    """The words of commands, but for what is only printed."""
+    first, printed = True, False
+    for word in words:
+        printed = word in PRINTS if first else printed
+        first = word in (*COMMAND_ENDS, *BEGINS) or word.endswith(";")
+        printed = printed and not first
+        if not printed:
+            yield word
 
 
 def _value(words: list[str]) -> object:

@@ -10,6 +10,8 @@ from helpers.entries.entry import LONGEST_PATH, Entry, checked, text_of
 
 REFERENCE = re.compile(r"\$\{([^{}]+)\}")
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
+# folders of launchers, by which one file of a job refers to itself: ${fine_tuning.model.data}
+LAUNCHERS = ("recipes", "training", "fine_tuning", "peft", "evaluation", "prompt_learning")
 MOST_NODES, LONGEST_VALUE = 100_000, 10_000
 # what PyYAML raises of a value that is not what its tag says: !!int "", !!bool x, !!timestamp x
 NOT_ITS_TAG = (IndexError, KeyError, AttributeError)
@@ -124,12 +126,12 @@ def _followed(path: str, values: dict[str, Any], known: dict[str, Any]) -> Any:
     known[path] = value
     whole = REFERENCE.fullmatch(value.strip())
     if whole:
-        key = _key(whole[1], path)
+        key = _key(whole[1], path, values)
         known[path] = _followed(key, values, known) if key in values else value
         return known[path]
 
     def put(found: re.Match[str]) -> str:
-        key = _key(found[1], path)
+        key = _key(found[1], path, values)
         return str(_followed(key, values, known)) if key in values else found[0]
 
     text = REFERENCE.sub(put, value)
@@ -137,9 +139,10 @@ def _followed(path: str, values: dict[str, Any], known: dict[str, Any]) -> Any:
     return known[path]
 
 
-def _key(reference: str, path: str) -> str:
+def _key(reference: str, path: str, values: dict[str, Any]) -> str:
     """The path that a reference means: of the whole launcher, or beside the key."""
     reference = reference.strip()
     if reference.startswith("."):
         return f"{path.rpartition('.')[0]}{reference}".lstrip(".")
-    return reference.removeprefix("recipes.")
+    folder, _, inside = reference.partition(".")
+    return inside if folder in LAUNCHERS and reference not in values else reference

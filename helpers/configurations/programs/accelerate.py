@@ -46,10 +46,21 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
         zero_stage=STAGES[facts.get("strategy", "full")],
         activation="full" if facts.get("activation") else "none",
         precision=facts.get("precision", "fp32"),
+        reduce_dtype=_sums(facts, kind, ranks),
         compile=bool(facts.get("compile")),
         microbatches=parts if parts > 1 else 0,
     )
     return Layout(plan, batch)
+
+
+def _sums(facts: Facts, kind: str, ranks: int) -> str:
+    """In what gradients are sent: with FSDP as the arithmetic is (8 bits: bf16), else float32."""
+    precision = facts.get("precision", "fp32")
+    if kind != "FSDP" or ranks == 1 or precision == "fp32":
+        return "fp32"
+    dtype = "bf16" if precision == "fp8" else precision
+    facts.own("reduce_dtype", dtype, f"the reduce_dtype of FSDP's mixed_precision_policy = {dtype}")
+    return dtype
 
 
 def _plain(facts: Facts, ranks: int) -> dict[str, int]:
@@ -75,6 +86,9 @@ def _sized(facts: Facts, ranks: int) -> dict[str, int]:
 def _deepspeed(facts: Facts, ranks: int | None) -> Layout:
     if facts.get("zero") is None and not facts.get("beside"):
         facts.values["zero"] = 2  # accelerate's own
+    said = facts.get("precision")
+    if said in deepspeed.HALF and not (facts.get("fp16") or facts.get("bf16")):
+        facts.values[said] = True  # as accelerate turns it on in DeepSpeed's own configuration
     return _with_precision(deepspeed.layout(facts, ranks, None), facts)
 
 

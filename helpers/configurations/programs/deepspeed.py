@@ -6,6 +6,9 @@ from helpers.configurations.facts import Asked, Facts, Layout, batches, left_ove
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 
+HALF = ("fp16", "bf16")
+DECAY_PEAK = 1e-3  # of WarmupDecayLR, whatever the optimizer's rate is; WarmupLR's until 0.17.2
+
 
 def sizes(facts: Facts) -> None:
     """A configuration of DeepSpeed says nothing of the model."""
@@ -23,6 +26,9 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
     degrees = shared(facts, dp, lost)
     batch, parts = batches(facts, dp)
     offload = bool(facts.get("offload"))
+    precision = _precision(facts)
+    _sums(facts, precision, dp * cp, parts, lost)
+    _schedule(facts)
     plan = ParallelPlan(
         **degrees,
         tp=tp,
@@ -30,15 +36,55 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
         cp=cp,
         cp_attention="ulysses" if cp > 1 else "ring",
         zero_stage=facts_stage(facts),
-        precision=_precision(facts),
+        precision=precision,
         reduce_dtype=facts.get("reduce_dtype", "fp32"),
         activation="full" if offload else "none",
         offload=offload,
         compile=bool(facts.get("compile")),
         microbatches=parts if parts > 1 or pp > 1 else 0,
     )
-    facts.values.setdefault("lr", facts.get("peak_lr"))
     return Layout(plan, batch, lost)
+
+
+def _sums(facts: Facts, precision: str, ranks: int, parts: int, lost: list[str]) -> None:
+    """In what gradients are sent, and summed over micro-batches: as they are, unless it is said."""
+    if precision not in HALF:
+        return
+    if ranks > 1 and facts.get("reduce_dtype") is None:
+        facts.own("reduce_dtype", precision, f"communication_data_type = {precision}")
+    masters = not facts.get("autocast")  # beside which gradients are float32
+    if masters and parts > 1 and "data_types.grad_accum_dtype" not in facts.keys:
+        key = "data_types.grad_accum_dtype"
+        lost.append(f"{key} is not said, and is {precision} there: micro-batches' sums are float32")
+
+
+def _schedule(facts: Facts) -> None:
+    """The highest rate, which a schedule takes from the optimizer or puts in its place.
+
+    Raises:
+        UserError: the schedule has no such key.
+    """
+    kind, peak = facts.get("lr_schedule"), facts.get("peak_lr")
+    if "lr_schedule" not in facts.said_by:
+        # a script that fills in other values, as transformers' Trainer, brings its own schedule
+        if facts.open or facts.programs[0] != "deepspeed":
+            facts.forget("lr_schedule")
+        return
+    if kind == "cosine":
+        if peak:
+            raise UserError(
+                "scheduler.params.warmup_max_lr: WarmupCosineLR has no such key, and its highest "
+                "learning rate is optimizer.params.lr"
+            )
+        return
+    if peak and peak != facts.get("lr"):
+        facts.instead("lr", peak, f"the schedule puts its warmup_max_lr in its place: lr {peak}")
+    elif not peak and kind == "linear" and "peak_lr" not in facts.open:
+        facts.instead("lr", DECAY_PEAK, "WarmupDecayLR puts its own in its place, 0.001")
+        facts.own("lr", DECAY_PEAK, f"scheduler.params.warmup_max_lr = {DECAY_PEAK}")
+    elif not peak and "lr" in facts.said_by and "peak_lr" not in facts.open:
+        words = "scheduler.params.warmup_max_lr = optimizer.params.lr (0.001 before 0.17.2)"
+        facts.silent["peak_lr"] = words
 
 
 def _ranks(facts: Facts, others: int) -> int:

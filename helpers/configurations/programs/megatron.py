@@ -10,13 +10,17 @@ from helpers.engine.plan import ParallelPlan
 GPT2_TOKENS = 50257  # of the tokenizer whose vocabulary a file need not name
 GPT2_NAMES = ("GPT2BPETokenizer",)
 SHARDED = "sharded adamw"  # NeMo's optimizers that share their state over the data ranks
+TORCH = "torch adamw"  # NeMo's name for torch's own, which decays by 0.01 where nothing is said
+TORCH_DECAY = 0.01
+PARTS = {"layers": "layers", "hidden": "width", "heads": "heads"}
 
 
 def sizes(facts: Facts) -> Sizes | None:
     """The model, where the file has all its sizes, and it is one of GPT's or Llama's form."""
     hidden, layers, heads = (facts.get(name) for name in ("hidden", "layers", "heads"))
     vocab = _vocabulary(facts)
-    if not (hidden and layers and heads and vocab) or hidden % heads:
+    facts.lacks = _lacks(facts, vocab)
+    if facts.lacks or not (hidden and layers and heads and vocab) or hidden % heads:
         return None
     rotary = bool(facts.get("rotary")) or facts.get("positions_are", "learned") == "rope"
     swiglu = bool(facts.get("swiglu")) or facts.get("mlp", "gelu") == "swiglu"
@@ -34,8 +38,20 @@ def sizes(facts: Facts) -> Sizes | None:
         facts.get("mlp", "gelu") == "gelu" and facts.get("positions_are", "learned") == "learned"
     )
     if rotary or swiglu or rms or not plain or _groups(facts) or facts.get("head_dim"):
+        facts.lacks = "The file has a model's sizes, and its form is neither GPT-2's nor Llama's"
         return None
     return Sizes("gpt2", **common)
+
+
+def _lacks(facts: Facts, vocab: int | None) -> str:
+    """What of the sizes is missing, where the file has some of them."""
+    missing = [words for name, words in PARTS.items() if not facts.get(name)]
+    if len(missing) == len(PARTS):
+        return ""
+    missing += [] if vocab else ["vocabulary, which its tokenizer has"]
+    if not missing:
+        return ""
+    return f"The file says the model's sizes but for its {' and its '.join(missing)}"
 
 
 def _width(facts: Facts, hidden: int) -> int | None:
@@ -91,13 +107,18 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
         reduce_dtype=sums,
         microbatches=parts if parts > 1 or pp > 1 else 0,
     )
-    _steps(facts, batch)
+    _steps(facts, batch, lost)
+    _rows(facts, lost)
     return Layout(plan, batch, lost, "megatron")
 
 
 def _data(facts: Facts, dp: int) -> dict[str, int]:
     if facts.get("optimizer") == SHARDED:
         facts.values |= {"optimizer": "adamw", "zero1": True}
+    if facts.get("optimizer") == TORCH:
+        facts.values["optimizer"] = "adamw"
+        if "weight_decay" in facts.silent:
+            facts.own("weight_decay", TORCH_DECAY, f"model.optim.weight_decay = {TORCH_DECAY}")
     strategy = facts.get("strategy", "full" if facts.get("fsdp") else "none")
     stage = {"optim": 1, "grad": 2, "full": 3}.get(strategy, 1 if facts.get("zero1") else 0)
     if not stage:
@@ -139,12 +160,28 @@ def _precision(facts: Facts) -> str:
     return str(facts.get("precision", said))
 
 
-def _steps(facts: Facts, batch: int | None) -> None:
+def _steps(facts: Facts, batch: int | None, lost: list[str]) -> None:
     """Steps and a warm-up, where the file counts samples and shares."""
     samples, share = facts.get("samples"), facts.get("warmup_share")
-    if facts.get("warmup_samples") and batch:
-        facts.values.setdefault("warmup", round(facts.get("warmup_samples") / batch))
+    warm = facts.get("warmup_samples")
+    if warm and batch:
+        facts.values.setdefault("warmup", round(warm / batch))
     if samples and batch and not facts.get("steps"):
         facts.values["steps"] = max(1, samples // batch)
     if share and facts.get("steps") and not facts.get("warmup"):
         facts.values["warmup"] = round(share * facts.get("steps"))
+    if share and not facts.get("steps"):
+        lost.append(f"lr-warmup-fraction {share:g}: the file says no steps of it; give --warmup N")
+    if not batch and (warm or samples):
+        lost.append("samples of the run or its warm-up: the file says no batch; give --steps N")
+
+
+def _rows(facts: Facts, lost: list[str]) -> None:
+    """The length of a fine-tuning's samples goes before the model's."""
+    tokens, model = facts.get("data_seq_len"), facts.get("seq_len")
+    if not tokens:
+        return
+    if model and model != tokens:
+        words = f"a seq_length of {model}: the samples of model.data.train_ds are {tokens} long"
+        lost.append(words)
+    facts.values["seq_len"] = tokens

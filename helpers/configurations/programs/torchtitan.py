@@ -21,10 +21,16 @@ SPLIT = re.compile(r"layers\.(\d{1,6})")
 
 @dataclass(frozen=True)
 class Flavor(Sizes):
-    """A model's name and flavor, and what both mean."""
+    """A model's name and flavor, and what both mean.
+
+    since: a key by which a file is young enough for these sizes; older ones had others.
+    refused: why such a model is not trained here.
+    """
 
     name: str = ""
     flavor: str = ""
+    since: str = ""
+    refused: str = ""
 
 
 @cache
@@ -34,8 +40,24 @@ def flavors() -> dict[tuple[str, str], Flavor]:
 
 
 def sizes(facts: Facts) -> Sizes | None:
-    """Of the model that the file names, where they are known."""
-    return flavors().get((str(facts.get("name")), str(facts.get("flavor"))))
+    """Of the model that the file names, where they are known.
+
+    Raises:
+        UserError: such a model is not trained here.
+    """
+    name, flavor = str(facts.get("name")), str(facts.get("flavor"))
+    found = flavors().get((name, flavor))
+    if found and found.refused:
+        raise UserError(f"model.flavor: {name} {flavor}: {found.refused}")
+    if found and (not found.since or found.since in facts.keys):
+        return found
+    if found:
+        facts.lacks = f"The sizes of {name} {flavor} were others before files had {found.since}"
+    elif facts.get("flavor"):
+        known = [key[1] for key, row in flavors().items() if key[0] == name and not row.refused]
+        words = f"No sizes are known of {name} {flavor!r:.60}"
+        facts.lacks = words + (f", but of {', '.join(known)}" if known else "")
+    return None
 
 
 def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:

@@ -51,7 +51,7 @@ def test_optimizer_schedule_and_precision(read):
         optimizer={"type": "Adam", "params": {"lr": 1e-4, "weight_decay": 0.1}},
         scheduler={
             "type": "WarmupDecayLR",
-            "params": {"warmup_num_steps": 5, "total_num_steps": 50},
+            "params": {"warmup_num_steps": 5, "total_num_steps": 50, "warmup_max_lr": 1e-4},
         },
     )
     assert found.plan.precision == "bf16"

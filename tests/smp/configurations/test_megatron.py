@@ -2,6 +2,8 @@
 
 import pytest
 
+from helpers.configurations.report import report
+
 SCRIPT = """#!/bin/bash
 # --tensor-model-parallel-size 64 is what a comment says
 GPUS_PER_NODE=8
@@ -146,3 +148,45 @@ def test_a_recipe_is_read_by_the_room_of_recipes(read):
     text = "run: {name: a, model_type: hf}\ntrainer: {devices: 8, num_nodes: 1}\n"
     found = read(text + "model: {train_batch_size: 1, shard_degree: 8}\n", "r.yaml")
     assert found.program == "hyperpod" and found.plan.world_size == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("--vocab-size 128256", "", "but for its vocabulary, which its tokenizer has"),
+        ("--vocab-size 128256", "--tokenizer-type GPT2BPETokenizer", ""),
+        ("--num-layers 32", "--vocab-size 128256", "but for its layers"),
+        ("--normalization RMSNorm", "", "its form is neither GPT-2's nor Llama's"),
+    ],
+)
+def test_what_of_the_sizes_is_missing_is_said(read, old, new, words):
+    found = read(SCRIPT.replace(old, new), "train.sh")
+    assert bool(found.lacks) == bool(words) == (found.model is None)
+    assert words in found.lacks and found.lacks in report(found)
+    assert "no model's sizes" not in report(found)
+
+
+def test_without_any_size_there_are_none(read):
+    assert "The file has no model's sizes: give --model" in report(read(NEMO, "gpt.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("--train-iters 500", "--lr-warmup-fraction 0.1", "lr-warmup-fraction 0.1"),
+        ("--train-iters 500", "--lr-warmup-fraction 0.1 --train-iters 500", ""),
+        ("--train-iters 500", "--lr-warmup-fraction 0.1 --train-samples 6400", ""),
+        ("--micro-batch-size 1", "--lr-warmup-samples 640", ""),
+    ],
+)
+def test_a_warm_up_that_is_not_held_is_said(read, old, new, words):
+    found = read(SCRIPT.replace(old, new), "train.sh")
+    told = [one for one in found.lost if "lr-warmup" in one]
+    assert len(told) == bool(words) and ("warmup" in found.flags) != bool(words)
+    assert all(words in one for one in told)
+
+
+def test_samples_without_a_batch_are_said(read):
+    text = SCRIPT.replace("--global-batch-size 64", "").replace("--micro-batch-size 1", "")
+    found = read(text.replace("--train-iters 500", "--train-samples 6400"), "train.sh")
+    assert any("says no batch" in one for one in found.lost) and "steps" not in found.flags

@@ -2,6 +2,8 @@
 
 import pytest
 
+from helpers.configurations.report import report
+
 BASE = """
 [model]
 name = "llama3"
@@ -144,3 +146,55 @@ def test_every_key_has_a_line_in_its_place(read):
         "parallelism.tensor_parallel_degree",
     ]
     assert [line.place.line for line in found.lines] == [3, 4, 6, 7, 8, 10, 12]
+
+
+def named(name, flavor, more=""):
+    text = BASE.replace('name = "llama3"', f'name = "{name}"')
+    return text.replace('flavor = "8B"', f'flavor = "{flavor}"\n{more}')
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "layers", "vocab", "theta"),
+    [
+        ("llama", "70B", 80, 32000, 1e4),
+        ("llama", "7B", 32, 32000, 1e4),
+        ("llama", "13B", 40, 32000, 1e4),
+        ("llama", "debugmodel", 2, 32000, 1e4),
+        ("llama2", "26B", 80, 32000, 1e4),
+        ("llama3", "70B", 80, 128256, 5e5),
+    ],
+)
+def test_llama_without_a_number_is_llama_2(read, name, flavor, layers, vocab, theta):
+    """It came out as Llama 3.1: the name is of the months before both had numbers."""
+    model = planned(read, "", text=named(name, flavor)).model
+    assert (model.num_hidden_layers, model.vocab_size) == (layers, vocab)
+    assert model.rope_parameters["rope_theta"] == theta
+
+
+def test_a_debug_model_is_of_its_year(read):
+    """It had 2, 8 and 6 layers; only the last edition's files show which it is."""
+    found = planned(read, "", text=named("llama3", "debugmodel"))
+    assert found.model is None and "others before files had model.hf_assets_path" in found.lacks
+    text = named("llama3", "debugmodel", 'hf_assets_path = "./tests/assets/tokenizer"')
+    assert planned(read, "", text=text).model.num_hidden_layers == 6
+
+
+@pytest.mark.parametrize("flavor", ["debugmodel_moe", "30B-A3B", "235B-A22B"])
+def test_flavors_of_experts_are_refused(read, flavor):
+    found = read(named("qwen3", flavor), "run.toml", 8)
+    assert found.plan is None and "its layers are experts" in found.refused
+    assert found.refused.startswith(f"model.flavor: qwen3 {flavor}")
+
+
+def test_a_flavor_of_one_s_own_has_a_plan_and_no_sizes(read):
+    found = planned(read, "", text=named("qwen3", "500M"))
+    assert found.model is None and "qwen3 '500M', but of debugmodel, 0.6B" in found.lacks
+    assert "debugmodel_moe" not in found.lacks
+    assert found.lacks in report(found) and "give --model" in report(found)
+
+
+def test_a_debug_model_is_not_the_model_that_it_is_named_after(read):
+    text = named("transformers_modeling_backend", "debugmodel")
+    more = '[hf_transformers]\nmodel = "Qwen/Qwen3-4B-Instruct-2507"\n'
+    assert "two layers" in read(text + more, "run.toml", 8).refused
+    assert planned(read, more, text=text.replace('"debugmodel"', '"full"')).hub.startswith("Qwen/")

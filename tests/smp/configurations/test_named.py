@@ -1,0 +1,65 @@
+"""Whose a file is, by its form as well as its keys; programs that are not read are named."""
+
+import pytest
+
+from helpers.configurations import read_configuration
+from helpers.engine.errors import UserError
+
+NEOX = "pipe_parallel_size: 1\nmodel_parallel_size: 1\ntrain_micro_batch_size_per_gpu: 4\n"
+NEOX += "gradient_accumulation_steps: 1\nzero_optimization: {stage: 1}\nsteps_per_print: 10\n"
+OF_A_SCRIPT = "deepspeed main.py --model_name_or_path facebook/opt-1.3b "
+OF_A_SCRIPT += (
+    "--per_device_train_batch_size 8 --gradient_accumulation_steps 1 --deepspeed ds.json\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("125M.yml", NEOX, "a configuration of gpt-neox, which is not read"),
+        ("14M.yml", NEOX.replace("_", "-", 2), "a configuration of gpt-neox, which is not read"),
+        ("tune.json", '{"pipe-parallel-size": 1, "train_batch_size": 8}', "gpt-neox"),
+        ("sft.yaml", "finetuning_type: full\ngradient_accumulation_steps: 2\n", "LLaMA-Factory"),
+        ("sft.json", '{"tuner_type": "lora", "gradient_accumulation_steps": 2}', "ms-swift"),
+        ("run_clm.sh", OF_A_SCRIPT, "a script on transformers, which is not read: give the file"),
+        ("data.yaml", "_target_: a.B\ntrain_batch_size: 1\n", "is none of these"),
+        ("steps.sh", "python x.py --gradient_accumulation_steps 2\n", "is none of these"),
+    ],
+)
+def test_a_file_of_another_program(tmp_path, name, text, words):
+    """All of them were called DeepSpeed's."""
+    path = tmp_path / name
+    path.write_text(text, "utf-8")
+    with pytest.raises(UserError, match=words) as refused:
+        read_configuration(path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_it_can_be_said_whose_it_is(read):
+    text = "train_micro_batch_size_per_gpu: 2\n"
+    assert read(text, "ds.yaml", 8, "deepspeed").batch == 16
+    with pytest.raises(UserError, match="no program 'gpt-neox'"):
+        read(NEOX, "125M.yml", 8, "gpt-neox")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'echo "------ DS COMMAND ------"',
+        "echo --tensor-model-parallel-size 2",
+        "if true; then echo --tensor-model-parallel-size 2; fi",
+        "cd here && printf --tensor-model-parallel-size 2 > log",
+    ],
+)
+def test_what_is_printed_is_no_flag(read, line):
+    flags = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --micro-batch-size 1"
+    found = read(f"{line}\n{flags}\necho done\n", "run.sh")
+    assert found.refused == "" and found.plan.tp == 1
+    piped = read(f"echo yes | {flags} --tensor-model-parallel-size 2\n", "run.sh")
+    assert piped.plan.tp == 2
+
+
+def test_a_command_in_a_variable_counts_once_it_is_run(read):
+    text = 'cmd="torchrun pretrain_gpt.py --num-layers 2 --micro-batch-size 1 --bf16"\n'
+    found = read(f"{text}echo $cmd\n$cmd\n", "run.sh", 8)
+    assert found.plan.precision == "bf16"
