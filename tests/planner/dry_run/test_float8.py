@@ -74,21 +74,22 @@ def test_products_of_long_batches():
 
 
 def test_eight_bits_are_quicker_where_the_device_has_them():
-    """Products of blocks at twice the rate; the head, attention and the passes of rounding not."""
+    """Products of blocks at 1.8 times the rate; the head and attention not, and without a compiler
+    the passes of rounding take what the products gain."""
     hopper = make_cluster("p5.48xlarge")
     asked = {"batch": 64, "seq_len": 2048}
     low, lower = (
         estimate(GPTJ_6B, ParallelPlan(dp_shard=8, precision=precision), hopper, **asked)
         for precision in ("bf16", "fp8")
     )
-    assert low.time.total_s / 2 < lower.time.total_s < low.time.total_s
+    assert 0.9 < lower.time.total_s / low.time.total_s < 1.1
     assert lower.memory.states == low.memory.states
     assert lower.memory.activations < low.memory.activations
     found = search_plans(GPTJ_6B, hopper, 64, 2048, precision="fp8")
     assert found.best.plan.precision == "fp8"
     assert found.best.tokens_per_s >= lower.tokens_per_s
     compiled = ParallelPlan(dp_shard=8, precision="fp8", compile=True)
-    assert estimate(GPTJ_6B, compiled, hopper, **asked).time.total_s < lower.time.total_s
+    assert 0.5 < estimate(GPTJ_6B, compiled, hopper, **asked).time.total_s / low.time.total_s < 0.8
 
 
 @pytest.mark.parametrize(
