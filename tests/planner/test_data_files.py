@@ -183,7 +183,7 @@ def changed(file, folder):
 
 def test_your_own_gpu_is_a_row_more(tmp_path):
     path = tmp_path / "gpus.csv"
-    row = "MINE,,mine,My GPU,96,95,1000,100,,50,,400,400,,,,,2026-01-01,its data sheet\n"
+    row = "MINE,,mine,My GPU,96,95,1000,100,,50,,400,400,,,,,,2026-01-01,its data sheet\n"
     path.write_text(catalog.GPUS.read_text("utf-8") + row, "utf-8")
     *_, gpu = catalog.gpus(path)
     assert gpu.name == "MINE" and gpu.memory_bytes == 95 * 2**30

@@ -9,6 +9,7 @@ go through the schedule simulator, so uneven ones and slow links count as they w
 
 import math
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
@@ -53,6 +54,7 @@ class StepTime:
         return math.fsum(getattr(self, field.name) for field in fields(self))
 
 
+PARTS = tuple(map(attrgetter, ("again_s", "tensor_s", "context_s", "host_s", "data_s")))
 MAKESPANS = {"exact": makespan_s, "near": near_makespan_s, "quick": quick_makespan_s}
 
 
@@ -80,8 +82,7 @@ def step_time(
     whole_s = max(pipeline_s(job, cluster, stages), turns_s(job, cluster, stages))
     of_slowest = [stages[stage] for stage in job.stages_of(slowest)]
     again_s, tensor_s, context_s, host_s, data_s = (
-        m * sum(getattr(stage, part) for stage in of_slowest)
-        for part in ("again_s", "tensor_s", "context_s", "host_s", "data_s")
+        m * sum(map(part, of_slowest)) for part in PARTS
     )
     late_s = _late_s(job, cluster, stages, whole_s)
     late_s += max(shared_s(job, cluster, rank) for rank in {0, slowest, job.plan.pp - 1})
@@ -141,7 +142,8 @@ def optimizer_s(job: Job, cluster: Cluster) -> float:
     Source: Loshchilov and Hutter 2019, algorithm 2; the engine's precision/optimizer.py.
     """
     plan = job.plan
-    updated = max(map(job.trained_of, range(plan.pp))) / plan.shards
+    largest = job.rank_of[job.layers.index(max(job.layers))]
+    updated = max(map(job.trained_of, {0, largest, plan.pp - 1})) / plan.shards
     moved = updated * (
         ADAM_BYTES[job.optimizer] + NORM_BYTES + (COPY_BYTES if job.element_bytes == 2 else 0)
     )
