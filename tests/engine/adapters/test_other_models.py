@@ -109,7 +109,7 @@ def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:
     peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets)).save_pretrained(
         tmp_path
     )
-    with pytest.raises(UserError, match=r"holds an adapter of model\.layers\.1\.mlp\.experts"):
+    with pytest.raises(UserError, match="beside what is no linear layer, as experts"):
         load_adapters(small_model("deepseek_v3").float(), tmp_path)
 
 
