@@ -62,14 +62,16 @@ def reached(config: Any, paths: Iterable[str]) -> list[str]:
 
 def linear_paths(model: nn.Module) -> list[str]:
     """The linear layers of all blocks that are here: fused or single query, key and value, the
-    projection after attention, the MLP's. Not the head."""
+    projection after attention, the MLP's. Not the head, nor what a record says is bypassed."""
     family = family_of(model)
     if family.blocks is None:
         raise UserError(f"{family.name} has no list of blocks whose matrices could be held so")
+    bypassed = family.bypassed(model.config)
+    recorded = [path for path in family.split_layers if path not in bypassed]
     return [
         f"{family.blocks}.{number}.{path}"
         for number, block in model.get_submodule(family.blocks).named_children()
-        for path in (family.split_layers if family.recorded else _linears(block))
+        for path in (recorded if family.recorded else _linears(block))
     ]
 
 

@@ -259,8 +259,8 @@ def _check_layers(targeted: Iterable[str], folder: Path, places: Places) -> None
     for path in targeted:
         if path not in paths:
             raise UserError(
-                f"{folder} holds an adapter of {path}: adapters here stand beside the linear "
-                "layers of the blocks"
+                f"{folder} holds an adapter of {path}: adapters here stand beside linear layers "
+                "of the blocks, where their modules call these"
             )
 
 
