@@ -1,10 +1,12 @@
 """The linear layers of a model's blocks: which can be held in 4 bits, beside which adapters stand,
 and what peft is told of these."""
 
+import copy
 import inspect
 import re
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,10 +23,12 @@ class Places(NamedTuple):
 
     paths: the linear layers.
     targets: what peft is told of those beside which adapters stand.
+    modules: all modules' paths.
     """
 
     paths: list[str]
     targets: list[str]
+    modules: list[str]
 
 
 def places_of(model: nn.Module) -> Places:
@@ -37,19 +41,37 @@ def places_of(model: nn.Module) -> Places:
         raise UserError(
             f"{model.config.model_type} has no linear layer beside which peft puts an adapter"
         )
-    return Places(paths, _targets(model, beside))
+    return Places(paths, _targets(model, beside), paths_in(model))
+
+
+def paths_in(model: nn.Module) -> list[str]:
+    """Of all modules that are here."""
+    return [path for path, _ in model.named_modules() if path]
+
+
+def reached(config: Any, paths: Iterable[str]) -> list[str]:
+    """Those of the paths whose modules a configuration of peft's targets."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    if config.target_modules is None:  # peft has a table of types
+        return []
+    config = copy.copy(config)
+    config.modules_to_save = None  # which head.py trains
+    return [path for path in paths if check_target_module_exists(config, path)]
 
 
 def linear_paths(model: nn.Module) -> list[str]:
     """The linear layers of all blocks that are here: fused or single query, key and value, the
-    projection after attention, the MLP's. Not the head."""
+    projection after attention, the MLP's. Not the head, nor what a record says is bypassed."""
     family = family_of(model)
     if family.blocks is None:
         raise UserError(f"{family.name} has no list of blocks whose matrices could be held so")
+    bypassed = family.bypassed(model.config)
+    recorded = [path for path in family.split_layers if path not in bypassed]
     return [
         f"{family.blocks}.{number}.{path}"
         for number, block in model.get_submodule(family.blocks).named_children()
-        for path in (family.split_layers if family.recorded else _linears(block))
+        for path in (recorded if family.recorded else _linears(block))
     ]
 
 

@@ -9,7 +9,7 @@ Source: Hu et al. 2021, LoRA, section 4.1.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,13 @@ from ..files.random_weights import seed_of
 from ..files.weight_files import WeightFiles, stored_names
 from ..models.objectives import objective_of
 from .head import head_modules, head_names, head_weights, train_head
-from .linear_layers import PREFIX, Places, places_of
+from .kinds import check_kind
+from .linear_layers import PREFIX, Places, paths_in, places_of, reached
 
 TASK_TYPES = {"lm": "CAUSAL_LM", "classify-head": "SEQ_CLS"}  # what peft calls a task
 NAME = "default"  # peft's, of a layer's only adapter
 HALVES = ("lora_A", "lora_B")
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
-# of peft's ways to begin adapters: what they begin with is taken out of the base
-CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 Facts = dict[str, tuple[torch.Size, torch.dtype]]  # of tensors, by name
 
@@ -71,16 +70,17 @@ def add_adapters(
         raise UserError(f"dropout must be a number from 0 to below 1, not {dropout!r:.40}")
     if not is_number(alpha) or not math.isfinite(alpha):
         raise UserError(f"alpha must be a finite number, not {alpha!r:.40}")
+    places = places or places_of(model)
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=(places or places_of(model)).targets,
+        target_modules=places.targets,
         bias="none",
         task_type=TASK_TYPES.get(objective_of(model).task),
         base_model_name_or_path=None if source is None else str(source),
     )
-    _inject(model, config)
+    _inject(model, config, places)
     for path, layer in adapted(model):
         here = "meta" if layer.get_base_layer().weight.is_meta else "cpu"
         first, second = (torch.empty(w.shape, device=here) for w in halves(layer))
@@ -92,14 +92,19 @@ def add_adapters(
     return model
 
 
-def _inject(model: nn.Module, config: Any) -> None:
+def _inject(model: nn.Module, config: Any, places: Places) -> None:
     """Adapters without memory, and all else frozen but a head that classifies."""
     if hasattr(model, "adapter_config"):
         raise UserError("this model has adapters already: load it anew")
     peft = need("peft", "qlora")
     own = head_names(model)
     head, config.modules_to_save = [*(config.modules_to_save or ()), *own], None
-    peft.inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
+    targets = config.target_modules
+    # peft refuses a model without any of the layers, as another rank's stage may be
+    if reached(config, paths_in(model)) or not reached(config, places.modules):
+        peft.inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
+    if isinstance(targets, set):  # which peft shortens to what tells the modules here apart
+        config.target_modules = targets
     model.requires_grad_(False)
     # what peft trains beside adapters, in layers of its own
     config.modules_to_save = list(dict.fromkeys(head)) or None
@@ -205,19 +210,20 @@ def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = 
         check_access(folder / name)
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no adapters: it has no {name}")
-    paths = (places or places_of(model)).paths
+    places = places or places_of(model)
     try:
+        check_kind(folder / CONFIG)
         config = peft.LoraConfig.from_pretrained(folder)
-        _check_kind(config, folder)
+        _check_layers(reached(config, places.modules), folder, places)
         saved = tuple(config.modules_to_save or ())  # of a head; the rest of it is the base's
-        _inject(model, config)
+        _inject(model, config, places)
     except UserError:
         raise
     except (ValueError, TypeError, KeyError) as error:  # peft's, of what it cannot use
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the adapters in {folder} do not fit this model: {reason}") from None
-    _check_layers(model, folder, paths)
-    _check_names(model, folder, paths)
+    _check_layers((path for path, _ in adapted(model)), folder, places)
+    _check_names(model, folder, places.paths)
     files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
     for path, layer in adapted(model):
         for half, held in zip(HALVES, halves(layer), strict=True):
@@ -246,30 +252,15 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
         raise UserError(f"{folder} holds no adapters: it has no readable {CONFIG}") from None
 
 
-def _check_kind(config: Any, folder: Path) -> None:
-    """Raise a UserError if adapters are more than a product beside layers of the blocks."""
-    if getattr(config, "alora_invocation_tokens", None):
-        raise UserError(
-            f"the adapters in {folder} work from their invocation tokens on (alora), which is not "
-            "computed here"
-        )
-    start = getattr(config, "init_lora_weights", None)
-    if isinstance(start, str) and start.startswith(CHANGE_BASE):
-        raise UserError(
-            f"the adapters in {folder} began by init_lora_weights={start}, which changes the "
-            "base's weights: convert them by path_initial_model_for_weight_conversion of "
-            "save_pretrained"
-        )
-
-
-def _check_layers(model: nn.Module, folder: Path, paths: list[str]) -> None:
+def _check_layers(targeted: Iterable[str], folder: Path, places: Places) -> None:
     """Raise a UserError if an adapter stands beside another layer than a block's: the embedding is
     no product, and the loss takes the head's matrix as it is."""
-    for path, _ in adapted(model):
+    paths = set(places.paths)
+    for path in targeted:
         if path not in paths:
             raise UserError(
-                f"{folder} holds an adapter of {path}: adapters here stand beside the linear "
-                "layers of the blocks"
+                f"{folder} holds an adapter of {path}: adapters here stand beside linear layers "
+                "of the blocks, where their modules call these"
             )
 
 

@@ -71,11 +71,6 @@ def check_layout(plan: ParallelPlan) -> None:
             f"the schedule {plan.schedule} puts off weight gradients, which a frozen base has "
             "not: choose 1f1b, gpipe or interleaved with adapters"
         )
-    if plan.stage_layers and 0 in plan.stage_layers:
-        raise UserError(
-            f"the partition {plan.partition} leaves a stage without layers, so without "
-            "adapters to train: give each stage a layer"
-        )
 
 
 def load_adapted(

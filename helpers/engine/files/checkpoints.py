@@ -179,7 +179,8 @@ class Checkpoints:
     def load(self, trainer: Any, path: Path) -> None:
         """Put a checkpoint's state into a trainer of any plan. Every rank must call it.
 
-        Random streams go on where they were under the same plan; under another they start anew.
+        Random streams go on where they were under the same plan; under another they start anew. So
+        does the loss scale under another kind of precision.
 
         Raises:
             UserError: a file is damaged or missing, or the run differs in what must not change.
@@ -194,8 +195,8 @@ class Checkpoints:
         check_same_tensors(path, {name: tuple(of.size) for name, of in stored.items()}, state)
         dcp.load(state, storage_reader=reader)
         trainer.steps_done = manifest["step"]
-        for name, value in manifest["scaler"].items():
-            setattr(trainer.scaler, name, value)
+        before = manifest["plan"]["precision"]
+        trainer.scaler.go_on(manifest["scaler"], before, trainer.plan.precision)
         set_updates(trainer, manifest.get("fewer_updates", {}))
         trainer.data.publish()
         if manifest["plan"] == trainer.plan.to_dict():

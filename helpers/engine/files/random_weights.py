@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UserError
 from ..models.architecture import base_of
+from ..pipeline.elsewhere import with_parameters
 from ..tensor.shards import local, slice_of
 
 
@@ -33,7 +34,7 @@ def draw(model: nn.Module, seed: int, only: Container[str] | None = None) -> Non
         UserError: transformers' initialisation leaves one as it is made.
     """
     wanted = {id(p) for name, p in model.named_parameters() if only is None or name in only}
-    works = []
+    works, beside = [], []
     inside: set[int] = set()
     for name, piece in pieces(model, base_of(model)):
         own = {id(p) for p in piece.parameters()} & wanted
@@ -42,9 +43,10 @@ def draw(model: nn.Module, seed: int, only: Container[str] | None = None) -> Non
         works.append(partial(_draw_piece, model, name, seed_of(seed, name), own))
     for name, module in model.named_modules():
         own = {id(p) for p in module.parameters(recurse=False)} & wanted
-        if id(module) not in inside and (own or module._buffers):  # beside its pieces
-            works.append(partial(_draw_piece, model, name, seed_of(seed, name), own, alone=True))
+        if id(module) not in inside and (own or module._buffers):
+            beside.append(partial(_draw_piece, model, name, seed_of(seed, name), own, alone=True))
     at_once(works, torch.get_num_threads() if only is None else 1)
+    at_once(beside, 1)  # afterwards: they put something in the place of the parameters below
 
 
 def at_once(works: Sequence[Callable[[], None]], threads: int) -> None:
@@ -84,10 +86,11 @@ def initialise(model: nn.Module, path: str, alone: bool = False) -> None:
         parameter.fill_(torch.nan)
     for name in (path[:place] for place, sign in enumerate(path) if sign == "."):
         rule = _rule(model.get_submodule(name), rule)
-    if alone:
-        _rule(piece, rule)(piece)
-    else:
-        _initialise(piece, rule)
+    with with_parameters(piece):
+        if alone:
+            _rule(piece, rule)(piece)
+        else:
+            _initialise(piece, rule)
     for name, parameter in piece.named_parameters(recurse=not alone):
         if not parameter.is_meta and parameter.isnan().any():
             raise UserError(

@@ -29,6 +29,8 @@ class Family:
     `forwards`: block path to a forward of our own, always bound.
     `parallel_residual`: of a configuration, are attention and MLP added to one residual together?
     `parallel_forward`: the block's forward where they do.
+    `bypassed`: of a configuration, linear layers of a block whose matrices its modules read
+        themselves: what stands beside or in place of such a layer would have no part.
     `whole_logits`: is the loss taken of the model's own logits, all of them at once?
     `recorded`: is it a record, which every block must fit? What was found out by a model's modules
         need not.
@@ -52,6 +54,7 @@ class Family:
     forwards: dict[str, Callable] = field(default_factory=dict)
     parallel_residual: Callable[[Any], bool] = lambda config: False
     parallel_forward: Callable | None = None
+    bypassed: Callable[[Any], tuple[str, ...]] = lambda config: ()
     whole_logits: bool = False
     recorded: bool = True
 
@@ -164,6 +167,7 @@ GPT_NEO = Family(
     forwards={"attn.attention": blocks.gpt_neo_attention},
 )
 
+BLOOM_ROW = ("self_attention.dense", "mlp.dense_4h_to_h")
 BLOOM = Family(
     name="BLOOM",
     model_type="bloom",
@@ -175,8 +179,12 @@ BLOOM = Family(
     sublayers=("self_attention", "mlp"),
     # by head, as GPT-NeoX
     column=("self_attention.query_key_value", "mlp.dense_h_to_4h"),
-    row=("self_attention.dense", "mlp.dense_4h_to_h"),
+    row=BLOOM_ROW,
     forwards={"self_attention": blocks.bloom_attention},
+    # it multiplies by slices of columns one after another
+    bypassed=lambda config: (
+        BLOOM_ROW if config.slow_but_exact and config.pretraining_tp > 1 else ()
+    ),
 )
 
 BERT = Family(

@@ -1,5 +1,7 @@
 """What stands in a stage's model in the place of modules that other stages have."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,11 +14,17 @@ class Elsewhere(nn.Module):
     shape: of what it gives; of its input where that is of hidden states, and none of that of ids.
         Between blocks it has dims, since some models index what a block gives.
     looks_up: is it in an embedding's place, whose input is no hidden states of whatever dtype?
+    lacks: the shapes of the parameters that it stands for, by name.
     """
 
-    def __init__(self, shape: tuple[int, ...] = (), looks_up: bool = False) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (),
+        looks_up: bool = False,
+        lacks: dict[str, torch.Size] | None = None,
+    ) -> None:
         super().__init__()
-        self.shape, self.looks_up = shape, looks_up
+        self.shape, self.looks_up, self.lacks = shape, looks_up, lacks or {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -24,6 +32,26 @@ class Elsewhere(nn.Module):
         if self.looks_up or not given.is_floating_point():
             return torch.zeros((), device=given.device).expand(self.shape)
         return given.new_zeros(()).expand(self.shape or given.shape)
+
+
+@contextmanager
+def with_parameters(model: nn.Module) -> Iterator[None]:
+    """For so long, what is elsewhere has its parameters, without memory: rules by which a model is
+    initialised ask for those of the modules below."""
+    filled = [module for module in model.modules() if isinstance(module, Elsewhere)]
+    for module in filled:
+        for name, shape in module.lacks.items():
+            *path, leaf = name.split(".")
+            at = module
+            for step in path:
+                at = at._modules.setdefault(step, nn.Module())
+            at._parameters[leaf] = nn.Parameter(torch.empty(shape, device="meta"))
+    try:
+        yield
+    finally:
+        for module in filled:
+            module._modules.clear()
+            module._parameters.clear()
 
 
 class Exit(Elsewhere):

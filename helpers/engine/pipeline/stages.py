@@ -285,5 +285,9 @@ def _is_in(path: str, modules: set[str]) -> bool:
 
 def _replace(model: nn.Module, path: str, module: nn.Module | None = None) -> None:
     parent, _, name = path.rpartition(".")
-    looks_up = isinstance(model.get_submodule(path), nn.Embedding)
-    setattr(model.get_submodule(parent), name, module or Elsewhere(looks_up=looks_up))
+    setattr(model.get_submodule(parent), name, module or _elsewhere(model.get_submodule(path)))
+
+
+def _elsewhere(module: nn.Module) -> Elsewhere:
+    lacks = {name: parameter.shape for name, parameter in module.named_parameters()}
+    return Elsewhere(looks_up=isinstance(module, nn.Embedding), lacks=lacks)

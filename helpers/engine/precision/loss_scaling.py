@@ -8,8 +8,10 @@ the step is skipped as well: a number that is not finite must not get into the w
 Source: Micikevicius et al. 2018, Mixed Precision Training, section 3.2.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+COUNTS = ("skipped", "bad_steps")  # go on whatever the scale
 MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
 
 
@@ -33,6 +35,15 @@ class LossScaler:
     @classmethod
     def for_precision(cls, precision: str) -> "LossScaler":
         return cls(2.0**16, growth_interval=1000) if precision == "fp16" else cls()
+
+    def go_on(self, saved: Mapping[str, float], before: str, now: str) -> None:
+        """Take over what a checkpoint says. The scale itself only where that run, of precision
+        `before`, was scaled as this one of precision `now`: fp16 needs one, the others have none.
+        """
+        alike = self.for_precision(before) == self.for_precision(now)
+        for name, value in saved.items():
+            if alike or name in COUNTS:
+                setattr(self, name, value)
 
     def overflowed(self, finite: bool) -> bool:
         """Take note of whether a step's loss and gradient are finite; True says to skip it."""

@@ -8,7 +8,7 @@ questions count the same from a Shape: `estimate(..., adapters=Adapters(rank=64,
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -57,7 +57,13 @@ class Adapters:
                 "no formula knows adapters with activation=selective, which keeps the results of "
                 "their products beside the model's: take none or full"
             )
-        check_layout(replace(plan, partition=_layers(shape, plan)))
+        stages = plan.stage_layers or balanced_layers(shape, plan.stages)  # as the engine deals out
+        if 0 in stages:
+            raise UserError(
+                "no formula knows adapters with a stage without layers: the partition is "
+                f"{','.join(map(str, stages))}"
+            )
+        check_layout(plan)
 
     def refused(self, shape: Shape, plan: ParallelPlan) -> str:
         """Why they cannot be trained under a plan, in a few words; none where they can."""
@@ -75,11 +81,6 @@ class Adapters:
         """Of the frozen matrices of one block, as they are held."""
         sizes = [inputs * outputs for inputs, outputs in matrices(shape)]
         return sum(map(nf4_bytes, sizes)) if self.quantize else element_bytes * sum(sizes)
-
-
-def _layers(shape: Shape, plan: ParallelPlan) -> str:
-    """Of each stage, as a partition: the engine deals them out where the plan does not."""
-    return ",".join(map(str, plan.stage_layers or balanced_layers(shape, plan.stages)))
 
 
 @cache

@@ -239,14 +239,11 @@ def test_numbers_that_no_adapter_has_are_refused(wrong: dict) -> None:
 NOT_BESIDE_BLOCKS = {
     "an adapter of lm_head": {"target_modules": ["q_proj", "lm_head"]},
     "an adapter of model.embed_tokens": {"target_modules": ["q_proj", "embed_tokens"]},
-    "invocation tokens": {"alora_invocation_tokens": [5, 6]},
-    "init_lora_weights=pissa": {"init_lora_weights": "pissa"},
-    "init_lora_weights=olora": {"init_lora_weights": "olora"},
 }
 
 
 @pytest.mark.parametrize("words", NOT_BESIDE_BLOCKS)
-def test_adapters_that_are_more_than_a_product_are_refused(words: str, tmp_path: Path) -> None:
+def test_adapters_beside_what_is_in_no_block_are_refused(words: str, tmp_path: Path) -> None:
     import peft
 
     options = {"target_modules": ["q_proj"], "r": 4} | NOT_BESIDE_BLOCKS[words]

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
 
 from helpers.engine.adapters.linear_layers import places_of
 from helpers.engine.adapters.lora import add_adapters, load_adapters
-from helpers.engine.adapters.qlora import Adapting
+from helpers.engine.adapters.merging import save_merged
+from helpers.engine.adapters.nf4 import load_quantized
+from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
 from tests.support.ranks import mesh_of, pool
 from tests.support.scripts import script
 
@@ -109,8 +113,62 @@ def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:
     peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets)).save_pretrained(
         tmp_path
     )
-    with pytest.raises(UserError, match=r"holds an adapter of model\.layers\.1\.mlp\.experts"):
+    with pytest.raises(UserError, match="beside what is no linear layer, as experts"):
         load_adapters(small_model("deepseek_v3").float(), tmp_path)
+
+
+def bloom(folder: Path, slow: bool) -> Path:
+    """A base whose two layers before the residuals are multiplied by slices, if `slow`."""
+    config = transformers.BloomConfig(
+        vocab_size=64, hidden_size=32, n_layer=2, n_head=4, slow_but_exact=slow, pretraining_tp=2
+    )
+    transformers.BloomForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("bits", (None, "nf4"))
+def test_layers_that_their_module_does_not_call_are_left_out(
+    bits: str | None, tmp_path: Path
+) -> None:
+    base, how = bloom(tmp_path / "base", slow=True), Adapting(rank=4, alpha=8, quantize=bits)
+    model = (
+        load_quantized(base) if bits else transformers.AutoModelForCausalLM.from_pretrained(base)
+    )
+    names = {path.rpartition(".")[2] for path in places_of(model).paths}
+    assert names == {"query_key_value", "dense_h_to_4h"}
+    merged, found = pool(1).run(trained_and_merged, base, how, tmp_path / "merged")[0]
+    assert merged == pytest.approx(found, rel=1e-5)
+
+
+def trained_and_merged(base: Path, how: Adapting, out: Path) -> tuple[float, float]:
+    """The loss after a step: of the merged model, and of the one with adapters."""
+    plan = ParallelPlan()
+    trainer = Trainer(load_adapted(base, plan, mesh_of(plan), how), plan, mesh_of(plan), lr=1e-1)
+    ids = torch.randint(64, (4, 12), generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        trainer.step(ids, ids)
+    for name, parameter in trainer.model.named_parameters():
+        assert not parameter.requires_grad or parameter.detach().any(), name
+    save_merged(trainer.model, out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    batches = [(ids, ids)]
+    with torch.no_grad():
+        return files.own_loss(model, ids, ids).item(), trainer.evaluate(batches)["loss"]
+
+
+@pytest.mark.parametrize("targets", (["dense"], ["dense_h_to_4h", "dense_4h_to_h"]), ids=str)
+def test_adapters_of_these_are_refused(targets: list[str], tmp_path: Path) -> None:
+    for slow in (False, True):
+        base = bloom(tmp_path / str(slow), slow)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(base)
+        config = peft.LoraConfig(r=4, target_modules=targets)
+        peft.get_peft_model(plain, config).save_pretrained(tmp_path / "adapters")
+        bare = transformers.AutoModelForCausalLM.from_pretrained(base)
+        if not slow:
+            load_adapters(bare, tmp_path / "adapters")
+            continue
+        with pytest.raises(UserError, match=rf"holds an adapter of .*\.{targets[-1]}: "):
+            load_adapters(bare, tmp_path / "adapters")
 
 
 def test_blocks_without_such_a_layer_are_refused() -> None:

@@ -204,7 +204,6 @@ def test_moments_of_8_bits(bases) -> None:
     [
         ({"tp": 2}, "tp=2 splits"),
         ({"pp": 2, "schedule": "zero-bubble"}, "choose 1f1b"),
-        ({"pp": 2, "partition": "0,2"}, "give each stage a layer"),
     ],
 )
 def test_plans_that_adapters_do_not_allow(plan: dict[str, Any], words: str) -> None:

@@ -242,3 +242,38 @@ def test_half_a_checkpoint_is_not_seen(tmp_path: Path) -> None:
     assert json.loads((newest / "manifest.json").read_text())["step"] == 2
     with pytest.raises(UserError, match="no checkpoint"):
         checkpoint.pick(tmp_path / "elsewhere")
+
+
+def scale_after(folder: Path, precision: str, resume: bool) -> tuple[float, int, int, int]:
+    """The scaling of a run of two steps; of the first run one overflow was left out."""
+    plan = ParallelPlan(precision=precision)
+    model = parallelize(tiny.fresh("gptj", torch.float32), plan, mesh_of(plan))
+    trainer, checkpoints = Trainer(model, plan, mesh_of(plan), lr=tiny.LR), Checkpoints(folder)
+    if resume:
+        checkpoints.load(trainer, checkpoint.pick(folder))
+    else:
+        trainer.scaler.overflowed(finite=False)
+    trainer.step(*tiny.batch(0))
+    checkpoints.save(trainer)
+    scaler = trainer.scaler
+    return scaler.scale, scaler.growth_interval, scaler.good_steps, scaler.skipped
+
+
+FRESH, HALVED, NONE = (2.0**16, 1000), (2.0**15, 1000), (1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "expected"),
+    [
+        ("bf16", "fp16", (*FRESH, 1, 1)),
+        ("fp16", "bf16", (*NONE, 1, 1)),
+        ("fp16", "fp32", (*NONE, 1, 1)),
+        ("fp16", "fp16", (*HALVED, 2, 1)),
+        ("bf16", "fp32", (*NONE, 2, 1)),
+    ],
+)
+def test_a_scale_goes_on_where_the_precision_has_one(
+    first: str, then: str, expected: tuple, tmp_path: Path
+) -> None:
+    pool(1).run(scale_after, tmp_path, first, False)
+    assert pool(1).run(scale_after, tmp_path, then, True) == [expected]

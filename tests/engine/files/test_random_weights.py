@@ -1,14 +1,23 @@
 """Random weights are transformers' own, from one seed the same on any number of threads."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.files.random_weights import RandomStream, draw, pieces, seed_of
+from helpers.engine.files.weights import whole_buffers, whole_weights
+from helpers.engine.parallelize import load_model
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
 from tests.support import tiny
+from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
 
+small_model = script("docs/small_models").small_model
 FAMILIES = (*tiny.FAMILIES, *tiny.PUBLISHED)
 
 
@@ -54,6 +63,55 @@ def test_any_number_of_threads_draws_the_same(family: str) -> None:
     for name in one:
         assert torch.equal(one[name], four[name]), name
         assert torch.equal(one[name], expected[name]), name
+
+
+@pytest.mark.parametrize("model_type", ("gpt_bigcode", "ctrl", "got_ocr2"))
+def test_what_stands_beside_the_pieces_leaves_them_alone(model_type: str) -> None:
+    """Buffers and parameters of modules that the pieces are in, drawn by several threads."""
+    model, before = small_model(model_type).float(), torch.get_num_threads()
+    states = []
+    try:
+        for threads in (1, 4, 4, 4):
+            torch.set_num_threads(threads)
+            draw(model, 7)
+            states.append({name: value.clone() for name, value in model.state_dict().items()})
+    finally:
+        torch.set_num_threads(before)
+    for state in states[1:]:
+        assert all(torch.equal(state[name], value) for name, value in states[0].items())
+
+
+def loaded(source: Path, plan: ParallelPlan, scratch: bool, bits: str | None) -> tuple[float, dict]:
+    """The loss of a step, and what the model began with."""
+    mesh, given = mesh_of(plan), {"from_scratch": scratch, "seed": 3}
+    if bits:
+        model, values = load_adapted(source, plan, mesh, Adapting(quantize=bits), **given), {}
+    else:
+        model = load_model(source, plan, mesh, **given)
+        held = (*whole_weights(model), *whole_buffers(model))
+        values = {name: value.clone() for name, value in held}
+    ids = torch.randint(30, (4, 12), generator=torch.Generator().manual_seed(0))
+    return Trainer(model, plan, mesh, lr=tiny.LR).step(ids, ids).loss, values
+
+
+@pytest.mark.parametrize(
+    ("scratch", "bits"), [(False, None), (True, None), (False, "nf4"), (True, "nf4")]
+)
+def test_rules_that_ask_for_what_another_stage_has(
+    scratch: bool, bits: str | None, tmp_path: Path
+) -> None:
+    """Of Gemma 3's tower for images the embeddings set those of the positions below."""
+    if bits:
+        pytest.importorskip("bitsandbytes")
+        pytest.importorskip("peft")
+    model = small_model("gemma3").float()
+    model.config.dtype = torch.float32
+    model.save_pretrained(tmp_path)
+    [(loss, values)] = pool(1).run(loaded, tmp_path, ParallelPlan(), scratch, bits)
+    for ours, found in pool(2).run(loaded, tmp_path, ParallelPlan(pp=2), scratch, bits):
+        assert ours == pytest.approx(loss, rel=1e-6)
+        assert found.keys() == values.keys()
+        assert all(torch.equal(found[name], value) for name, value in values.items())
 
 
 def test_every_kind_of_random_number_is_of_the_stream() -> None:

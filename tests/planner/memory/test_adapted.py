@@ -181,6 +181,7 @@ def test_a_frozen_base_takes_two_thirds_of_the_products():
         (Adapters(), {"precision": "fp8"}, "trains whole matrices: take bf16 with adapters"),
         (Adapters(), {"pp": 4, "schedule": "zero-bubble"}, "which a frozen base has not"),
         (Adapters(), {"activation": "selective"}, "no formula knows adapters with activation"),
+        (Adapters(), {"pp": 4, "partition": "0,30,30,0"}, "with a stage without layers"),
     ],
 )
 def test_what_cannot_be_is_one_line(adapters, plan, words):
