@@ -101,7 +101,7 @@ class Trainer:
         check_schedule(lr_schedule, warmup_steps, total_steps)
         if type(seed) is not int or abs(seed) >= 2**63:
             raise UserError(f"seed must be a whole number of 64 bits, not {seed!r:.40}")
-        if not largest_over_ranks(any(p.requires_grad for p in model.parameters())):
+        if not largest_over_ranks(int(any(p.requires_grad for p in model.parameters()))):
             raise UserError("no parameter trains: leave some with requires_grad=True")
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip

@@ -282,8 +282,8 @@ def _fill(
         buckets[-1].names.append(name)
         buckets[-1].parameters.append(parameter)
         filled_bytes += size_bytes
-    for bucket in buckets[-1:]:
-        bucket.last = True
+    if buckets:
+        buckets[-1].last = True
     return buckets
 
 

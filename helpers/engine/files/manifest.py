@@ -124,11 +124,9 @@ def _digest(manifest: dict[str, Any]) -> str:
 def _before(path: Path) -> str:
     """Words that offer the newest checkpoint before a damaged one."""
     older = [other for other in list_checkpoints(path.parent) if step_of(other) < step_of(path)]
-    return (
-        f"; the one before it is {older[-1]}"
-        if older
-        else "; there is no earlier checkpoint to go on from"
-    )
+    if not older:
+        return "; there is no earlier checkpoint to go on from"
+    return f"; the one before it is {older[-1]}"
 
 
 def sha256(path: Path) -> str:

@@ -44,11 +44,8 @@ def plot_fit(choices: Mapping[str, Choice]) -> Picture:
     fig, axes = new_figure(1.4 + 0.42 * len(rows), grid="x")
     stacked_bars(axes, table)
     axes.axvline(limit, **LIMIT)
-    ground = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-    words = f" the GPU has {limit:.0f} GiB"
-    axes.text(limit, -0.55, words, va="bottom", size=9.5, bbox=ground)
     axes.set_xlabel("GiB")
-    title(axes, "What the fullest GPU holds")
+    title(axes, f"What the fullest GPU holds; dashed: the {limit:.0f} GiB that it has")
     table["all"] = table.sum(axis=1)
     table["step, s"] = [choice.time.total_s for choice in choices.values()]
     fits = [name for name, total in table["all"].items() if total <= limit]

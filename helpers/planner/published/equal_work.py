@@ -51,7 +51,10 @@ class Difference(NamedTuple):
     other: Any
 
     def __str__(self) -> str:
-        return f"{self.name} {_shown(self.first)} against {_shown(self.other)}"
+        first, other = map(_shown, (self.first, self.other))
+        if first == other:  # in so few digits
+            first, other = self.first, self.other
+        return f"{self.name} {first} against {other}"
 
 
 def differences(first: Work, other: Work) -> list[Difference]:
@@ -91,12 +94,12 @@ def check_equal(
     if work:
         raise UserError(
             f"{name} and {other_name} did not do the same work: {_listed(work)}; make it equal, "
-            f"or name what may differ in allow="
+            "or name what may differ in the argument `allow`"
         )
     if len(free) > 1:
         raise UserError(
             f"{name} and {other_name} differ in {len(free)} things: {_listed(free)}; change one, "
-            f"or name the others in allow="
+            "or name the others in the argument `allow`"
         )
     return every
 
@@ -108,4 +111,6 @@ def _listed(different: list[Difference]) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return "not given"
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

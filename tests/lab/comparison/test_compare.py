@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
-from helpers.planner.published.equal_work import Work, check_equal, differences
+from helpers.planner.published.equal_work import Difference, Work, check_equal, differences
 from helpers.planner.published.speed_claims import Claim, claim, side_by_side
 
 pd = pytest.importorskip("pandas")
@@ -166,6 +166,14 @@ def test_two_things_at_once_are_refused(write):
     with pytest.raises(UserError, match=r"differ in 2 things: lr .* against .*, compile False"):
         compare_runs(sides)
     assert "lr 0.001 against 0.002" in compare_runs(sides, allow=["lr"]).sentence
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [(0.0014142135623730952, "lr 0.001 against 0.001414"), (0.0010000001, "against 0.0010000001")],
+)
+def test_numbers_have_the_digits_that_tell_them_apart(other: float, words: str) -> None:
+    assert words in str(Difference("lr", 0.001, other))
 
 
 def test_what_is_wrong_in_a_later_repeat_is_found(write):

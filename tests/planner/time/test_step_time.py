@@ -105,27 +105,19 @@ def test_a_layer_takes_what_was_measured(way):
 
 # --- parts ------------------------------------------------------------------------------------
 
+# rows and columns of a result, and the multiprocessors of a GPU
+PRODUCTS = (st.integers(1, 20000), st.integers(1, 20000), st.sampled_from([40, 108, 132]))
+
 
 @settings(deadline=None)
-@given(
-    st.integers(1, 20000),
-    st.integers(1, 20000),
-    st.sampled_from([40, 108, 132]),
-    st.integers(1, 100000),
-)
+@given(*PRODUCTS, st.integers(1, 100000))
 def test_tiles_keep_some_or_all_of_a_gpu_busy(rows, columns, multiprocessors, inner):
     alone = tile_fill(rows, columns, multiprocessors)
     assert 0 < alone <= tile_fill(rows, columns, multiprocessors, inner) <= 1
 
 
 @settings(deadline=None)
-@given(
-    st.integers(1, 20000),
-    st.integers(1, 20000),
-    st.sampled_from([40, 108, 132]),
-    st.floats(1, 1e5),
-    st.floats(1, 10),
-)
+@given(*PRODUCTS, st.floats(1, 1e5), st.floats(1, 10))
 def test_a_longer_inner_dimension_takes_no_less_time(rows, columns, multiprocessors, inner, times):
     """As of gradients of weights, summed over more tokens."""
     short, long = (n / tile_fill(rows, columns, multiprocessors, n) for n in (inner, times * inner))
