@@ -29,11 +29,14 @@ def enter_normed(self: nn.Module, x: Tensor, *norms: nn.Module) -> list[Tensor]:
     return [self.boundary.enter(norm(x)) for norm in norms]
 
 
-def gptj_block(self: nn.Module, hidden_states: Tensor, **kwargs) -> tuple[Tensor, None]:
+def gptj_block(
+    self: nn.Module, hidden_states: Tensor, **kwargs
+) -> Tensor | tuple[Tensor, None]:
     """GPT-J's block: one norm, attention and MLP side by side. [batch, seq, hidden]."""
     (inside,) = enter_normed(self, hidden_states, self.ln_1)
     attended, _ = self.attn(inside, **kwargs)
-    return self.boundary.leave(attended + self.mlp(inside)) + hidden_states, None
+    out = self.boundary.leave(attended + self.mlp(inside)) + hidden_states
+    return (out, None) if hasattr(self.attn, "embed_positions") else out
 
 
 def neox_block(self: nn.Module, hidden_states: Tensor, **kwargs) -> Tensor:
@@ -65,19 +68,27 @@ def gptj_attention(
     layer_past=None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
+    cache=None,
+    position_embeddings: tuple[Tensor, Tensor] | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
-    """GPT-J's attention over this rank's heads: [batch, seq, hidden] to partial sums of it."""
+    """GPT-J's attention over this rank's heads: [batch, seq, hidden] to partial sums of it.
+
+    Until transformers 5.24 each attention looks up sines and cosines in a table of its own.
+    """
     heads = (*hidden_states.shape[:2], -1, self.head_dim)
     query = self.q_proj(hidden_states).view(heads)
     key = self.k_proj(hidden_states).view(heads)
     value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
-    table = self.embed_positions.to(query.device)[position_ids].to(query.dtype)
-    query = rotate_pairs(query, table).transpose(1, 2)
-    key = rotate_pairs(key, table).transpose(1, 2)
-    if layer_past is not None:
-        key, value = layer_past.update(key, value, self.layer_idx)
-    dropout = self.attn_dropout.p if self.training else 0.0
+    if position_embeddings is None:
+        table = self.embed_positions.to(query.device)[position_ids].to(query.dtype)
+        position_embeddings = table.chunk(2, dim=-1)
+    query = rotate_pairs(query, *position_embeddings).transpose(1, 2)
+    key = rotate_pairs(key, *position_embeddings).transpose(1, 2)
+    cache = layer_past if cache is None else cache
+    if cache is not None:
+        key, value = cache.update(key, value, self.layer_idx)
+    dropout = self.config.attn_pdrop if self.training else 0.0
     attended = attend(self.boundary, query, key, value, attention_mask, dropout)
     return self.resid_dropout(self.out_proj(attended.flatten(2))), None
 
@@ -214,15 +225,14 @@ def _both(allowed: Tensor, mask: Tensor | None) -> Tensor:
     return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min)
 
 
-def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
+def rotate_pairs(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
     """Rotary position embedding on interleaved pairs, GPT-J's convention.
 
     Args:
         x: [batch, seq, heads, head_dim]
-        table: [batch or 1, seq, rotary_dim], sines then cosines. Dims beyond rotary_dim pass.
+        sin, cos: [batch or 1, seq, rotary_dim / 2]. Dims beyond rotary_dim pass.
     """
-    sin, cos = table.unsqueeze(2).chunk(2, dim=-1)
-    return _Turned.apply(x, sin, cos)
+    return _Turned.apply(x, sin.unsqueeze(2), cos.unsqueeze(2))
 
 
 class _Turned(torch.autograd.Function):

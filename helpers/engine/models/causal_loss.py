@@ -141,10 +141,12 @@ def loss_forward(
         loss, logits = _loss_of_logits(made, places, targets, wanted)
     else:
         loss, logits = _loss_of_hidden(model, family, made, places, targets, wanted)
+    cache = getattr(outputs, "cache", None)  # until transformers 5.24: past_key_values
+    cache = getattr(outputs, "past_key_values", None) if cache is None else cache
     result = CausalLMOutputWithPast(
-        loss=loss / (targets.numel() if num_items_in_batch is None else num_items_in_batch),
-        logits=logits,
-        past_key_values=getattr(outputs, "past_key_values", None),
+        loss / (targets.numel() if num_items_in_batch is None else num_items_in_batch),
+        logits,
+        cache,
         hidden_states=getattr(outputs, "hidden_states", None),
         attentions=getattr(outputs, "attentions", None),
     )

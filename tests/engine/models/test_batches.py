@@ -9,6 +9,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.models.gptj.modeling_gptj import GPTJAttention
 
 from helpers.engine.errors import NoToken, UserError
 from helpers.engine.parallelize import parallelize
@@ -225,6 +226,6 @@ def test_padding_predicts_as_in_the_class_or_not_at_all(family: str, layout: str
     plan = LAYOUTS[layout]
     for labelled in (False, True):
         for found in pool(plan.world_size).run(left_padded, family, labelled, plan):
-            refused = labelled and family == "gptj"
+            refused = labelled and family == "gptj" and hasattr(GPTJAttention, "_attn")
             assert isinstance(found, str) == refused, found
             assert not refused or "would not be exact where padding before a row" in found
