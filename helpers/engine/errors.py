@@ -12,6 +12,16 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
+def reason(error: Exception, most: int = 160) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
+
+
+def named_reason(error: Exception) -> str:
+    """The same behind the error's kind."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+
+
 class UserError(ValueError):
     """The input is wrong. The message is one line that says what, and what to do instead."""
 

@@ -124,6 +124,8 @@ def answer_transformers(model: nn.Module) -> None:
         """Every rank must call it; see files/weights.py."""
         if unknown := sorted(set(options) - {"is_main_process", "safe_serialization"}):
             raise UserError(f"save_pretrained of a laid-out model takes no {unknown[0]}")
+        if not options.get("safe_serialization", True):
+            raise UserError("save_pretrained writes safetensors: leave safe_serialization out")
         save_model(model, save_directory)
 
     def resize_token_embeddings(*_: Any, **__: Any) -> None:

@@ -67,6 +67,7 @@ class ParallelPlan:
             block's input alone, `group_N` that of every N-th block, `selective` also the results of
             matrix products.
         offload: keep what is kept in host memory.
+        compile: compile each block by torch.compile.
         precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums;
             `fp8` for the blocks' matrix products in 8 bits, and all else as bf16 on a GPU and as
             fp32 on a CPU, where nothing is quicker in fewer bits.

@@ -58,7 +58,7 @@ def load_instructions(
     source: str | Path, *, template: str = "alpaca", split: str = "train"
 ) -> list[Example]:
     """Prompts, and as their labels the answers, of a TSV, CSV, JSON or JSONL file or a hub data
-    set, as text_files.read_rows takes them.
+    set, as readers.read_rows takes them.
 
     Records that ask nothing or have no answer are left out; a template without a `short` form
     leaves out those without an input.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from helpers.engine.errors import UserError, cannot_read, check_access, need
+from helpers.engine.errors import UserError, cannot_read, check_access, need, reason
 from helpers.engine.models.configurations import check_hub
 from helpers.text.tokenizer import HUB_NAME
 
@@ -264,8 +264,8 @@ def _hub_rows(source: str, check: Check, split: str) -> Iterator[Placed]:
     try:
         rows = datasets.load_dataset(name, configuration or None, split=split)
     except Exception as error:  # the hub's libraries raise many kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-        raise UserError(f"the data set {source} cannot be read from the hub: {reason}") from None
+        said = f"the data set {source} cannot be read from the hub: {reason(error)}"
+        raise UserError(said) from None
     for number, row in enumerate(rows, start=1):
         where = f"{source} {split} row {number}"
         check(list(row), where)

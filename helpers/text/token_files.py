@@ -49,10 +49,10 @@ def tokenized(
     labels: Sequence[str] | None = None,
     packed: bool = True,
 ) -> TokenData:
-    """tokens.tokenize, of much text only where no rank and no run has done it before.
+    """rows.tokenize, of much text only where no rank and no run has done it before.
 
     Raises:
-        UserError: as tokens.tokenize.
+        UserError: as rows.tokenize.
     """
     settings = (task, seq_len, labels, packed)
     if sum(len(example.text) for example in examples) < LEAST_CHARACTERS:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, check_access, need
+from helpers.engine.errors import UserError, check_access, need, reason
 from helpers.engine.models.configurations import check_hub
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
@@ -69,7 +69,7 @@ def _from_file(path: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise UserError(f"{path} is not a tokenizer.json: {_first_line(error)}") from None
+        raise UserError(f"{path} is not a tokenizer.json: {reason(error)}") from None
     return Tokenizer(backend, _end_id(backend, path.parent))
 
 
@@ -102,12 +102,8 @@ def _from_hub(source: str) -> Tokenizer:
         loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"no tokenizer at {source}, and the hub gives none of that name: {_first_line(error)}"
+            f"no tokenizer at {source}, and the hub gives none of that name: {reason(error)}"
         ) from None
     if not loaded.is_fast:
         raise UserError(f"the tokenizer {source} has no tokenizer.json, which is needed here")
     return Tokenizer(loaded.backend_tokenizer, loaded.eos_token_id)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]

@@ -111,6 +111,20 @@ def admitted_kind(
     )
 
 
+def one_process(
+    kind: Kind, device: str, lay_out: LayOut, alone: Boundary
+) -> tuple[Trial, Callable[[nn.Module, int], nn.Module]]:
+    """Small copies of a model, and what lays one out in one process, inside this boundary.
+
+    Raises:
+        UserError: the engine would not be exact even so.
+    """
+    plan = ParallelPlan()
+    family = admitted_kind(kind, plan, (None, None), device, lay_out)
+    trial = Trial(kind.model_class, kind.config, device=device)
+    return trial, lambda model, rank: lay_out(model, family, plan, alone, rank)
+
+
 @lru_cache(maxsize=64)
 @torch.enable_grad()
 def looks_ahead(kind: Kind, device: str) -> bool:
@@ -122,10 +136,8 @@ def looks_ahead(kind: Kind, device: str) -> bool:
 @torch.enable_grad()
 def check_precision(kind: Kind, dtype: torch.dtype, device: str, lay_out: LayOut) -> None:
     """Raise a UserError if the model cannot run with its parameters in this dtype."""
-    plan, alone = ParallelPlan(), Boundary(None, False, None)
-    family = admitted_kind(kind, plan, (None, None), device, lay_out)
-    trial = Trial(kind.model_class, kind.config, device=device)
-    reason = trial.fails_in(lambda model, rank: lay_out(model, family, plan, alone, rank), dtype)
+    trial, lay_out_small = one_process(kind, device, lay_out, Boundary())
+    reason = trial.fails_in(lay_out_small, dtype)
     if reason is not None:
         raise UserError(
             f"{kind.config.model_type} does not run with its weights in "
@@ -138,10 +150,8 @@ def check_precision(kind: Kind, dtype: torch.dtype, device: str, lay_out: LayOut
 def check_hooks(kind: Kind, device: str, lay_out: LayOut) -> None:
     """Raise a UserError if the hooks of the model's blocks, by which dp_shard has their parameters
     at hand, do not run."""
-    plan, alone = ParallelPlan(), Boundary(None, False, None)
-    family = admitted_kind(kind, plan, (None, None), device, lay_out)
-    trial = Trial(kind.model_class, kind.config, device=device)
-    if not trial.calls_blocks(lambda model, rank: lay_out(model, family, plan, alone, rank)):
+    trial, lay_out_small = one_process(kind, device, lay_out, Boundary())
+    if not trial.calls_blocks(lay_out_small):
         raise UserError(
             f"{kind.config.model_type} runs its blocks past their hooks, by which dp_shard has "
             "their parameters at hand: take dp_replicate"

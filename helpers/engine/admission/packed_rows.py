@@ -9,11 +9,10 @@ from torch import nn
 from ..errors import UserError
 from ..models.objectives import build
 from ..pipeline.micro_batches import MicroBatch, own_tokens, takes_mask
-from ..plan import ParallelPlan
 from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
-from .admitted import Kind, LayOut, admitted_kind, kind_of
-from .trial import PACKED, Trial
+from .admitted import Kind, LayOut, kind_of, one_process
+from .trial import PACKED
 
 
 def documents_one_by_one(
@@ -37,19 +36,13 @@ def check_documents(kind: Kind, device: str, lay_out: LayOut) -> bool:
     Raises:
         UserError: neither gives the documents of a row what the class gives to each alone.
     """
-    plan = ParallelPlan()
-    family = admitted_kind(kind, plan, (None, None), device, lay_out)
-    trial = Trial(kind.model_class, kind.config, device=device)
-    alone = Boundary(None, False, None)
+    alone = Boundary()
+    trial, lay_out_small = one_process(kind, device, lay_out, alone)
     for by_documents in (True, False):
         row = own_tokens(MicroBatch(**PACKED), 0, 1, by_documents=by_documents)
         inputs = row.to(torch.device(device)).inputs(kind.config)
         with alone.working_on(None, row.rows):
-            if trial.keeps_documents(
-                lambda model, rank: lay_out(model, family, plan, alone, rank),
-                inputs,
-                whole_gradients,
-            ):
+            if trial.keeps_documents(lay_out_small, inputs, whole_gradients):
                 return by_documents
     raise UserError(
         f"{kind.config.model_type} lets documents of a row see each other, however they are kept "

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..models.objectives import IGNORED
 from ..pipeline.micro_batches import MicroBatch
-from ..plan import ParallelPlan
 from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
-from .admitted import Kind, LayOut, admitted_kind
-from .trial import TOLERANCE, Trial, is_same_gradient
+from .admitted import Kind, LayOut, one_process
+from .trial import TOLERANCE, wrong_gradient
 
 PADDING = 3  # tokens before each row that is tried
 
@@ -46,11 +45,10 @@ def check_padding(
 def is_exact(kind: Kind, device: str, lay_out: LayOut) -> bool:
     """Has a small copy the class's loss and gradients in float32, where numbers that stand for a
     mask swallow scores?"""
-    plan, alone = ParallelPlan(), Boundary(None, False, None)
-    family = admitted_kind(kind, plan, (None, None), device, lay_out)
-    truth = Trial(kind.model_class, kind.config, device=device).truth
+    trial, lay_out_small = one_process(kind, device, lay_out, Boundary())
+    truth = trial.truth
     own = copy.deepcopy(truth.model).float()
-    laid_out = lay_out(copy.deepcopy(own), family, plan, alone, 0)
+    laid_out = lay_out_small(copy.deepcopy(own), 0)
     ids = truth.batch["input_ids"]
     mask = torch.ones_like(ids)
     mask[:, :PADDING] = 0
@@ -62,19 +60,10 @@ def is_exact(kind: Kind, device: str, lay_out: LayOut) -> bool:
         return False
     expected.backward()
     found.loss.backward()
-    return _same_gradients(laid_out, own)
+    right = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
+    return wrong_gradient(whole_gradients(laid_out), right, TOLERANCE[torch.float32]) is None
 
 
 def _loss(model: nn.Module, ids: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
-
-
-def _same_gradients(laid_out: nn.Module, own: nn.Module) -> bool:
-    right = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
-    found = whole_gradients(laid_out)
-    largest = max(gradient.abs().max() for gradient in right.values() if gradient.numel())
-    return all(
-        is_same_gradient(found[name], gradient, TOLERANCE[torch.float32], largest)
-        for name, gradient in right.items()
-    )

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, named_reason
 from ..models.architecture import text_config
 from ..models.documents import positions
 from ..models.objectives import IGNORED, Objective, objective_of
@@ -93,7 +93,7 @@ class Trial:
                 try:
                     return self._truth(config, dtype)
                 except Exception as error:  # each class has its own complaints
-                    reasons.append(f"{type(error).__name__}: {error}".splitlines()[0][:160])
+                    reasons.append(named_reason(error))
         raise UserError(
             f"a small {self.config.model_type} could not be run by transformers to check the "
             f"layout against ({reasons[1]})"  # of the first in float32
@@ -151,14 +151,11 @@ class Trial:
         except UserError as error:
             return str(error)
         except Exception as error:  # whatever breaks a class's forward
-            return f"it fails with {type(error).__name__}: {error}".splitlines()[0][:160]
+            return f"it fails with {named_reason(error)}"
         if not abs(loss - truth.loss) <= limit * abs(truth.loss):
             return f"its loss would be {loss.item():.6g} for {truth.loss.item():.6g}"
-        largest = max(g.abs().max() for g in truth.gradients.values() if g.numel())
-        for name, expected in truth.gradients.items():
-            if not is_same_gradient(found[name], expected, limit, largest):
-                return f"the gradient of {name} would be wrong"
-        return None
+        wrong = wrong_gradient(found, truth.gradients, limit)
+        return wrong and f"the gradient of {wrong} would be wrong"
 
     @cached_property
     def looks_ahead(self) -> bool:
@@ -182,7 +179,7 @@ class Trial:
         try:
             model(**self.truth.batch, num_items_in_batch=1).loss.backward()
         except Exception as error:  # each class has its own complaints
-            return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            return named_reason(error)
         return None
 
     def calls_blocks(self, lay_out: LayOut) -> bool:
@@ -211,12 +208,7 @@ class Trial:
         alone, expected = self._documents_alone
         if not abs(packed - alone) <= limit * abs(alone):
             return False
-        largest = max(gradient.abs().max() for gradient in expected.values())
-        found = gradients(model)
-        return all(
-            name in found and is_same_gradient(found[name], gradient, limit, largest)
-            for name, gradient in expected.items()
-        )
+        return wrong_gradient(gradients(model), expected, limit) is None
 
     @cached_property
     def _documents_alone(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -231,6 +223,17 @@ class Trial:
             named = model.named_parameters()
             gradients.append({name: p.grad for name, p in named if p.grad is not None})
         return sum(losses).detach(), _added(iter(gradients))
+
+
+def wrong_gradient(
+    found: dict[str, Tensor], expected: dict[str, Tensor], limit: float
+) -> str | None:
+    """The first parameter whose gradient is missing or another, by name."""
+    largest = max(gradient.abs().max() for gradient in expected.values() if gradient.numel())
+    for name, gradient in expected.items():
+        if name not in found or not is_same_gradient(found[name], gradient, limit, largest):
+            return name
+    return None
 
 
 def is_same_gradient(actual: Tensor, expected: Tensor, limit: float, largest: Tensor) -> bool:

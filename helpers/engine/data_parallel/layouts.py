@@ -167,7 +167,7 @@ class Bucketed:
             for name, p in before.items()
         ]
         if low is not None:
-            lower_(model, low, keep=lambda name: False)
+            lower_(model, low)
             model.masters = {part.name: part for part in self.parts}
         self.trainable = _trainable(model)
         self.buckets: Buckets | None = None

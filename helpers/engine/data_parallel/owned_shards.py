@@ -4,7 +4,6 @@ A shard may be the whole local parameter, a chunk of it, or a float32 master cop
 knows where it lies in the whole, so gradients, norms and checkpoints need not know the layout.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -84,13 +83,12 @@ def make_owned_shard(
     )
 
 
-def lower_(model: nn.Module, dtype: torch.dtype, keep: Callable[[str], bool]) -> None:
-    """Replace the model's float parameters by copies in `dtype`, except those that `keep` names."""
+def lower_(model: nn.Module, dtype: torch.dtype) -> None:
+    """Replace the model's float parameters by copies in `dtype`."""
     replaced: dict[int, nn.Parameter] = {}  # tied modules share one copy
-    for prefix, module in model.named_modules():
+    for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            path = f"{prefix}.{name}" if prefix else name
-            if keep(path) or not parameter.is_floating_point():
+            if not parameter.is_floating_point():
                 continue
             if id(parameter) not in replaced:
                 replaced[id(parameter)] = nn.Parameter(

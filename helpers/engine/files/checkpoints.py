@@ -238,7 +238,7 @@ def _reason(error: BaseException, draft: Draft) -> str:
     free = shutil.disk_usage(draft.folder.parent).free
     if free < draft.size_bytes:
         return f"its disk is full, {free / 1e6:.1f} MB are left"
-    return str(error).strip().splitlines()[-1]
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def pick(source: Path) -> Path:

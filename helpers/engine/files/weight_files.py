@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, cannot_read, check_access, need
+from ..errors import UserError, cannot_read, check_access, need, reason
 from .names_in_files import Made, Recipe, recipes, shape_in_file
 
 SHARD_BYTES = 4 * 2**30
@@ -144,8 +144,7 @@ def _download(hub_id: str) -> Path:
         return Path(hub.snapshot_download(hub_id, allow_patterns=patterns))
     except Exception as error:
         # the hub's client raises many kinds; each means that the model could not be had
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"could not fetch {hub_id!r} from the hub: {reason}") from None
+        raise UserError(f"could not fetch {hub_id!r} from the hub: {reason(error)}") from None
 
 
 def _first(folder: Path, *names: str) -> Path | None:
@@ -234,8 +233,8 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path.name} in {path.parent.name} cannot be read: {reason}") from None
+        said = f"{path.name} in {path.parent.name} cannot be read: {reason(error)}"
+        raise UserError(said) from None
     except OSError as error:
         raise cannot_read(path, error) from None
     if not isinstance(found, dict):

@@ -86,8 +86,8 @@ def heed_switch(model: nn.Module, family: Family) -> None:
 def _switched(block: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
     if not (block.gradient_checkpointing and block.training):
         return forward(*args, **kwargs)
-    caches = dict.fromkeys(kwargs.keys() & {"cache", "past_key_values", "layer_past"})  # filled twice
-    again = functools.partial(forward, **kwargs | caches)
+    caches = kwargs.keys() & {"cache", "past_key_values", "layer_past"}  # would be filled twice
+    again = functools.partial(forward, **kwargs | dict.fromkeys(caches))
     return block._gradient_checkpointing_func(again, *args)
 
 

@@ -29,9 +29,7 @@ def enter_normed(self: nn.Module, x: Tensor, *norms: nn.Module) -> list[Tensor]:
     return [self.boundary.enter(norm(x)) for norm in norms]
 
 
-def gptj_block(
-    self: nn.Module, hidden_states: Tensor, **kwargs
-) -> Tensor | tuple[Tensor, None]:
+def gptj_block(self: nn.Module, hidden_states: Tensor, **kwargs) -> Tensor | tuple[Tensor, None]:
     """GPT-J's block: one norm, attention and MLP side by side. [batch, seq, hidden]."""
     (inside,) = enter_normed(self, hidden_states, self.ln_1)
     attended, _ = self.attn(inside, **kwargs)

@@ -217,6 +217,15 @@ def make_schedule(name: str, pp: int, microbatches: int, virtual: int | None = N
     Raises:
         UserError: no such schedule, a number below 1, or virtual stages that it does not have.
     """
+    virtual = _checked_stages(name, pp, microbatches, virtual)
+    ranks = tuple(rank_actions(name, rank, pp, microbatches, virtual) for rank in range(pp))
+    down = tuple(range(pp))
+    rank_of = (*down, *reversed(down)) if name == "zero-bubble-v" else down * virtual
+    return Schedule(name, ranks, rank_of, microbatches)
+
+
+def _checked_stages(name: str, pp: int, microbatches: int, virtual: int | None) -> int:
+    """How many stages a rank has of this schedule."""
     _check_name(name)
     usual = 1 if name in ONE_STAGE else 2
     virtual = usual if virtual is None else virtual
@@ -226,10 +235,7 @@ def make_schedule(name: str, pp: int, microbatches: int, virtual: int | None = N
             f"{name} has {usual} stage{'s' if usual > 1 else ''} a rank, not {virtual}; "
             "interleaved takes any number of virtual stages"
         )
-    ranks = tuple(rank_actions(name, rank, pp, microbatches, virtual) for rank in range(pp))
-    down = tuple(range(pp))
-    rank_of = (*down, *reversed(down)) if name == "zero-bubble-v" else down * virtual
-    return Schedule(name, ranks, rank_of, microbatches)
+    return virtual
 
 
 def rank_actions(name: str, rank: int, pp: int, microbatches: int, virtual: int) -> Actions:
@@ -245,7 +251,7 @@ def predicted_bubble(
     name: str,
     pp: int,
     microbatches: int,
-    virtual: int = 1,
+    virtual: int | None = None,
     forward_s: float = 1.0,
     input_s: float = 1.0,
     weight_s: float = 1.0,
@@ -254,16 +260,16 @@ def predicted_bubble(
     stages and links without delay.
 
     Args:
+        pp, microbatches, virtual: as make_schedule takes them.
         forward_s, input_s, weight_s: of all of a rank's stages together; B is I and W together.
 
     The forms for fewer micro-batches than ranks are not in the papers; they fit the simulator.
 
     Raises:
-        UserError: no such schedule, or no closed form: for zero-bubble where W is longer than F or
+        UserError: as make_schedule; or no closed form: for zero-bubble where W is longer than F or
             I, and for zero-bubble-v where F, I and W are not equal.
     """
-    _check_name(name)
-    p, m, v = pp, microbatches, virtual
+    p, m, v = pp, microbatches, _checked_stages(name, pp, microbatches, virtual)
     step_s = forward_s + input_s + weight_s  # of one micro-batch on one rank
     if name == "naive":
         makespan_s = m * p * step_s

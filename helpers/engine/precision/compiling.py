@@ -1,8 +1,8 @@
 """Blocks compiled one by one, and what compiling took.
 
 The blocks of a model are the same code on other weights, so one compiled graph serves them all and
-compiling takes as long for four layers as for forty. Messages between ranks are left out of the
-graphs: a block is compiled in the pieces between them.
+compiling takes as long for four layers as for forty. Messages between ranks stand in the middle of
+a block's one graph, see tensor/compiled_messages.py.
 
 Only training is compiled: evaluation runs the blocks as they are.
 """

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import UserError
+from ..errors import UserError, reason
 from ..memory.cpu_allocator import keep_freed_memory
 from ..plan import ParallelPlan
 from .agreeing import same_on_all_ranks
@@ -132,10 +132,7 @@ def join(backend: str, timeout: timedelta | None = None) -> None:
         store = store_at(host, port) if rank == 0 else TCPStore(host, port)
         dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world)
     except (dist.DistNetworkError, OSError) as error:
-        raise UserError(
-            f"the ranks cannot meet at {host} port {port}: "
-            f"{str(error).strip().splitlines()[0][:160]}"
-        ) from None
+        raise UserError(f"the ranks cannot meet at {host} port {port}: {reason(error)}") from None
 
 
 def store_at(host: str, port: int = 0, **options: Any) -> TCPStore:

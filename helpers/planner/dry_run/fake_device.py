@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, reason
 from helpers.engine.plan import ParallelPlan
 
 aten = torch.ops.aten
@@ -62,8 +62,7 @@ def without_torchs_log() -> Iterator[None]:
 
 def no_values(model_type: str, error: Exception) -> UserError:
     """What is said of a class whose forward asks tensors for values."""
-    reason = (str(error) or type(error).__name__).splitlines()[0][:160]
-    return UserError(f"{model_type} cannot be run without values: {reason}")
+    return UserError(f"{model_type} cannot be run without values: {reason(error)}")
 
 
 def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, *rest: Any, **more: Any) -> Tensor:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 pytest.importorskip("transformers")
 from helpers.configurations.report import given
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, named_reason, reason
 from helpers.engine.files.checkpoints import Checkpoints, pick
 from helpers.engine.files.manifest import MANIFEST, METADATA, sha256, write_manifest
 from helpers.engine.files.metadata_reader import CheckedReader, read_metadata
@@ -309,3 +309,10 @@ def test_a_tokenizer_may_leave_its_end_unsaid(tmp_path, told):
     shutil.copy(ROOT / "data" / "tokenizer" / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(told)
     assert load_tokenizer(tmp_path).vocab_size > 0
+
+
+@pytest.mark.parametrize("words", ["", " ", "\n", "first\nsecond"])
+def test_an_error_has_a_first_line_even_without_words(words: str) -> None:
+    first = words.strip().partition("\n")[0]
+    assert reason(OSError(words)) == (first or "OSError")
+    assert named_reason(OSError(words)).startswith(f"OSError: {first}")

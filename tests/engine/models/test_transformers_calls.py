@@ -188,6 +188,7 @@ def refusals(layout: str) -> list[str]:
         "resize": lambda: model.resize_token_embeddings(200),
         "attentions": lambda: model(input_ids=ids, output_attentions=True),
         "options": lambda: model.save_pretrained("x", push_to_hub=True),
+        "pickles": lambda: model.save_pretrained("x", safe_serialization=False),
     }
     if layout == "pp":
         calls = {

@@ -128,7 +128,7 @@ def test_all_that_is_held_is_freed(made, part):
 def test_the_bubble_is_the_closed_form(pp, m, virtual):
     for name in SCHEDULES:
         made = make_schedule(name, pp, m, virtual if name == "interleaved" else None)
-        said = predicted_bubble(name, pp, m, made.stages // pp)
+        said = predicted_bubble(name, pp, m, virtual if name == "interleaved" else None)
         assert equal_stages(made).bubble == pytest.approx(said), name
 
 
@@ -382,6 +382,13 @@ def test_no_closed_form_is_said():
         predicted_bubble("zero-bubble", 4, 8, weight_s=2)
     with pytest.raises(UserError, match="simulate it"):
         predicted_bubble("zero-bubble-v", 4, 8, 2, weight_s=0.5)
+
+
+def test_the_closed_form_is_of_a_schedule_that_can_be_made():
+    assert predicted_bubble("interleaved", 4, 8) == predicted_bubble("interleaved", 4, 8, 2)
+    for wrong in (("1f1b", 0, 8), ("1f1b", 4, 0), ("1f1b", 4, 8, 2), ("zero-bubble-v", 4, 8, 1)):
+        with pytest.raises(UserError):
+            predicted_bubble(*wrong)
 
 
 # --- measured --------------------------------------------------------------------------------
