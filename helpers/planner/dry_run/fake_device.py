@@ -155,7 +155,7 @@ def _drop(
 def device_of_its_own() -> Iterator[None]:
     """Let torch train on `meta` as on an accelerator, whose tensors meet none of the CPU's: it
     takes a parameter there for one that somebody forgot to make."""
-    from torch.distributed.fsdp._fully_shard import _fully_shard
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fully_shard
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     from torch.optim import optimizer
 
@@ -166,7 +166,9 @@ def device_of_its_own() -> Iterator[None]:
             (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),
             (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device("meta")),
             (optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused, "meta"]),
-            (torch, "meta", torch.cpu),  # whose streams it has
+            (torch, "meta", torch.cpu),  # whose streams it has; torch 2.15 asks these for more
+            (torch.cpu.Stream, "record_event", lambda stream: stream),
+            (_fsdp_collectives, "record_grad_output_stream", lambda buffer, stream: None),
             (F, "scaled_dot_product_attention", partial(_attend, F.scaled_dot_product_attention)),
             (F, "dropout", partial(_drop, F.dropout)),
             (ParallelPlan, "low_dtype", lambda plan, mesh_of: low_dtype(plan, "meta")),
