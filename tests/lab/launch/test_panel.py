@@ -59,13 +59,14 @@ def test_the_pace_of_a_run_that_is_over_is_its_median_or_said_to_be_the_last_ste
     [('{"tokens_per_s": 4980.2}', "median 4,980 tokens/s"), ("{", "last step 5,210 tokens/s")],
 )
 def test_the_median_is_read_from_the_summary_of_a_run_that_is_done(tmp_path, capsys, summary, ends):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "tokens_per_s": 5210.4}\n')
     (tmp_path / "summary.json").write_text(summary)
     job = SimpleNamespace(
         out=tmp_path, logs=tmp_path, command="c", flags={}, nproc=1, nodes=1, steps=1
     )
     processes = SimpleNamespace(elapsed_s=1.0, last_lines=lambda count: [])
-    Progress(job, processes, Panel()).finish("done")
+    progress = Progress(job, processes, Panel())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "tokens_per_s": 5210.4}\n')
+    progress.finish("done")
     assert capsys.readouterr().out.strip().endswith(ends)
 
 
