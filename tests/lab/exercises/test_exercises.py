@@ -20,7 +20,7 @@ from helpers.lab.exercises.solutions import SOLUTIONS, answer_of, show_solution
 from tests.lab.exercises.wrong_answers import WRONG, Change
 
 RUN = find_post("gptj-tensor-parallel")
-FALCON_40B, NEOX_20B = 41_303_293_952, 20_554_567_680  # parameters
+NEOX_20B = 20_554_567_680  # parameters
 # counted with a pencil, or read off the posts
 BY_HAND = {
     "1a traffic": 28 * 2 * 8 * 1024 * 4096 * 2,
