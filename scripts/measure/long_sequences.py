@@ -131,7 +131,8 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "long.json").write_text(json.dumps(report, indent=1) + "\n")
         lengths = ", ".join(f"{length:,}" for length in args.lengths)
-        print(f"{len(chosen)} ways at {lengths} tokens, {args.steps} timed steps each")
+        ways_at = f"{len(chosen)} way{'s' * (len(chosen) > 1)} at {lengths} tokens"
+        print(f"{ways_at}, {args.steps} timed steps each")
 
 
 @record

@@ -126,7 +126,8 @@ def main() -> None:
     if is_first():
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "wrong.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(f"{len(report)} ways on {ranks} ranks, {args.steps} steps each")
+        ways_on = f"{len(report)} way{'s' * (len(report) > 1)} on {ranks} rank{'s' * (ranks > 1)}"
+        print(f"{ways_on}, {args.steps} steps each")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ ROW = 0.34  # inches
 ROOM = 0.012  # of the width: what a digit needs
 LANE = 0.62  # rows
 GAP = 0.25
+NARROW = "; a box too narrow for its micro-batch's number has none"
 RUNS = 6  # of one kind, said of a rank in the alternative text
 
 
@@ -59,16 +60,19 @@ def draw_schedule(timelines: "Timeline | Mapping[str, Timeline]", unit: str = "s
     height = sum(bool(name) + _height(timeline) + GAP for name, timeline in by_name.items())
     fig, axes = new_figure(0.95 + ROW * height, grid=None)
     longest_s = max(timeline.makespan_s for timeline in by_name.values())
-    top, names = 0.0, {}
+    top, names, numbered = 0.0, {}, True
     for name, timeline in by_name.items():
         if name:
             words = f"{name}: {timeline.makespan_s:.4g} {unit}, {timeline.bubble:.1%} bubble"
             words_at(axes, (0, top + 0.8), words, **HEADING)
             top += 1
-        names |= _draw_ranks(axes, timeline, top, longest_s)
+        named, all_numbered = _draw_ranks(axes, timeline, top, longest_s)
+        names, numbered = names | named, numbered and all_numbered
         top += _height(timeline) + GAP
     name_rows(axes, names)
-    axes.set(xlim=(0, longest_s), ylim=(top, 0), xlabel=f"time in {unit}")
+    axes.set(
+        xlim=(0, longest_s), ylim=(top, 0), xlabel=f"time in {unit}{'' if numbered else NARROW}"
+    )
     drawn = {
         s.action.kind for timeline in by_name.values() for rank in timeline.spans for s in rank
     }
@@ -92,13 +96,16 @@ def _rank_height(lanes: list[int]) -> float:
     return max(1.0, LANE * len(lanes) + 0.15)
 
 
-def _draw_ranks(axes: "Axes", timeline: Timeline, top: float, longest_s: float) -> dict[float, str]:
-    """Draw the ranks from `top` down; returns the name of each and where it goes."""
+def _draw_ranks(
+    axes: "Axes", timeline: Timeline, top: float, longest_s: float
+) -> tuple[dict[float, str], bool]:
+    """Draw the ranks from `top` down; returns the name of each lane and where it goes, and whether
+    all actions have their numbers."""
     began_s = min(span.start_s for spans in timeline.spans for span in spans)
     ended_s = max(span.end_s for spans in timeline.spans for span in spans)
     last = max(span.action.microbatch for spans in timeline.spans for span in spans)
     room_s = ROOM * len(str(last)) * longest_s
-    names = {}
+    names, numbered = {}, True
     for rank, spans in enumerate(timeline.spans):
         lanes = _lanes(spans)
         height = _rank_height(lanes)
@@ -108,11 +115,12 @@ def _draw_ranks(axes: "Axes", timeline: Timeline, top: float, longest_s: float) 
         for span in spans:
             lane = inside / len(lanes)
             corner = span.start_s - began_s, top + 0.08 + lane * lanes.index(span.action.stage)
-            _action(axes, span, corner, lane, room_s)
-        stages = f"\nstages {', '.join(map(str, lanes))}" if len(lanes) > 1 else ""
-        names[top + height / 2] = f"rank {rank}{stages}"
+            numbered = _action(axes, span, corner, lane, room_s) and numbered
+        for place, stage in enumerate(lanes):
+            words = f"rank {rank}" + (f", stage {stage}" if len(lanes) > 1 else "")
+            names[top + 0.08 + inside * (place + 0.5) / len(lanes)] = words
         top += height
-    return names
+    return names, numbered
 
 
 def _waits(spans: "tuple[Span, ...]", began_s: float, ended_s: float) -> list[tuple[float, float]]:
@@ -122,8 +130,8 @@ def _waits(spans: "tuple[Span, ...]", began_s: float, ended_s: float) -> list[tu
     return [(end, start) for end, start in zip(ends, starts) if start > end]
 
 
-def _action(axes: "Axes", span: Span, corner: Point, height: float, room_s: float) -> None:
-    """One action; its number where it is longer than `room_s`."""
+def _action(axes: "Axes", span: Span, corner: Point, height: float, room_s: float) -> bool:
+    """One action; its number where it is longer than `room_s`. Returns whether it has one."""
     look = KINDS[span.action.kind].look
     hatched = bool(look[1])
     width = span.end_s - span.start_s
@@ -133,6 +141,7 @@ def _action(axes: "Axes", span: Span, corner: Point, height: float, room_s: floa
         centre = corner[0] + width / 2, corner[1] + height / 2 + 0.02
         font = {"size": 7.5, "color": INK if hatched else "white"}
         words_at(axes, centre, str(span.action.microbatch), label=hatched, **font)
+    return numbered
 
 
 def _by_rank(timeline: Timeline, unit: str) -> "pd.DataFrame":

@@ -31,7 +31,7 @@ def draw_ring(ranks: int = 4) -> Picture:
         for rank, owner in enumerate(held):
             look = looks[f"keys of rank {owner}"] if owner <= rank else WAITING
             box(axes, (rank + 0.06, -turn - 0.8), 0.88, 0.66, look)
-            words = f"k{owner}, v{owner}" + ("" if owner <= rank else ": too late")
+            words = f"k{owner}, v{owner}" + ("" if owner <= rank else ": masked")
             words_at(axes, (rank + 0.5, -turn - 0.47), words, label=True)
         rows[f"turn {turn}"] = {f"rank {r}": f"k{owner}, v{owner}" for r, owner in enumerate(held)}
     axes.set(xlim=(0, ranks), ylim=(-ranks, 0))
@@ -75,9 +75,10 @@ def draw_shares(lengths: Sequence[int], ranks: int = 4) -> Picture:
         for split, found in shares.items()
     }
     table = table_of(rows, "share of attention's work")
+    many = f"{len(lengths)} document{'s' * (len(lengths) > 1)}"
     alt = (
-        f"The causal triangles of {len(lengths)} documents in a row of {ends[-1]} tokens, coloured "
-        f"by the {ranks} ranks that compute them."
+        f"The causal triangles of {many} in a row of {ends[-1]} tokens, "
+        f"coloured by the {ranks} ranks that compute them."
     )
     return fig, table, f"{alt} {in_words(table)}"
 

@@ -158,13 +158,13 @@ def nf4(weights):
     return (levels[nearest] * magnitudes).flatten()
 
 
-def which_fits():
-    falcon = load_config("falcon-40b")
-    return {
-        "full": cost.state_bytes(cost.parameters(model_shape(falcon)), "mixed").total / 4e9,
-        "lora": adapted_state(falcon, 64, base_bytes=2).total / 4e9,
-        "qlora": adapted_state(falcon, 64, quantize=True, base_bytes=2).total / 4e9,
-    }
+def largest_rank():
+    falcon, room = load_config("falcon-40b"), 4 * 24e9
+    largest = {}
+    for name, quantize in {"lora": False, "qlora": True}.items():
+        one, two = (adapted_state(falcon, r, quantize=quantize, base_bytes=2).total for r in (1, 2))
+        largest[name] = 1 + int((room - one) // (two - one))  # the state grows with the rank
+    return largest
 
 
 def fewest_gpus():
@@ -190,14 +190,15 @@ def sharded_step(weights, gradients, lr):
     return chunks
 
 
-def published_bill():
+def as_on_the_slide():
     published = find_post("neox-sharded")
+    script, slide, n = published.settings, published.misstated, published.devices
     neox = cost.parameters(model_shape(load_config(published.model)))
-    shards = cost.state_bytes(neox, "mixed", dp_shard=published.devices)
+    samples = int(slide["epochs"]) / int(script["epochs"])
     return {
-        "usd": cost.money(published.train_s, published.price.usd_per_hour, published.instances),
-        "gpu_hours": published.train_s / 3600 * published.devices,
-        "state_gb": shards.total / 1e9,
+        "steps": samples * int(script["batch of a GPU"]) / int(slide["batch of a GPU"]),
+        "state_gb": cost.state_bytes(neox, dp_shard=n).total / 1e9,
+        "sent_gb": 3 * 4 * neox * (n - 1) / n / 1e9,
     }
 
 
@@ -314,10 +315,10 @@ ON_PAPER: dict[str, Callable[..., Any]] = {
     "3c break-even": break_even,
     "4a trainable": trainable,
     "4b nf4": nf4,
-    "4c which fits": which_fits,
+    "4c largest rank": largest_rank,
     "5a fewest GPUs": fewest_gpus,
     "5b sharded step": sharded_step,
-    "5c published bill": published_bill,
+    "5c as on the slide": as_on_the_slide,
     "6a bill": bill,
     "6b layout": layout,
     "6c most machines": most_machines,

@@ -33,8 +33,12 @@ LEAST_S = 1e-3  # a phase that took less did not happen
 STATES = tuple(STATE_LOOKS)
 
 
-def plot_loss(runs: Mapping[str, Run]) -> Picture:
-    """Loss by step, a line per run. The table compares each run with the first, step by step."""
+def plot_loss(runs: Mapping[str, Run], events: Mapping[int, str] | None = None) -> Picture:
+    """Loss by step, a line per run. The table compares each run with the first, step by step.
+
+    Args:
+        events: by step, a word on what happened after it.
+    """
     pandas = need("pandas", "notebooks")
     names = _names(runs)
     losses = {name: runs[name].metrics.set_index("step")["loss"] for name in names}
@@ -46,6 +50,17 @@ def plot_loss(runs: Mapping[str, Run]) -> Picture:
         width = {"linewidth": 5, "alpha": 0.45} if broad else {"linewidth": 1.8}
         marks = {"markersize": 5, "markevery": every}
         axes.plot(loss.index, loss, label=name, **series_look(i), **width, **marks)
+    for i, (step, word) in enumerate(sorted((events or {}).items())):
+        axes.axvline(step, color=BLACK, linestyle=":", linewidth=1)
+        side = {"ha": "right", "x": -4} if i % 2 == 0 else {"ha": "left", "x": 4}
+        axes.annotate(
+            word,
+            (step, 0.06),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(side["x"], 0),
+            textcoords="offset points",
+            ha=side["ha"],
+        )
     axes.set(xlabel="step", ylabel="loss")
     axes.legend(frameon=False)
     title(axes, "Training loss", plain_numbers=True)
@@ -65,7 +80,9 @@ def plot_loss(runs: Mapping[str, Run]) -> Picture:
         apart = table["largest difference"].iloc[1:].max()
         near = f"at no step is another run further from it than {apart:.2g}"
         sentence += f"; {near if apart else 'the other runs are equal to it at every step'}"
-    return fig, table, sentence + "."
+    words = [f"step {step}, {word}" for step, word in sorted((events or {}).items())]
+    marked = f" Marked: {'; '.join(words)}." if words else ""
+    return fig, table, f"{sentence}.{marked}"
 
 
 def plot_throughput(runs: Mapping[str, Run]) -> Picture:

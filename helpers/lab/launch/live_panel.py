@@ -32,10 +32,15 @@ class View:
     steps: int | None = None  # how many there will be, where that is known
     lines: tuple[str, ...] = ()
     note: str = ""
+    median_tokens_per_s: float | None = None  # of the whole run, once it is over
 
 
 def headline(view: View) -> str:
-    """'running 12 s · step 10 of 50 · loss 2.314 · 5,210 tokens/s'"""
+    """'running 12 s · step 10 of 50 · loss 2.314 · 5,210 tokens/s'
+
+    Of a run that is over the pace is the median of all steps, or, where that is not known, said to
+    be the last step's.
+    """
     joint = {"running": " ", "done": " in "}.get(view.state, " after ")
     parts = [f"{view.state}{joint}{_duration(view.elapsed_s)}"]
     step, loss, speed = (view.metrics.get(key) for key in ("step", "loss", "tokens_per_s"))
@@ -43,8 +48,11 @@ def headline(view: View) -> str:
         parts.append(f"step {step} of {view.steps}" if view.steps else f"step {step}")
     if isinstance(loss, (int, float)):
         parts.append(f"loss {loss:.4g}")
-    if isinstance(speed, (int, float)):
-        parts.append(f"{speed:,.0f} tokens/s")
+    if view.median_tokens_per_s is not None:
+        parts.append(f"median {view.median_tokens_per_s:,.0f} tokens/s")
+    elif isinstance(speed, (int, float)):
+        last = "" if view.state == "running" else "last step "
+        parts.append(f"{last}{speed:,.0f} tokens/s")
     return " · ".join(parts)
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from helpers.engine.errors import is_number
 from helpers.lab.launch.command import Job
 from helpers.lab.launch.live_panel import LINES_SHOWN, Panel, View
 from helpers.lab.launch.output_reader import Metrics
@@ -73,7 +74,17 @@ class Progress:
             steps=self._job.steps,
             lines=tuple(map(shorten, lines)),
             note=note,
+            median_tokens_per_s=self._median_tokens_per_s() if state == "done" else None,
         )
+
+    def _median_tokens_per_s(self) -> float | None:
+        """Of the whole run, as its summary has it; None where it has none."""
+        try:
+            summary = json.loads((self._job.out / "summary.json").read_text())
+        except (OSError, ValueError):
+            return None
+        found = summary.get("tokens_per_s") if isinstance(summary, dict) else None
+        return found if is_number(found) else None
 
     def _before_ranks_s(self) -> float | None:
         """torchrun makes the ranks' log folders right before it starts the ranks."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MB = 1e6
+SENT_COLUMN = "sent per step, from counted messages, MB"  # by the ring's factor, SENT
 
 
 def sent_bytes(shape: Shape, plan: ParallelPlan) -> float:
@@ -38,7 +39,8 @@ def counted_bytes(message_bytes: Mapping[str, int], plan: ParallelPlan) -> float
 
 
 def compare_rungs(report: Mapping[str, Any], shape: Shape) -> "pd.DataFrame":
-    """A row per rung: state and traffic of a rank, predicted and measured, and the median step.
+    """A row per rung: state and traffic of a rank, predicted and measured, and the median,
+    shortest and longest step.
 
     Raises:
         UserError: the report has a rung in another precision than float32, whose bytes differ.
@@ -55,7 +57,9 @@ def compare_rungs(report: Mapping[str, Any], shape: Shape) -> "pd.DataFrame":
             "state, predicted MB": state.total / MB,
             "state, measured MB": fullest / MB,
             "sent per step, predicted MB": sent_bytes(shape, plan) / MB,
-            "sent per step, measured MB": counted_bytes(rung["message_bytes"], plan) / MB,
+            SENT_COLUMN: counted_bytes(rung["message_bytes"], plan) / MB,
             "step, ms": 1000 * median(rung["step_s"]),
+            "shortest, ms": 1000 * min(rung["step_s"]),
+            "longest, ms": 1000 * max(rung["step_s"]),
         }
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("rung")

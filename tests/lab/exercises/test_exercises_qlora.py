@@ -76,12 +76,12 @@ def test_wrong_roundings(answer, words):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"lora": 89.7}, "lora"), ({"qlora": 5.0}, "qlora"), ({"full": None}, "no 'full'")],
+    [({"lora": 121}, "lora"), ({"qlora": 664}, "qlora"), ({"lora": None}, "no 'lora'")],
 )
-def test_wrong_states(change, words):
-    right = {"full": 165.2, "lora": 22.4, "qlora": 7.3}
-    assert grading.which_fits(right).right
-    result = grading.which_fits(right | change)
+def test_wrong_ranks(change, words):
+    right = {"lora": 120, "qlora": 665}
+    assert grading.largest_rank(right).right
+    result = grading.largest_rank(right | change)
     assert not result.right and words in result.words
 
 

@@ -275,6 +275,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ("usd", 3600, "by the hour"),
         ("usd", 63 / 1836, "from start to upload"),
         ("training_share", 100, "per cent"),
+        ("training_share", 62 / 1965 / (63 / 1836), "its start was not billed"),
         ("training_share", 1.1, "training_share: not right"),
     ),
     "2a plan": [
@@ -282,6 +283,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ({"schedule": "1f1b", "microbatches": 4}, "too slow, and too much"),
         ({"schedule": "1f1b", "microbatches": 64}, "keeps 4 samples: too slow"),
         ({"schedule": "1f1b", "microbatches": 65}, "at most 64"),
+        ({"schedule": "1f1b", "microbatches": 17}, "no 17 equal micro-batches"),
         ({"schedule": "naive", "microbatches": 1}, "too slow"),
     ],
     "2b 1f1b": [
@@ -344,14 +346,16 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (level_below, "not the nearest ones"),
         (first_case_only("4b nf4"), "a tensor of shape"),
     ],
-    "4c which fits": times(
-        "4c which fits",
-        *(
-            (key, by, words)
-            for key in ("full", "lora", "qlora")
-            for by, words in ((4, "all four"), (1e9, "bytes"), (GIB, "GiB"), (0.5, key))
-        ),
-        ("full", 0.125, "the weights in bf16 alone"),
+    "4c largest rank": put(
+        "4c largest rank",
+        ({"lora": 119}, "lora: not right"),
+        ({"lora": 121}, "lora: not right"),
+        ({"lora": 184}, "GiB"),
+        ({"lora": 482}, "two moments"),
+        ({"qlora": 664}, "qlora: not right"),
+        ({"qlora": 666}, "qlora: not right"),
+        ({"qlora": 729}, "GiB"),
+        ({"qlora": 2660}, "two moments"),
     ),
     "5a fewest GPUs": put(
         "5a fewest GPUs",
@@ -371,15 +375,18 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (rows_rounded_down, "weights together"),
         (first_case_only("5b sharded step"), ""),
     ],
-    "5c published bill": times(
-        "5c published bill",
-        ("usd", 0.5, "one machine's"),
-        ("usd", 8, "for the instance"),
-        ("usd", 3600, "by the hour"),
-        ("gpu_hours", 1 / 16, "hours of the clock"),
-        ("gpu_hours", 1 / 8, "machine hours"),
-        ("gpu_hours", 0.5, "one machine's"),
-        ("gpu_hours", 3600, "seconds"),
+    "5c as on the slide": times(
+        "5c as on the slide",
+        ("steps", 4, "the epochs alone"),
+        ("steps", 3, "the batch alone"),
+        ("steps", 16, "not more"),
+        ("steps", 144, "other way round"),
+        ("sent_gb", 2 / 3, "DDP's"),
+        ("sent_gb", 0.5, "2 bytes"),
+        ("sent_gb", 16 / 15, "own part is not sent"),
+        ("sent_gb", GIB, "GiB"),
+        ("sent_gb", 1e9, "bytes"),
+        ("state_gb", 1.25, "no second copy"),
         ("state_gb", 16, "whole state"),
         ("state_gb", 2, "one machine"),
         ("state_gb", GIB, "GiB"),

@@ -84,6 +84,12 @@ def test_plot_loss_says_how_far_runs_are_apart(runs):
     assert {"one process", "tp=2", "step", "loss"} <= set(text_of(fig))
 
 
+def test_plot_loss_marks_what_happened(runs):
+    fig, _, sentence = figures.plot_loss(runs, {2: "killed", 1: "resumed from"})
+    assert sentence.endswith("Marked: step 1, resumed from; step 2, killed.")
+    assert {"killed", "resumed from"} <= set(text_of(fig))
+
+
 def test_plot_loss_of_one_run_and_of_runs_of_unequal_length(runs, tmp_path):
     _, table, sentence = figures.plot_loss({"alone": runs["tp=2"]})
     assert len(table) == 1 and "no step" not in sentence

@@ -58,6 +58,15 @@ def test_a_case_needs_its_name_and_steps(name):
         case_of("1f1b:4", [])
 
 
+def test_each_lane_has_its_stages_name_and_missing_numbers_are_explained():
+    fig, _, _ = draw_schedule({"interleaved:2": measured("interleaved", 2, 2)})
+    names = [text.get_text() for text in fig.axes[0].get_yticklabels()]
+    assert names == ["rank 0, stage 0", "rank 0, stage 2", "rank 1, stage 1", "rank 1, stage 3"]
+    assert "too narrow" not in fig.axes[0].get_xlabel()
+    fig, _, _ = draw_schedule({"1f1b:64": measured("1f1b", 2, 64)})
+    assert "a box too narrow for its micro-batch's number has none" in fig.axes[0].get_xlabel()
+
+
 def test_bubbles_are_drawn_in_the_order_of_their_micro_batches():
     given = {f"1f1b:{m}": [measured("1f1b", 2, m)] * 3 for m in (8, 2, 4)}
     fig, table, sentence = plot_bubbles(given)

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from helpers.lab.launch import live_panel as panel
 from helpers.lab.launch import output_reader as follow
 from helpers.lab.launch.live_panel import Panel, View, as_html, as_text, headline
 from helpers.lab.launch.output_reader import Metrics, Output
+from helpers.lab.launch.progress import Progress
 
 VIEW = View(
     command="torchrun scripts/train.py",
@@ -43,6 +45,29 @@ def test_the_headline():
     assert headline(bare) == "failed after 0.4 s"
     odd = dataclasses.replace(VIEW, metrics={"step": 3, "loss": None}, steps=None, elapsed_s=185)
     assert headline(odd) == "running 3 min 05 s · step 3"
+
+
+def test_the_pace_of_a_run_that_is_over_is_its_median_or_said_to_be_the_last_steps():
+    over = dataclasses.replace(VIEW, state="done", median_tokens_per_s=4980.2)
+    assert headline(over).endswith("loss 2.314 · median 4,980 tokens/s")
+    unknown = dataclasses.replace(over, median_tokens_per_s=None)
+    assert headline(unknown).endswith("loss 2.314 · last step 5,210 tokens/s")
+
+
+@pytest.mark.parametrize(
+    ("summary", "ends"),
+    [('{"tokens_per_s": 4980.2}', "median 4,980 tokens/s"), ("{", "last step 5,210 tokens/s")],
+)
+def test_the_median_is_read_from_the_summary_of_a_run_that_is_done(tmp_path, capsys, summary, ends):
+    (tmp_path / "summary.json").write_text(summary)
+    job = SimpleNamespace(
+        out=tmp_path, logs=tmp_path, command="c", flags={}, nproc=1, nodes=1, steps=1
+    )
+    processes = SimpleNamespace(elapsed_s=1.0, last_lines=lambda count: [])
+    progress = Progress(job, processes, Panel())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "tokens_per_s": 5210.4}\n')
+    progress.finish("done")
+    assert capsys.readouterr().out.strip().endswith(ends)
 
 
 def test_both_forms_say_the_same_and_no_line_becomes_markup():

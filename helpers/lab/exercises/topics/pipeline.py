@@ -34,11 +34,13 @@ def try_plan(schedule: str, microbatches: int) -> Timeline:
     of memory is what a sample's forward keeps on a rank.
 
     Raises:
-        UserError: there is no such schedule, or the batch has too few samples.
+        UserError: there is no such schedule, or the batch makes no such parts.
     """
     order = make_schedule(schedule, RANKS, microbatches)
     if microbatches > SAMPLES:
         raise UserError(f"{SAMPLES} samples make at most {SAMPLES} micro-batches")
+    if SAMPLES % microbatches:
+        raise UserError(f"{SAMPLES} samples make no {microbatches} equal micro-batches")
     part = SAMPLES / microbatches / (order.stages // order.pp)
     forward, backward = part + START, 2 * part + START
     times = Times(forward, forward, forward, backward_s=backward)

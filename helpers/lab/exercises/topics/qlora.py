@@ -17,7 +17,7 @@ from helpers.lab.exercises.judges import (
     kind_of,
     number_of,
 )
-from helpers.planner.cost import parameters, state_bytes
+from helpers.planner.cost import parameters
 from helpers.planner.model.adapters import adapted_state
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.shape import Shape
@@ -42,6 +42,7 @@ LEVELS = (
     1.0,
 )
 RANK, GPUS = 16, 4
+GPU_BYTES = 24e9
 
 
 def adapter_numbers(shape: Shape, rank: int) -> int:
@@ -111,19 +112,20 @@ def _look_at_rounded(answer: Any, weights: Tensor) -> str:
 
 
 @cache
-def gb_a_gpu() -> dict[str, float]:
-    """GB of Falcon-40B's training state on each of four GPUs, by method."""
+def ranks_that_fit() -> dict[str, int]:
+    """The largest rank of adapters with which Falcon-40B's state fits four GPUs, by method."""
     config = load_config("falcon-40b")
-    totals = {
-        "full": state_bytes(parameters(model_shape(config)), "mixed").total,
-        "lora": adapted_state(config, 64, base_bytes=2).total,
-        "qlora": adapted_state(config, 64, quantize=True, base_bytes=2).total,
-    }
-    return {name: total / GPUS / 1e9 for name, total in totals.items()}
+    largest = {}
+    for name, quantize in {"lora": False, "qlora": True}.items():
+        first, second = (
+            adapted_state(config, rank, quantize=quantize, base_bytes=2).total for rank in (1, 2)
+        )
+        largest[name] = 1 + int((GPUS * GPU_BYTES - first) // (second - first))
+    return largest
 
 
-def which_fits(answer: Any) -> Result:
-    """4c: {full, lora, qlora} in GB per GPU."""
-    expected = {name: Expected(gb, tolerance=0.02) for name, gb in gb_a_gpu().items()}
-    praise = "Of 24 GB, one of the three leaves most for activations."
-    return judge_numbers("4c which fits", answer, expected, praise)
+def largest_rank(answer: Any) -> Result:
+    """4c: {lora, qlora}, the largest ranks that fit."""
+    expected = {name: Expected(rank, tolerance=0) for name, rank in ranks_that_fit().items()}
+    praise = "4 bits leave room for adapters more than five times as wide, or for activations."
+    return judge_numbers("4c largest rank", answer, expected, praise)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from helpers.engine.models.configurations import load_config
 from helpers.lab.exercises.judges import Expected, Result, judge_function, judge_numbers
-from helpers.planner.cost import money, parameters, state_bytes
+from helpers.planner.cost import parameters, state_bytes
 from helpers.planner.published.posts import find_post
 from helpers.planner.shape.families import model_shape
+from helpers.planner.time.messages import SENT
 
 GPU_BYTES, MOST_GPUS = 80e9, 4096
 STAGES = {"ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
@@ -64,18 +65,18 @@ def _look_at_chunks(chunks: Any, weights: Tensor, gradients: list[Tensor], lr: f
     return ""
 
 
-def published_bill(answer: Any) -> Result:
-    """5c: {usd, gpu_hours, state_gb} of the published run."""
+def as_on_the_slide(answer: Any) -> Result:
+    """5c: {steps, state_gb, sent_gb} of the published run with the slide's settings."""
     run = find_post("neox-sharded")
+    script, slide = run.settings, run.misstated
+    epochs, batches = (int(slide[key]) / int(script[key]) for key in ("epochs", "batch of a GPU"))
     count = parameters(model_shape(load_config(run.model)))
-    usd = money(run.train_s, run.price.usd_per_hour, run.instances)
-    gpu_hours = run.train_s / 3600 * run.devices
-    state_gb = state_bytes(count, "mixed", dp_shard=run.devices).total / 1e9
+    state = state_bytes(count, dp_shard=run.devices).total
+    sent = 3 * 4 * count * SENT["all_gather"](run.devices)  # two gathers and a reduce-scatter
     expected = {
-        "usd": Expected(usd),
-        "gpu_hours": Expected(gpu_hours),
-        "state_gb": Expected(state_gb),
+        "steps": Expected(epochs / batches),
+        "state_gb": Expected(state / 1e9),
+        "sent_gb": Expected(sent / 1e9),
     }
-    return judge_numbers(
-        "5c published bill", answer, expected, f"{usd:.0f} dollars, {gpu_hours:.0f} GPU hours."
-    )
+    praise = "float32 takes as much state as mixed precision, and larger messages."
+    return judge_numbers("5c as on the slide", answer, expected, praise)
