@@ -150,7 +150,7 @@ def _row(
 ) -> dict[str, Any]:
     job = make_job(_long_enough(model, seq_len), plan, batch, seq_len, device=cluster.device)
     # the closed form of the pipeline: a slider should not wait for the simulator
-    choice = Choice(job, cluster, fullest(job), step_time(job, cluster, exact=False))
+    choice = Choice(job, cluster, fullest(job), step_time(job, cluster, "quick"))
     utilisation = choice.mfu(find_gpu(find_instance(cluster.name).gpu).peak_flops["bf16"])
     price = choice.usd_per_token
     return {

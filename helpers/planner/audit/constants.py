@@ -142,7 +142,7 @@ def _of_program(row: Program, field: str, value: float) -> Program:
 def predicted_s(run: Run, values: Values | None = None) -> float:
     """Seconds of a step."""
     job, cluster = (job_of(run), cluster_of(run)) if values is None else with_values(run, values)
-    return step_time(job, cluster, exact=False).total_s
+    return step_time(job, cluster, "quick").total_s
 
 
 def residuals(rows: Sequence[Run], values: Values) -> torch.Tensor:

@@ -180,8 +180,8 @@ def _instead(choice: Choice, others: list[tuple[str, ParallelPlan]]) -> Iterator
         if memory > choice.cluster.memory_bytes:
             yield f"{words} would need {memory / GIB:.1f} GiB."
         else:
-            total_s = step_time(changed, choice.cluster, exact=False).total_s
-            own_s = step_time(choice.job, choice.cluster, exact=False).total_s
+            total_s = step_time(changed, choice.cluster, "quick").total_s
+            own_s = step_time(choice.job, choice.cluster, "quick").total_s
             yield f"{words} would fit, and take {_more(total_s / own_s)}."
 
 
