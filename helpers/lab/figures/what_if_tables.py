@@ -6,6 +6,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.figures.tables import table_of
+from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.lookup import find_gpu, find_instance
@@ -17,7 +18,6 @@ from helpers.planner.time.step_time import step_time
 if TYPE_CHECKING:
     import pandas as pd
 
-GIB = 2**30
 # the values of each slider of a table's arguments
 MEMORY_SLIDERS = {
     "tp": (1, 2, 4, 8),

@@ -3,14 +3,12 @@
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError
 from helpers.lab.figures.tables import number, table_of
 from helpers.lab.paths import ROOT, shown
-from helpers.lab.runs.run import Run, load_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,11 +69,6 @@ class Sweep:
             raise UserError(f"no trial of {shown(self.folder)} has finished")
         sign = -1 if self.maximizes else 1
         return min(self.finished, key=lambda trial: sign * trial.value)
-
-    @cached_property
-    def best_run(self) -> Run:
-        """Its run."""
-        return load_run(self.run_folder(self.best.number))
 
     def run_folder(self, number: int) -> Path:
         return self.folder / f"trial-{number:03d}"
