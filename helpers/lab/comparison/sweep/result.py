@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError
+from helpers.engine.files.whole import write_whole
 from helpers.lab.figures.tables import number, table_of
 from helpers.lab.paths import ROOT, shown
 
@@ -107,10 +108,8 @@ class Sweep:
 
     def write(self) -> None:
         """To the folder's sweep.json, whole or not at all."""
-        draft = self.folder / f"{FILE}.part"
         content = {**self.facts, "trials": [asdict(trial) for trial in self.trials]}
-        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        draft.replace(self.folder / FILE)
+        write_whole(self.folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
 def load_sweep(folder: str | Path) -> Sweep:
