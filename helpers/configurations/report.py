@@ -13,10 +13,10 @@ from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import start_of_a_node
 from helpers.lab.launch.flags import to_words
 from helpers.leave.report import uses_table
+from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.search.estimate import estimate
 
-GIB = 2**30
 OF_A_NODE = 8
 NO_MODEL = "The file has no model's sizes"
 GIVE_MODEL = "give --model a preset, a folder or a hub id."

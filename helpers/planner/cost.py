@@ -12,14 +12,14 @@ import math
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.lookup import is_amount
+from helpers.planner.hardware.lookup import check_amounts
 from helpers.planner.shape.parameters import (
     Held,
     begin_parameters,
     blocks_parameters,
     end_parameters,
 )
-from helpers.planner.shape.shape import Shape, token_flops
+from helpers.planner.shape.shape import Shape
 
 # precision: bytes per parameter of (parameters, gradients, optimizer); Adam keeps two moments.
 BYTES_PER_PARAMETER = {
@@ -44,18 +44,6 @@ def _all(held: tuple[Held, ...]) -> int:
     return sum(math.prod(one.sizes) for one in held)
 
 
-def forward_flops(shape: Shape, batch: int, seq_len: int, attention: str = "full") -> float:
-    """FLOPs of the matrix multiplications of one forward pass over batch x seq_len tokens.
-
-    2 FLOPs for each matrix element and token, and 4·seq·width a token for the attention scores and
-    their use. The embedding look-up multiplies nothing; the output layer does.
-
-    Source: arXiv 2205.05198, appendix A, by layer; llm-analysis for grouped heads.
-    """
-    _check_amounts(batch=batch, seq_len=seq_len)
-    return token_flops(shape, seq_len, _attended(attention)) * batch * seq_len
-
-
 def train_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -> float:
     """FLOPs that training one token takes: 6·N + 12·layers·width·seq.
 
@@ -65,7 +53,7 @@ def train_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -
 
     Sources: arXiv 2204.02311 (PaLM), appendix B; of experts arXiv 2101.03961 (Switch), section 2.
     """
-    _check_amounts(seq_len=seq_len)
+    check_amounts(seq_len=seq_len)
     scores = 12 * shape.layers * shape.heads * shape.head_dim * seq_len
     return 6 * (parameters(shape) - shape.idle) + scores * _attended(attention)
 
@@ -86,7 +74,7 @@ def mfu(
     """
     if peak_flops is None:
         return None
-    _check_amounts(
+    check_amounts(
         tokens_per_s=tokens_per_s,
         flops_per_token=flops_per_token,
         devices=devices,
@@ -138,7 +126,7 @@ def state_bytes(
         raise UserError(f"precision is one of {known}, not {precision!r:.40}")
     if type(zero_stage) is not int or zero_stage not in (0, 1, 2, 3):
         raise UserError(f"zero_stage is 0, 1, 2 or 3, not {zero_stage!r:.40}")
-    _check_amounts(parameters=parameters)
+    check_amounts(parameters=parameters)
     _check_degrees(tp=tp, dp_shard=dp_shard)
     whole, each = -(-parameters // tp), BYTES_PER_PARAMETER[precision]
     shard = -(-whole // dp_shard)
@@ -192,9 +180,9 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
 
 def money(wall_s: float, price_per_hour: float, instances: int = 1) -> float:
     """Dollars for holding `instances` machines for `wall_s` seconds, busy or not."""
-    _check_amounts(price_per_hour=price_per_hour, instances=instances)
+    check_amounts(price_per_hour=price_per_hour, instances=instances)
     if wall_s is False or wall_s != 0:
-        _check_amounts(wall_s=wall_s)
+        check_amounts(wall_s=wall_s)
     return wall_s / 3600 * price_per_hour * instances
 
 
@@ -204,12 +192,6 @@ def _attended(attention: str) -> float:
     if not isinstance(attention, str) or attention not in parts:
         raise UserError(f"attention is counted 'full' or 'causal', not {attention!r:.40}")
     return parts[attention]
-
-
-def _check_amounts(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not is_amount(value):
-            raise UserError(f"{name} must be a number above 0 and below 1e100, not {value!r:.40}")
 
 
 def _check_degrees(**degrees: int) -> None:

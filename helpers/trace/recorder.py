@@ -3,16 +3,16 @@
     for batch in profiled(batches, "runs/one/traces", first=3, last=6):
         trainer.step(batch.input_ids, batch.labels)
 
-Every rank writes FOLDER/rank-N.json.gz in Chrome's format, as torch.profiler does; engine/traces.py
-reads and merges them, engine/findings.py says what is slow in them. Before and after these steps no
-profiler runs.
+Every rank writes FOLDER/rank-N.json.gz in Chrome's format, as torch.profiler does; traces.py reads
+and merges them, findings.py says what is slow in them. Before and after these steps no profiler
+runs. The ranges, and where in the engine they begin:
 
     data       fetching a batch: here
-    forward    pipeline.py
-    backward   pipeline.py
-    wait       pipeline.py: for the messages of other stages
-    reduce     what the backward did not hide of summing gradients: pipeline.py, trainer.py
-    optimizer  trainer.py: the norm, clipping, the update
+    forward    pipeline/runner.py
+    backward   pipeline/runner.py
+    wait       for the messages of other stages: pipeline/runner.py, trainer.py
+    reduce     what the backward did not hide of summing gradients: pipeline/runner.py, trainer.py
+    optimizer  the norm, clipping, the update: trainer.py
 
 A range of your own is torch's: `with torch.profiler.record_function("augment"): ...`
 """

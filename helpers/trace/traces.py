@@ -4,7 +4,7 @@
     traces[0].steps, traces[0].ranges("forward"), traces[0].communication
     write_timeline(traces, "runs/one/trace.json")         # for ui.perfetto.dev
 
-A file's events are in microseconds since its own origin. What profiler.py noted beside them says
+A file's events are in microseconds since its own origin. What recorder.py noted beside them says
 how far that rank's clock is ahead of rank 0's.
 
 Source: Chrome's Trace Event Format. `X` events are slices with a start `ts` and a duration `dur` in
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers.engine.errors import UserError
+from helpers.engine.files.whole import write_whole
 from helpers.trace.recorder import FACTS, STEP
 
 BOARD = "shared_memory:"  # its copies and sums are a message's, on the thread that calls it
@@ -247,7 +248,7 @@ def write_timeline(traces: list[Trace], path: str | Path) -> None:
     """One file of all ranks: each a process, its threads and streams rows in it."""
     events = [event for trace in traces for event in _process(trace)]
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
-    Path(path).write_text(text, encoding="utf-8")
+    write_whole(Path(path), text)
 
 
 def _process(trace: Trace) -> Iterator[Event]:

@@ -10,7 +10,7 @@ from helpers.planner.measure.health import examine
 from helpers.planner.measure.health_verdict import expected_rates, judge
 from helpers.train.arguments import is_first
 
-WARN, REFUSE = "warn", "refuse"
+REFUSE = "refuse"
 MOST_NAMED = 3
 
 

@@ -39,13 +39,14 @@ class Watched:
 class History:
     """Everything that the rules may look at.
 
-    losses: of every step, watched or not, in the order of steps.
+    losses: by step, watched or not, in their order: from the one at which a run was resumed, and of
+        those whose loss is finite.
     held_out: (step, loss on the held-out data).
     first_loss: what random weights should start at, ln(vocabulary); None for trained ones.
     """
 
     watched: list[Watched] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
     held_out: list[tuple[int, float]] = field(default_factory=list)
     first_loss: float | None = None
 
@@ -168,7 +169,7 @@ def update_too_large(history: History) -> str | None:
 
 def loss_not_falling(history: History) -> str | None:
     """After 60 steps, the mean loss of the last 20 is not 0.5 % below that of the first 20."""
-    losses = history.losses
+    losses = list(history.losses.values())
     if len(losses) < 3 * TREND or mean(losses[-TREND:]) < 0.995 * mean(losses[:TREND]):
         return None
     first, last = mean(losses[:TREND]), mean(losses[-TREND:])
@@ -181,16 +182,18 @@ def overfitting(history: History) -> str | None:
     if len(held_out) < EARLIER:
         return None
     (_, now), (best_step, best) = held_out[-1], min(held_out, key=lambda one: one[1])
-    trained = history.losses[max(0, best_step - TREND // 2) :][:TREND]
-    if not now > 1.05 * best or mean(history.losses[-TREND // 2 :]) >= mean(trained):
+    begin = best_step - TREND // 2
+    trained = [loss for step, loss in history.losses.items() if step > begin][:TREND]
+    lately = list(history.losses.values())[-TREND // 2 :]
+    if not now > 1.05 * best or not trained or mean(lately) >= mean(trained):
         return None
     return f"the held-out loss is {now:.4g} and was {best:.4g} at step {best_step}: stop there"
 
 
 def poor_initialisation(history: History) -> str | None:
     """The first loss of random weights is over 1.5 times ln(vocabulary)."""
-    right, first = history.first_loss, history.losses[0]
-    if right is None or not first > 1.5 * right:
+    right, first = history.first_loss, next(iter(history.losses.values()), None)
+    if right is None or first is None or not first > 1.5 * right:
         return None
     return f"the first loss is {first:.3g}; of random weights it is near ln(vocabulary) {right:.3g}"
 

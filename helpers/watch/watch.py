@@ -58,7 +58,8 @@ class Watch:
             observer: that looked at the step; None for a step that was not due.
             padding, label: of the batch, see `Watched`.
         """
-        self.history.losses.append(result.loss)
+        if math.isfinite(result.loss):  # else it is no part of a mean
+            self.history.losses[result.step] = result.loss
         if observer is None:
             return []
         seen = observer.gather()

@@ -99,10 +99,10 @@ def test_runs_on_gpus_are_in_16_bits():
             profile = preflight(notebook, machine=here, show=False).profile
             for one in (profile, profile.larger):
                 assert one.flags()["precision"] == one.plan.precision == precision
-                assert (one.state, one.rounding > 1e-5) == ("half", True)
+                assert one.state == "half"
         assert preflight(3, machine=here, show=False).profile.precision == precision
         tiny = preflight(1, "tiny", machine=here, show=False).profile
-        assert "precision" not in tiny.flags() and (tiny.state, tiny.rounding) == ("fp32", 1e-5)
+        assert "precision" not in tiny.flags() and tiny.state == "fp32"
 
 
 def test_the_state_of_a_profile_is_what_the_engine_holds():

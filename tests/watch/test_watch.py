@@ -15,9 +15,15 @@ from torch import Tensor, nn
 
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.trainer import Trainer
+from helpers.engine.trainer import StepResult, Trainer
 from helpers.watch.observe import Observation, Observer
-from helpers.watch.rules import RULES, table
+from helpers.watch.rules import (
+    RULES,
+    loss_not_falling,
+    overfitting,
+    poor_initialisation,
+    table,
+)
 from helpers.watch.watch import Watch, commonest_share
 from tests.support import scripts, tiny
 from tests.support.ranks import mesh_of, pool
@@ -256,6 +262,35 @@ def test_a_run_leaves_what_its_watch_found(tmp_path) -> None:
     assert {row["kind"] for row in report["findings"]} == {"update_too_small", "padding"}
     warnings = json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
     assert any(one.startswith("step 1: padding: ") for one in warnings)
+
+
+def watch_over(losses: dict[int, float], held_out: dict[int, float]) -> Watch:
+    """A watch after these steps, by their numbers, of which it looked at none."""
+    watch = Watch(every=5)
+    for step, loss in losses.items():
+        watch.judge(StepResult(step, loss, 1.0, 1e-3, 1.0))
+    watch.history.held_out += held_out.items()
+    return watch
+
+
+def test_a_resumed_run_is_judged_from_its_own_first_step() -> None:
+    """Steps 1001 to 1100: the held-out loss was least at 1020, and the training loss falls on."""
+    losses = {step: 3 - (step - 1000) / 100 for step in range(1001, 1101)}
+    held_out = {1020: 2.0, 1050: 2.2, 1100: 2.5}
+    said = overfitting(watch_over(losses, held_out).history)
+    assert said == "the held-out loss is 2.5 and was 2 at step 1020: stop there"
+    flat = dict.fromkeys(losses, 3.0)
+    assert overfitting(watch_over(flat, held_out).history) is None
+    assert overfitting(watch_over({}, held_out).history) is None
+
+
+def test_a_step_that_was_skipped_has_no_part_in_means() -> None:
+    losses = dict.fromkeys(range(1, 61), 3.0) | {1: math.nan, 2: math.inf, 59: math.nan}
+    history = watch_over(losses | {61: 3.0, 62: 3.0, 63: 3.0}, {1: 1.0, 2: 1.5, 60: 1.5}).history
+    said = loss_not_falling(history)
+    assert said == "the loss was 3 at first and is 3 after 60 steps"
+    assert overfitting(history) is None
+    assert poor_initialisation(watch_over({1: math.nan}, {}).history) is None
 
 
 def test_the_documentation_has_the_table_of_the_rules() -> None:

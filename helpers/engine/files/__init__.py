@@ -7,7 +7,7 @@ draws what no file holds.
 checkpoints.py saves and resumes a run under any plan, trainer_state.py is what of a trainer goes
 into it, manifest.py says what a checkpoint holds and whether that is still so, and
 metadata_reader.py reads torch's own file without running what is in it. run_record.py writes
-metrics.jsonl and summary.json.
+metrics.jsonl and summary.json; whole.py writes a file of text at once.
 
 On disk: safetensors for weights, torch.distributed.checkpoint for checkpoints, JSON for the rest.
 """

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from helpers.engine.files.whole import write_whole
+
 CALL, RESULT, ERROR, WAITS = "call.pkl", "result-{}.pkl", "error-{}.json", "waits-{}.json"
 TOGETHER_S = 3600
 OURS = (str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix, "<frozen")
@@ -95,9 +97,7 @@ def _raised(error: Exception) -> dict[str, Any]:
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(found))
-    draft.rename(path)
+    write_whole(path, json.dumps(found))
 
 
 if __name__ == "__main__":

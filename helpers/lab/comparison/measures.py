@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # counted from the steps, or of no concern to what is learnt and how fast
 LEFT_OUT = ("steps", "epochs", "batch_size", "out", "resume")
+BEFORE = ("torchrun", "start", "load", "check")  # phases that end when training begins
 SLACK = 1.01  # between the steps' own clocks and the phase's
 
 
@@ -118,6 +119,6 @@ def seconds_by_part(run: Run) -> dict[str, float]:
             f" a step must not hold compile time, and a resumed run cannot be compared"
         )
     parts = {"compile": seconds["compile"], "train": train_s}
-    before = sum(seconds.get(name, 0.0) for name in ("torchrun", "start", "load"))
+    before = sum(seconds.get(name, 0.0) for name in BEFORE)
     rest = seconds["total"] - before - sum(parts.values())
     return {"before": before, **parts, "rest": rest}

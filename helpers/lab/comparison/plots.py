@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # part of a bill: words, and colour and hatch
 PARTS = {
-    "before": ("start and load", (SKY, "..")),
+    "before": ("start, load and check", (SKY, "..")),
     "compile": ("compile", (ORANGE, "//")),
     "train": ("train", (BLUE, "")),
     "rest": ("evaluate, save, end", (GREEN, "xx")),

@@ -1,6 +1,7 @@
 """A pipeline step as a picture: a row per rank, a box an action, grey where the rank waits.
 
-fig, table, alt = draw_schedule({"gpipe": simulate(gpipe(4, 8)), "1f1b": simulate(...)})
+timelines = {name: simulate(make_schedule(name, 4, 8)) for name in ("gpipe", "1f1b")}
+fig, table, alt = draw_schedule(timelines)
 show_figure(fig, alt, table=table)
 """
 

@@ -29,17 +29,16 @@ def show_figure(
     table: "pd.DataFrame | None" = None,
     sentence: str | None = None,
     save_to: str | Path | None = None,
-    caption: str | None = None,
 ) -> None:
     """Show a matplotlib figure, the table of its numbers and the sentence that reads it.
 
     Args:
         alt: what the picture shows, for those who cannot see it; None reads it off the figure.
-        table: the numbers in it, or what a drawing says, under `caption`.
+        table: the numbers in it, or what a drawing says.
         save_to: where to leave it, without suffix; relative to the project root unless absolute.
     """
     alt = alt or alternative_text(fig, sentence)
-    caption = caption or _caption(table)
+    caption = _caption(table)
     picture = png(fig, alt)
     if save_to is not None:
         path = _target(save_to)

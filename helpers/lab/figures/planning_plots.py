@@ -15,6 +15,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.lab.figures.charts import lines, stacked_bars
 from helpers.lab.figures.style import BLACK, Picture, new_figure, title
 from helpers.lab.figures.tables import listed, table_of
+from helpers.planner.hardware.catalog import GIB
 from helpers.planner.memory.activations import activation_bytes
 from helpers.planner.model.training_job import make_job
 from helpers.planner.scaling import efficiencies, out_of_node_bytes
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-GIB = 2**30
 NEAR_LINEAR = 90  # % of the first point's speed a machine
 LIMIT = {"color": BLACK, "linestyle": "--", "linewidth": 1.4}  # what a GPU has
 

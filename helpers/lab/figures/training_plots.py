@@ -160,21 +160,21 @@ def plot_memory(predicted: "Mapping[str, StateBytes]", runs: Mapping[str, Run]) 
     return fig, table, sentence + "."
 
 
-def plot_phases(run: "Run | Mapping[str, float]", useful: str = "train") -> Picture:
-    """Where the wall clock went: phases end to end, a row each, and the share that was `useful`.
+def plot_phases(run: "Run | Mapping[str, float]") -> Picture:
+    """Where the wall clock went: phases end to end, a row each, and the share that was training.
 
     `run` is a finished run, or seconds by phase in their order.
     """
     pandas = need("pandas", "notebooks")
     phases = run if isinstance(run, Mapping) else run.phases["seconds"].drop("total").to_dict()
     seconds = {name: value for name, value in phases.items() if value >= LEAST_S}
-    if useful not in seconds:
-        raise UserError(f"no time was spent in the phase {useful!r}; there is: {list(seconds)}")
-    total_s = sum(seconds.values())
+    if "train" not in seconds:
+        raise UserError(f"no time was spent in the phase 'train'; there is: {list(seconds)}")
+    total_s, train_s = sum(seconds.values()), seconds["train"]
     fig, axes = new_figure(0.9 + 0.3 * len(seconds), grid="x")
     began = 0.0
     for row, (name, value) in enumerate(seconds.items()):
-        colour, hatch = (VERMILLION, "//") if name == useful else (BLUE, "")
+        colour, hatch = (VERMILLION, "//") if name == "train" else (BLUE, "")
         axes.barh(row, value, left=began, color=colour, edgecolor="white", hatch=hatch)
         began += value
         axes.text(began + 0.008 * total_s, row, f"{value / total_s:.1%}", va="center")
@@ -184,8 +184,8 @@ def plot_phases(run: "Run | Mapping[str, float]", useful: str = "train") -> Pict
     table = pandas.DataFrame({"seconds": {**seconds, "total": total_s}}).rename_axis("phase")
     table["share"] = table["seconds"] / total_s
     sentence = (
-        f"Of the {total_s:,.4g} s that the machine is held, {useful} takes "
-        f"{seconds[useful]:,.3g} s: {seconds[useful] / total_s:.1%}."
+        f"Of the {total_s:,.4g} s that the machine is held, train takes "
+        f"{train_s:,.3g} s: {train_s / total_s:.1%}."
     )
     return fig, table, sentence
 

@@ -6,6 +6,7 @@ from helpers.engine.errors import UserError, need
 from helpers.engine.files.weights import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.figures.tables import table_of
+from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.lookup import find_gpu, find_instance
@@ -17,7 +18,6 @@ from helpers.planner.time.step_time import step_time
 if TYPE_CHECKING:
     import pandas as pd
 
-GIB = 2**30
 # the values of each slider of a table's arguments
 MEMORY_SLIDERS = {
     "tp": (1, 2, 4, 8),
@@ -150,7 +150,7 @@ def _row(
 ) -> dict[str, Any]:
     job = make_job(_long_enough(model, seq_len), plan, batch, seq_len, device=cluster.device)
     # the closed form of the pipeline: a slider should not wait for the simulator
-    choice = Choice(job, cluster, fullest(job), step_time(job, cluster, exact=False))
+    choice = Choice(job, cluster, fullest(job), step_time(job, cluster, "quick"))
     utilisation = choice.mfu(find_gpu(find_instance(cluster.name).gpu).peak_flops["bf16"])
     price = choice.usd_per_token
     return {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from helpers.engine.errors import is_number
+from helpers.engine.files.whole import write_whole
 from helpers.lab.launch.command import Job
 from helpers.lab.launch.live_panel import LINES_SHOWN, Panel, View
 from helpers.lab.launch.output_reader import Metrics
@@ -102,4 +103,4 @@ class Progress:
             "state": state,
             **measured,
         }
-        (self._job.out / "launch.json").write_text(json.dumps(record, indent=1) + "\n")
+        write_whole(self._job.out / "launch.json", json.dumps(record, indent=1) + "\n")

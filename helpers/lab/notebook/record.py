@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import os
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from helpers.engine.files.run_record import versions
+from helpers.engine.files.whole import write_whole
 from helpers.lab.notebook.preflight import Preflight
 from helpers.lab.paths import ROOT, shown
 
@@ -36,9 +36,7 @@ def save_record(folder: str | Path, plan: Preflight, results: dict[str, Any]) ->
     }
     path = ROOT / folder / "record.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(record, indent=1, default=_plain) + "\n", encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, json.dumps(record, indent=1, default=_plain) + "\n")
     print(f"written: {shown(path)}")
     return record
 

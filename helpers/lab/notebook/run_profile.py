@@ -21,8 +21,6 @@ FOLDER = Path(__file__).parent
 # flags of scripts/train.py that a profile sets as they are
 SETTINGS = ("steps", "batch_size", "seq_len", "data", "eval_data", "task", "lr")
 WIDTHS = ("layers", "hidden", "heads")  # where the model is cut
-# by how much two layouts' losses of a first step may differ: a number of the precision's own size
-ROUNDING = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,6 @@ class Profile:
         """The plan of the parallel run. Raises a UserError if the degrees cannot be."""
         degrees = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp_shard": self.dp_shard}
         return ParallelPlan(**degrees, microbatches=self.microbatches, precision=self.precision)
-
-    @property
-    def rounding(self) -> float:
-        """Relative: by how much the first loss may differ between two layouts."""
-        return ROUNDING[self.precision]
 
     @property
     def state(self) -> str:

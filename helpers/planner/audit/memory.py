@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from helpers.planner.hardware.catalog import GIB
 from helpers.planner.memory.activations import activation_bytes
 from helpers.planner.memory.peak import fullest
 from helpers.planner.published.runs import (
@@ -17,7 +18,6 @@ from helpers.planner.published.runs import (
     sources,
 )
 
-GIB = 2**30
 KORTHIKANTI = "arXiv 2205.05198, table 5"
 # what a source states, as of Memory
 STATED = {"allocated": "allocated", "reserved": "reserved", "device": "total"}

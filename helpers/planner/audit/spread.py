@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from helpers.planner.audit.constants import (
     CONSTANTS,
-    TODAY,
+    FITTED_ON,
     current,
     is_fitted,
     left_out,
@@ -83,7 +83,7 @@ def write() -> None:
     table.writerow(("kind", "low", "high", "rows", "date", "source"))
     for kind, ratios in sorted(by_class.items()):
         low, high = ends(ratios)
-        about = (len(ratios), TODAY, "this audit")
+        about = (len(ratios), FITTED_ON, "this audit")
         table.writerow((kind, f"{low:.2f}", f"{high:.2f}", *about))
         if kind == "known":
             wider = (f"{low * faster:.2f}", f"{high * slower:.2f}")

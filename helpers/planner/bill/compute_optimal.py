@@ -11,7 +11,7 @@ many questions is trained on more tokens than this, and smaller.
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
-from helpers.planner.bill.failures import check_amounts
+from helpers.planner.hardware.lookup import check_amounts
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,7 @@ class Law:
         return self.unavoidable + self.a / parameters**self.alpha + self.b / tokens**self.beta
 
 
-# Hoffmann et al. 2022 (arXiv 2203.15556), equation 10, with the digits of the paper's TeX source:
-# rounded to 0.34 and 0.28 its exponents say a fifth less parameters
-HOFFMANN = Law(1.69337, 406.401, 410.723, 0.33917, 0.28491)
-# Besiroglu et al. 2024 (arXiv 2404.10102), table 1: the same runs, fitted again
+# Besiroglu et al. 2024 (arXiv 2404.10102), table 1: the runs of Hoffmann et al., fitted again
 BESIROGLU = Law(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 
 

@@ -9,17 +9,15 @@ restarts. Failures come at random, independent of each other, at a constant rate
 """
 
 import math
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.lookup import is_amount
+from helpers.planner.hardware.lookup import check_amounts, is_amount
 from helpers.tables import read_table
 
 FAILURES = Path(__file__).with_name("failures.csv")
 DAY_S, HOUR_S = 86_400, 3600
-MOST_DRAWN = 10_000_000  # pieces of work, or failures, of one simulated job
 
 
 @dataclass(frozen=True)
@@ -105,33 +103,3 @@ def expected_s(
     except OverflowError:
         return math.inf
     return each_s * work_s / every_s
-
-
-def simulated_s(
-    work_s: float, every_s: float, save_s: float, restart_s: float, mtbf_s: float, seed: int = 0
-) -> float:
-    """Seconds in which one job is done whose failures are drawn: pieces of work with a checkpoint
-    each, one after another, and each until it got through. What expected_s says is its mean.
-
-    Raises:
-        UserError: a number is not above 0, or there is too much to draw.
-    """
-    whole_s = expected_s(work_s, every_s, save_s, restart_s, mtbf_s)
-    if max(work_s / every_s, whole_s / mtbf_s) > MOST_DRAWN:
-        raise UserError("the job saves or fails too often to be drawn: expected_s has its mean")
-    drawn = random.Random(seed)
-    now_s, next_s = 0.0, drawn.expovariate(1 / mtbf_s)
-    for _ in range(round(work_s / every_s)):
-        wanted_s = every_s + save_s
-        while now_s + wanted_s > next_s:
-            now_s, next_s = next_s, next_s + drawn.expovariate(1 / mtbf_s)
-            wanted_s = restart_s + every_s + save_s
-        now_s += wanted_s
-    return now_s
-
-
-def check_amounts(**numbers: float) -> None:
-    """Raise a UserError that names the first that is no amount."""
-    for name, number in numbers.items():
-        if not is_amount(number):
-            raise UserError(f"{name} must be a number above 0 and below 1e100, not {number!r:.40}")

@@ -13,11 +13,11 @@ from helpers.engine.errors import UserError
 from helpers.planner.bill.failures import (
     HOUR_S,
     best_interval_s,
-    check_amounts,
     expected_s,
     mean_time_between_failures_s,
 )
 from helpers.planner.cost import money
+from helpers.planner.hardware.lookup import check_amounts
 from helpers.planner.search.planned import Choice, check_choice
 
 

@@ -1,7 +1,7 @@
 """A cluster as the formulas see it: equal nodes of equal devices, and the links between them.
 
 cluster.devices, cluster.rate("bf16")
-cluster.group_link(ranks=8, stride=1)        # the link that a group of neighbouring ranks has
+cluster.link_over([(8, 1)])       # the link that a group of neighbouring ranks has
 """
 
 from collections.abc import Sequence
@@ -125,12 +125,9 @@ class Cluster:
         """Seconds of operations between products that move so many bytes."""
         return moved_bytes / (self.others_bytes_per_s or self.memory_bytes_per_s)
 
-    def group_link(self, ranks: int, stride: int) -> Link:
-        """The link of the worst group of `ranks` that are `stride` apart, while all such send."""
-        return self.link_over([(ranks, stride)])
-
     def link_over(self, axes: Sequence[tuple[int, int]], kind: str = "all_reduce") -> Link:
-        """The link of the worst group with so many ranks along each of some axes, and so far apart.
+        """The link of the worst group with so many ranks along each of some axes, and so far apart,
+        while all such send.
 
         Inside a node it is the node's own. A group over several nodes goes at the pace of its way
         out: each of its ranks in a node brings its share of the node's network, but in an

@@ -129,6 +129,13 @@ def is_amount(value: object) -> bool:
     return number and 1 / LARGEST < value < LARGEST
 
 
+def check_amounts(**numbers: float) -> None:
+    """Raise a UserError that names the first that is no amount."""
+    for name, number in numbers.items():
+        if not is_amount(number):
+            raise UserError(f"{name} must be a number above 0 and below 1e100, not {number!r:.40}")
+
+
 def _check_name(kind: str, name: object) -> None:
     if not isinstance(name, str):
         raise UserError(f"give the name of the {kind}, not {name!r}")

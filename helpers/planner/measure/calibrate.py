@@ -47,8 +47,9 @@ def calibrate(path: str | Path, ranks: int | None = None, gpus: bool = True) -> 
     there = torch.cuda.device_count() if gpus else 0
     if ranks is None:
         ranks = min(4, there or 4)
-    if type(ranks) is not int or ranks < (1 if there == 1 else 2):
-        raise UserError(f"links need two ranks at least: ranks is a whole number, not {ranks!r}")
+    least = 1 if there == 1 else 2  # a link needs two
+    if type(ranks) is not int or ranks < least:
+        raise UserError(f"ranks must be a whole number of at least {least}, not {ranks!r}")
     if there and ranks > there:
         raise UserError(f"there are {there} GPUs, so at most {there} ranks, not {ranks}")
     path = Path(path).resolve()
@@ -57,17 +58,23 @@ def calibrate(path: str | Path, ranks: int | None = None, gpus: bool = True) -> 
     if not gpus:
         env["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory(prefix="calibrate-") as meet:
-        done = subprocess.run(
-            _torchrun(ranks, Path(meet, "agents"), path),
-            cwd=ROOT,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-    if done.returncode:
-        raise UserError(f"measuring this machine failed: {_reason(done.stderr)}")
+        returncode, said = _ended(_torchrun(ranks, Path(meet, "agents"), path), env)
+    if returncode:
+        raise UserError(f"measuring this machine failed: {_reason(said)}")
     return load_cluster(path)
+
+
+def _ended(command: list[str], env: dict[str, str]) -> tuple[int, str]:
+    """The exit status of a command, and what it said of errors."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes) as process:
+        try:
+            _, said = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"measuring took over {LIMIT_S} s") from None
+        finally:
+            process.terminate()  # where it still runs; killed, it would leave its ranks behind
+    return process.returncode, said
 
 
 def _torchrun(ranks: int, meet: Path, path: Path) -> list[str]:

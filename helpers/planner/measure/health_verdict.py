@@ -27,6 +27,7 @@ MAY_LAG = {
     "cuda": {"product": 0.2, "memory": 0.25, "disk": 0.5, "link": 0.5, "clock": 0.2},
     "cpu": {"product": 0.5, "memory": 0.6, "disk": 0.75, "link": 0.7},
 }
+OF_A_RANK = ("product", "memory", "clock")  # in this order, which is that of every rank
 DISK = ("disk write", "disk read")
 UNITS = {"product": (1e9, "GFLOP/s"), "clock": (1.0, "MHz")}
 BYTES = (1e9, "GB/s")
@@ -95,7 +96,9 @@ def links(found: list["RankHealth"]) -> dict[tuple[int, int], tuple[float, float
 
 def _ranks(found: list["RankHealth"], may_lag: Mapping[str, float]) -> Iterator[Finding]:
     """Products, memory, and a GPU's clock under load."""
-    for kind in may_lag.keys() & {"product", "memory", "clock"}:
+    for kind in OF_A_RANK:
+        if kind not in may_lag:
+            continue
         rates = {rank: value for rank, one in enumerate(found) if (value := _rate(one, kind))}
         for rank, peers in _laggards(rates, may_lag[kind]):
             yield _slower(f"rank {rank} ({found[rank].node})", rank, kind, rates[rank], peers)

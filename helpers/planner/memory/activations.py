@@ -15,13 +15,9 @@ from helpers.planner.model.widths import Widths
 ROTATED = {"llama": 1.0, "falcon": 1.0, "gpt_neox": 0.25}
 
 
-def block_bytes(job: Job) -> float:
-    """What one block keeps of one micro-batch for its backward, under the plan's policy."""
-    return kept_bytes(job, 1)
-
-
 def kept_bytes(job: Job, blocks: int) -> float:
-    """The same of a stage of so many blocks, or of some of them that are computed again together.
+    """What so many blocks of a stage keep of one micro-batch for their backward, under the plan's
+    policy.
 
     Source: arXiv 2205.05198, equations 1 to 4, with each family's own tensors in place of the
     paper's (see model/block_tensors.py).

@@ -56,13 +56,8 @@ def chunk_bytes(job: Job) -> float:
 def loss_gradients_bytes(job: Job) -> float:
     """Backward: its gradients, brought to the arithmetic's dtype."""
     copies = (job.element_bytes if job.element_bytes < 4 else 0) * _head(job)
-    made = 4 * _head(job) + max(chunk_bytes(job), copies) if _made_late(job) else copies
+    made = 4 * _head(job) + max(chunk_bytes(job), copies) if job.made_late else copies
     return made + job.hidden_bytes
-
-
-def _made_late(job: Job) -> bool:
-    """Is the head's gradient made in the backward? As the engine's pipeline/stages.py decides."""
-    return job.plan.schedule == "gpipe"
 
 
 def end_bytes(job: Job) -> float:
@@ -70,7 +65,7 @@ def end_bytes(job: Job) -> float:
     the gradients of hidden states and head where the loss computes them in its forward; else the
     hidden states."""
     hidden_states = job.program.last_norm / job.sequence_ranks + 1
-    return hidden_states * job.hidden_bytes + (0 if _made_late(job) else 4 * _head(job))
+    return hidden_states * job.hidden_bytes + (0 if job.made_late else 4 * _head(job))
 
 
 def stage_message_bytes(job: Job) -> float:

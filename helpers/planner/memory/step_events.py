@@ -75,7 +75,7 @@ def _loss(now: Moment) -> Stretch:
     job = now.job
     gathered = gathered_bytes(job, now.units.parameters[0]) if now.units.blocks else 0.0
     # no block frees the buffer from which a forward copied what is in no block
-    kept = now.turn.fresh and not now.units.blocks and job.plan.schedule != "gpipe"
+    kept = now.turn.fresh and not now.units.blocks and not job.made_late
     buffer = root_bytes(job, now.rank) if kept else 0.0
     start = Held(
         gradients=now.before,
@@ -253,7 +253,7 @@ def _forward(now: Moment) -> Stretch:
         transients=now.always + now.left_over,
     )
     gathered = gathered_bytes(job, now.units.parameters[-1]) if now.units.blocks else 0.0
-    times = 1 if job.plan.schedule == "gpipe" else 2  # gathered, and copied out
+    times = 1 if job.made_late else 2  # gathered, and copied out
     return start, [hold("transients", root_bytes(job, now.rank) + times * gathered)]
 
 

@@ -82,7 +82,7 @@ class OrderOf(NamedTuple):
 def _order_of(job: Job, rank: int) -> OrderOf:
     plan = job.plan
     name = plan.schedule if plan.pp > 1 else "1f1b"
-    return OrderOf(name, rank, plan.pp, job.microbatches, plan.stages // plan.pp)
+    return OrderOf(name, rank, plan.pp, job.microbatches, len(job.rank_of) // plan.pp)
 
 
 @lru_cache(maxsize=4096)

@@ -88,8 +88,8 @@ def matrices(shape: Shape) -> list[tuple[int, int]]:
     """Inputs and outputs of the linear layers of one block, each as the model's class has it."""
     found = []
     for linear in shape.block:
-        each = linear.name.count(",") + 1
-        found += [(linear.inputs, linear.outputs // each)] * each
+        each = linear.outputs // linear.matrices
+        found += [(linear.inputs, each)] * linear.matrices
     if shape.family not in FUSED:
         return found
     query, key, value, *others = found

@@ -8,9 +8,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 from helpers.engine.pipeline.partition import SPEED, Cost, Costs, balance, check_stages
+from helpers.engine.pipeline.stages import SEQ_LEN
 from helpers.planner.shape.shape import Shape
-
-BALANCED_AT = 1024  # tokens of the sequence at which the engine balances layers over stages
 
 
 @lru_cache(maxsize=4096)
@@ -42,7 +41,7 @@ def balanced_layers(shape: Shape, stages: int) -> tuple[int, ...]:
 
 def balance_costs(shape: Shape) -> tuple[int, int, int]:
     """Embedding, one layer and head, in the engine's weights of time and memory."""
-    seq_len = min(BALANCED_AT, shape.longest or BALANCED_AT)
+    seq_len = min(SEQ_LEN, shape.longest or SEQ_LEN)
     matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
     table = shape.vocab * shape.hidden
     time = (0, 2 * matrices + 4 * seq_len * shape.hidden, 2 * table)

@@ -134,6 +134,12 @@ class Job:
         """The pipeline rank of each stage."""
         return self.plan.schedule_of(1).rank_of
 
+    @cached_property
+    def made_late(self) -> bool:
+        """Is the head's gradient made in the backward? As the engine's pipeline/stages.py decides,
+        by the schedule that runs: without a pipeline it is 1F1B."""
+        return self.plan.schedule_of(1).name == "gpipe"
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a pipeline rank."""
         return self._owned[rank]

@@ -245,11 +245,8 @@ def _node_of(machine: Machine) -> Cluster:
 
 def _plan_fields(layout: str) -> dict[str, Any]:
     """Fields of a plan from text."""
-    return _known({name: _value(name, value) for name, _, value in map(_parted, layout.split())})
-
-
-def _parted(word: str) -> tuple[str, str, str]:
-    return word.partition("=")
+    words = (word.partition("=") for word in layout.split())
+    return _known({name: _value(name, value) for name, _, value in words})
 
 
 def _known(plan: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.job_checks import ways
@@ -17,7 +18,6 @@ from helpers.planner.search.request import DAY_S, Question
 from helpers.planner.search.search import SearchResult, search_plans
 from helpers.planner.time.step_time import step_time
 
-GIB = 2**30
 PARTS = (
     ("compute_s", "computing"),
     ("again_s", "recomputing"),
@@ -180,8 +180,8 @@ def _instead(choice: Choice, others: list[tuple[str, ParallelPlan]]) -> Iterator
         if memory > choice.cluster.memory_bytes:
             yield f"{words} would need {memory / GIB:.1f} GiB."
         else:
-            total_s = step_time(changed, choice.cluster, exact=False).total_s
-            own_s = step_time(choice.job, choice.cluster, exact=False).total_s
+            total_s = step_time(changed, choice.cluster, "quick").total_s
+            own_s = step_time(choice.job, choice.cluster, "quick").total_s
             yield f"{words} would fit, and take {_more(total_s / own_s)}."
 
 

@@ -54,21 +54,24 @@ def layouts(
     for tp in divisors(cluster.devices):
         refused = adapters and adapters.refused(shape, ParallelPlan(tp=tp))
         for pp in divisors(cluster.devices // tp):
+            if broken := _broken(shape, cluster, tp, pp) or refused:
+                ruled_out[broken] += 1
+                continue
             ranks = cluster.devices // tp // pp
-            if not splits(shape, tp):
-                ruled_out["heads or MLP do not divide by tp"] += 1
-            elif cluster.devices_per_node % tp:
-                ruled_out["tp would leave the node"] += 1
-            elif pp > shape.layers:
-                ruled_out["more pipeline ranks than layers"] += 1
-            elif refused:
-                ruled_out[refused] += 1
-            else:
-                for cp in context_degrees(ranks, batch, seq_len):
-                    if ranks // cp > batch:
-                        ruled_out["more data ranks than samples"] += 1
-                    else:
-                        yield tp, pp, cp, ranks // cp
+            for cp in context_degrees(ranks, batch, seq_len):
+                if ranks // cp > batch:
+                    ruled_out["more data ranks than samples"] += 1
+                    continue
+                yield tp, pp, cp, ranks // cp
+
+
+def _broken(shape: Shape, cluster: Cluster, tp: int, pp: int) -> str:
+    """The rule that these degrees break, if any."""
+    if not splits(shape, tp):
+        return "heads or MLP do not divide by tp"
+    if cluster.devices_per_node % tp:
+        return "tp would leave the node"
+    return "more pipeline ranks than layers" if pp > shape.layers else ""
 
 
 def context_degrees(ranks: int, batch: int, seq_len: int) -> list[int]:

@@ -1,5 +1,6 @@
 """A plan that fits a cluster, what it takes, and the line that starts it."""
 
+import shlex
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -96,10 +97,11 @@ def launch_command(choice: Choice, model: str, script: str = "scripts/train.py")
     not the default."""
     job, cluster = choice.job, choice.cluster
     nodes = f" --nnodes {cluster.nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
+    quoted = f"{shlex.quote(str(script))} --model {shlex.quote(str(model))}"
     parts = [
         f"torchrun --nproc-per-node {cluster.devices_per_node}"
         + (nodes if cluster.nodes > 1 else ""),
-        f"{script} --model {model} --batch-size {job.batch} --seq-len {job.seq_len}",
+        f"{quoted} --batch-size {job.batch} --seq-len {job.seq_len}",
     ]
     if job.adapters is not None:
         parts.append(f"--lora-rank {job.adapters.rank}")

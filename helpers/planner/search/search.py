@@ -25,7 +25,6 @@ from helpers.planner.search.layouts import savers, unsharded_plans
 from helpers.planner.search.planned import Choice, launch_command
 from helpers.planner.search.request import Question, check, job_under, nothing_fits, too_late
 from helpers.planner.shape.families import model_shape
-from helpers.planner.shape.shape import Shape
 from helpers.planner.time.stage_time import StageTime
 from helpers.planner.time.step_time import step_time
 
@@ -83,7 +82,7 @@ def search_plans(
         UserError: one line: the question makes no sense, no plan fits anywhere and what would, or
             the deadline cannot be met and what it would take.
     """
-    shape = model if isinstance(model, Shape) else model_shape(model)
+    shape = model_shape(model)
     several = tuple(clusters) if isinstance(clusters, (list, tuple)) else (clusters,)
     work = batch, seq_len, precision, by, tokens, deadline_s, adapters, optimizer
     question = Question(shape, several, *work)

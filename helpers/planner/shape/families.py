@@ -141,28 +141,24 @@ def _falcon(config: Any) -> Shape:
 
 
 def _llama(config: Any) -> Shape:
-    h, ffn = config.hidden_size, config.intermediate_size
-    widths = _widths(config, config.num_key_value_heads, config.head_dim)
-    q = widths["heads"] * widths["head_dim"]
-    kv = 2 * widths["kv_heads"] * widths["head_dim"]
-    return Shape(
-        **widths,
-        positions=0,
-        block=(
-            Linear("query", h, q, config.attention_bias, "column"),
-            Linear("key, value", h, kv, config.attention_bias, "kv"),
-            Linear("attention out", q, h, config.attention_bias, "row"),
-            Linear("mlp gate, up", h, 2 * ffn, config.mlp_bias, "column"),
-            Linear("mlp down", ffn, h, config.mlp_bias, "row"),
-        ),
-        block_norm=2 * h,
-        final_norm=h,
-        reductions=2,
+    gate_up = Linear(
+        "mlp gate, up", config.hidden_size, 2 * config.intermediate_size, config.mlp_bias, "column"
     )
+    return _of_llamas_kind(config, gate_up, vectors=1)
 
 
 def _nemotron(config: Any) -> Shape:
-    h, ffn = config.hidden_size, config.intermediate_size
+    up = Linear("mlp up", config.hidden_size, config.intermediate_size, config.mlp_bias, "column")
+    return _of_llamas_kind(config, up, vectors=2)
+
+
+def _of_llamas_kind(config: Any, mlp_in: Linear, vectors: int) -> Shape:
+    """Llama, and who has its attention.
+
+    Args:
+        vectors: of a norm: a scale, and a shift where it has one.
+    """
+    h, bias = config.hidden_size, config.attention_bias
     widths = _widths(config, config.num_key_value_heads, config.head_dim)
     q = widths["heads"] * widths["head_dim"]
     kv = 2 * widths["kv_heads"] * widths["head_dim"]
@@ -170,14 +166,14 @@ def _nemotron(config: Any) -> Shape:
         **widths,
         positions=0,
         block=(
-            Linear("query", h, q, config.attention_bias, "column"),
-            Linear("key, value", h, kv, config.attention_bias, "kv"),
-            Linear("attention out", q, h, config.attention_bias, "row"),
-            Linear("mlp up", h, ffn, config.mlp_bias, "column"),
-            Linear("mlp down", ffn, h, config.mlp_bias, "row"),
+            Linear("query", h, q, bias, "column"),
+            Linear("key, value", h, kv, bias, "kv"),
+            Linear("attention out", q, h, bias, "row"),
+            mlp_in,
+            Linear("mlp down", config.intermediate_size, h, config.mlp_bias, "row"),
         ),
-        block_norm=4 * h,
-        final_norm=2 * h,
+        block_norm=2 * vectors * h,
+        final_norm=vectors * h,
         reductions=2,
     )
 

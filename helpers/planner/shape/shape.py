@@ -109,14 +109,16 @@ class Shape:
         return self.block[-1].inputs
 
 
-def token_flops(shape: Shape, seq_len: int, attended: float = 1.0) -> float:
-    """Of a token's forward, see cost.forward_flops.
+def token_flops(shape: Shape, seq_len: int) -> float:
+    """Of the matrix products of a token's forward, in a row of `seq_len`.
 
-    Args:
-        attended: share of the square of scores that is counted.
+    2 FLOPs for each matrix element, and 4·seq·width for the attention scores and their use. The
+    embedding look-up multiplies nothing; the output layer does.
+
+    Source: arXiv 2205.05198, appendix A, by layer; llm-analysis for grouped heads.
     """
     matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
-    scores = 4 * seq_len * shape.heads * shape.head_dim * attended
+    scores = 4 * seq_len * shape.heads * shape.head_dim
     return shape.layers * (2 * matrices + scores) + 2 * shape.hidden * shape.vocab
 
 

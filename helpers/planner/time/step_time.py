@@ -61,14 +61,14 @@ MAKESPANS = {"exact": makespan_s, "near": near_makespan_s, "quick": quick_makesp
 def step_time(
     job: Job,
     cluster: Cluster,
-    exact: bool | str = True,
+    how: str = "exact",
     alone: list[StageTime] | None = None,
 ) -> StepTime:
     """Seconds of one step.
 
     Args:
-        exact: walk the schedule in the simulator (`exact`, or True), some of it (`near`), or take
-            its closed form, which is faster (`quick`, or False).
+        how: walk the schedule in the simulator (`exact`), some of it (`near`), or take its closed
+            form, which is faster (`quick`).
         alone: `stage_times(job, cluster)`, where they are known.
 
     Raises:
@@ -78,8 +78,7 @@ def step_time(
     stages = with_data_messages(job, cluster, alone)
     busy_s = [m * sum(stages[s].busy_s for s in job.stages_of(rank)) for rank in range(job.plan.pp)]
     slowest = max(range(job.plan.pp), key=busy_s.__getitem__)
-    pipeline_s = MAKESPANS[{True: "exact", False: "quick"}.get(exact, exact)]
-    whole_s = max(pipeline_s(job, cluster, stages), turns_s(job, cluster, stages))
+    whole_s = max(MAKESPANS[how](job, cluster, stages), turns_s(job, cluster, stages))
     of_slowest = [stages[stage] for stage in job.stages_of(slowest)]
     again_s, tensor_s, context_s, host_s, data_s = (
         m * sum(map(part, of_slowest)) for part in PARTS

@@ -135,7 +135,7 @@ def _of_loss(job: Job) -> list[Message]:
     numbers = (("loss: maximum", number_bytes), ("loss: sum and target", 2 * number_bytes))
     return [
         Message("tp", "all_reduce", payload, count, tp, what, when)
-        for when in (("forward", "backward") if job.plan.schedule == "gpipe" else ("forward",))
+        for when in (("forward", "backward") if job.made_late else ("forward",))
         for what, payload in numbers
     ]
 

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.memory.activations import block_bytes
+from helpers.planner.memory.activations import kept_bytes
 from helpers.planner.model.block_tensors import program, program_of
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
@@ -59,7 +59,7 @@ def test_what_a_block_keeps_is_what_stays_alive(family, activation, precision):
     job = job_of(family, activation=activation, precision=precision)
     counted = count_block(MAKERS[family], job.plan)
     vectors = beside(job)
-    assert block_bytes(job) == pytest.approx(
+    assert kept_bytes(job, 1) == pytest.approx(
         counted.kept_bytes, rel=KEPT_WITHIN.get(family, 0.003), abs=vectors
     )
 
@@ -70,7 +70,7 @@ def test_what_a_block_keeps_on_a_tensor_rank(family, sequence_parallel):
     job = job_of(family, tp=2, sequence_parallel=sequence_parallel)
     counted = count_block(MAKERS[family], job.plan)
     vectors = beside(job)
-    assert block_bytes(job) == pytest.approx(
+    assert kept_bytes(job, 1) == pytest.approx(
         counted.kept_bytes, rel=KEPT_WITHIN.get(family, 0.003), abs=vectors
     )
 
@@ -124,7 +124,7 @@ def test_what_a_block_does_and_keeps_in_eight_bits(family):
     operations = counted.forward_operations, counted.backward_operations
     assert program.operations == pytest.approx(operations, rel=0.1)
     scales = 8 * 4 * TOKENS
-    assert block_bytes(job) == pytest.approx(
+    assert kept_bytes(job, 1) == pytest.approx(
         counted.kept_bytes, rel=KEPT_WITHIN.get(family, 0.003), abs=beside(job) + scales
     )
 
@@ -144,8 +144,8 @@ def test_megatrons_block_keeps_the_papers_bytes(tp):
     shape = replace(shape, block=model_shape(transformers.GPT2Config(n_embd=64, n_head=4)).block)
     s, b, h, a = 128, 2, 64, 16
     plan = ParallelPlan(tp=tp, precision="fp16", microbatches=1)
-    whole = block_bytes(Job(shape, plan, b, s, program("Megatron-LM 2022")))
+    whole = kept_bytes(Job(shape, plan, b, s, program("Megatron-LM 2022")), 1)
     assert whole == s * b * h * (10 + 24 / tp + 5 * a * s / (h * tp))
     plan = replace(plan, activation="selective", sequence_parallel=tp > 1)
-    chosen = block_bytes(Job(shape, plan, b, s, program("Megatron-LM 2022")))
+    chosen = kept_bytes(Job(shape, plan, b, s, program("Megatron-LM 2022")), 1)
     assert chosen == s * b * h * 34 / tp

@@ -30,6 +30,7 @@ def write_run(
     batch: int = 8,
     step_s: float = STEP_S,
     compile_s: float = 0.0,
+    check_s: float = 0.0,
     first_step_s: float | None = None,
     loss: float = 3.0,
     falls: float = 0.002,
@@ -50,7 +51,8 @@ def write_run(
             line |= {"tokens": 10 * samples, "step_s": seconds}
             file.write(json.dumps(line) + "\n")
             seen += samples
-    phases = {"start": 3.0, "load": 1.0, "compile": compile_s, "train": sum(took)}
+    phases = {"start": 3.0, "load": 1.0, "check": check_s}
+    phases |= {"compile": compile_s, "train": sum(took)}
     summary = {
         "plan": {"tp": 1, "compile": compile_s > 0} | (plan or {}),
         "model": "gpt2-tiny",
@@ -234,6 +236,18 @@ def test_speed_is_of_steady_steps_and_of_all_with_compiling(sides):
     assert found.work.loc["compiled", "not as native"] == "compile False against True"
 
 
+def test_a_layouts_check_is_before_training(write):
+    """`check=always` takes seconds that end when training begins: they are paid before any loss."""
+    bills = {}
+    for check_s in (0.0, 5.0):
+        sides = {name: [write(f"{name}-{check_s}", check_s=check_s)] for name in ("a", "b")}
+        found = compare_runs(sides, at="loss")
+        bills[check_s] = found.bill.loc["a"], found.to_target.loc["a", "billed s"]
+    (plain, plain_s), (checked, checked_s) = bills.values()
+    assert checked["before"] - plain["before"] == checked_s - plain_s == 5.0
+    assert checked["rest"] == plain["rest"] == 2.0
+
+
 def test_ratios_are_taken_seed_by_seed(write):
     """A slow hour meets both sides of a round: the ratio does not see it."""
     sides = {
@@ -392,7 +406,7 @@ def text_of(fig) -> list[str]:
         (figures.plot_speeds, "predicts no GPU", "all steps and compiling"),
         (figures.plot_losses, "reached by native after 320 and compiled after 320 samples", "loss"),
         (lambda c: figures.plot_losses(c, "seconds"), "compiled after 20 seconds", "compiled"),
-        (figures.plot_times, "compiled trains for 10 s of 28 s", "start and load"),
+        (figures.plot_times, "compiled trains for 10 s of 28 s", "start, load and check"),
         (figures.plot_costs, "native costs 0.00778 dollars", "cost of the run"),
         (
             figures.plot_break_even,

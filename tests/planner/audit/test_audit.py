@@ -97,6 +97,6 @@ def test_the_page_is_what_the_audit_says():
 def test_a_group_that_lies_over_two_nodes_is_priced_as_one():
     """Six neighbours on nodes of eight: the second group lies over two of them."""
     cluster = make_cluster("p4d.24xlarge", nodes=3)
-    inside, across = cluster.group_link(4, 1), cluster.group_link(6, 1)
+    inside, across = cluster.link_over([(4, 1)]), cluster.link_over([(6, 1)])
     assert across.nodes == 2
     assert across.bytes_per_s < inside.bytes_per_s / 4

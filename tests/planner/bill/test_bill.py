@@ -1,6 +1,7 @@
 """Failures, intervals and bills: formulas against a simulation, a search and published numbers."""
 
 import math
+import random
 from statistics import mean
 
 import pytest
@@ -10,14 +11,13 @@ from hypothesis import strategies as st
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
-from helpers.planner.bill.compute_optimal import BESIROGLU, HOFFMANN, compute_optimal
+from helpers.planner.bill.compute_optimal import BESIROGLU, Law, compute_optimal
 from helpers.planner.bill.failures import (
     DAY_S,
     best_interval_s,
     counted,
     expected_s,
     mean_time_between_failures_s,
-    simulated_s,
 )
 from helpers.planner.bill.whole_bill import whole_bill
 from helpers.planner.hardware.cluster import make_cluster
@@ -43,10 +43,26 @@ def test_young_is_the_limit_of_quick_saves():
     assert best_interval_s(1, 1e8) == pytest.approx(math.sqrt(2 * 1e8), rel=1e-3)
 
 
+def drawn_s(
+    work_s: float, every_s: float, save_s: float, restart_s: float, mtbf_s: float, seed: int
+) -> float:
+    """Seconds in which one job is done whose failures are drawn: pieces of work with a checkpoint
+    each, one after another, and each until it got through."""
+    dice = random.Random(seed)
+    now_s, next_s = 0.0, dice.expovariate(1 / mtbf_s)
+    for _ in range(round(work_s / every_s)):
+        wanted_s = every_s + save_s
+        while now_s + wanted_s > next_s:
+            now_s, next_s = next_s, next_s + dice.expovariate(1 / mtbf_s)
+            wanted_s = restart_s + every_s + save_s
+        now_s += wanted_s
+    return now_s
+
+
 @pytest.mark.parametrize(("every_s", "mtbf_s"), [(600, 3600), (1800, 3600), (3000, 20_000)])
 def test_what_is_expected_is_the_mean_of_what_is_drawn(every_s, mtbf_s):
     work = {"work_s": 600_000, "every_s": every_s, "save_s": 60, "restart_s": 300}
-    drawn = [simulated_s(**work, mtbf_s=mtbf_s, seed=seed) for seed in range(60)]
+    drawn = [drawn_s(**work, mtbf_s=mtbf_s, seed=seed) for seed in range(60)]
     assert mean(drawn) == pytest.approx(expected_s(**work, mtbf_s=mtbf_s), rel=0.02)
 
 
@@ -55,6 +71,11 @@ def test_a_published_run_fails_as_often_as_it_did():
     (run,) = [row for row in counted() if row.name == "llama3-405b"]
     mtbf_s = mean_time_between_failures_s(run.gpus)
     assert DAY_S / mtbf_s == pytest.approx(419 / 54)
+
+
+# Hoffmann et al. 2022 (arXiv 2203.15556), equation 10, with the digits of the paper's TeX source:
+# rounded to 0.34 and 0.28 its exponents say a fifth less parameters
+HOFFMANN = Law(1.69337, 406.401, 410.723, 0.33917, 0.28491)
 
 
 def test_sizes_that_hoffmann_states():
@@ -134,7 +155,6 @@ NO_AMOUNTS = [math.nan, math.inf, True, "1", [1], None, object(), -1, 0, 10**400
 SHAPE = model_shape(GPTJ_6B)
 LOST = {"work_s": 1e6, "every_s": 600, "save_s": 60, "restart_s": 300, "mtbf_s": 3600}
 FORMULAS = [  # with numbers that make sense, and those that may be None or 0
-    (cost.forward_flops, {"shape": SHAPE, "batch": 1, "seq_len": 8}, ()),
     (cost.train_flops_per_token, {"shape": SHAPE, "seq_len": 8}, ()),
     (
         cost.mfu,
@@ -147,7 +167,6 @@ FORMULAS = [  # with numbers that make sense, and those that may be None or 0
     (mean_time_between_failures_s, {"gpus": 8, "per_gpu_hour": 1e-5}, ("per_gpu_hour None",)),
     (best_interval_s, {"save_s": 60, "mtbf_s": 3600}, ()),
     (expected_s, LOST, ()),
-    (simulated_s, LOST, ()),
     (compute_optimal, {"flops": 1e20}, ()),
 ]
 
@@ -163,12 +182,6 @@ def test_what_is_no_amount_is_one_line_in_every_formula(formula, fields, may):
             with pytest.raises(UserError) as error:
                 formula(**fields | {field: value})
             assert str(error.value).isprintable() and len(str(error.value)) < 200
-
-
-def test_what_would_be_drawn_for_ever_is_refused():
-    for change in ({"work_s": 1e20}, {"mtbf_s": 1.0}):
-        with pytest.raises(UserError, match="too often to be drawn"):
-            simulated_s(**LOST | change)
 
 
 @pytest.mark.parametrize("law", [None, "hoffmann", (1, 2)])

@@ -21,7 +21,7 @@ from helpers.planner.model.training_job import make_job
 from helpers.planner.shape import counted
 from helpers.planner.shape.counted import shape_of
 from helpers.planner.shape.families import model_shape
-from helpers.planner.shape.shape import Shape
+from helpers.planner.shape.shape import Shape, token_flops
 from tests.support import tiny
 from tests.support.matrix import each
 from tests.support.scripts import script
@@ -113,7 +113,7 @@ def test_a_forward_has_the_flops_that_torch_counts(model_type: str) -> None:
     """Of the type's own configuration, with few layers."""
     config = transformers.AutoConfig.for_model(model_type)
     fewer_layers(config, 2)
-    formula = cost.forward_flops(shape_alone(config), 1, 64)
+    formula = 64 * token_flops(shape_alone(config), 64)
     model = build_on_meta(config)
     assert formula == pytest.approx(forward_products(model, 1, 64), rel=0.01)
 

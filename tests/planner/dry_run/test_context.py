@@ -32,6 +32,9 @@ FAMILIES = {
     "llama": lambda: transformers.LlamaConfig(
         **WIDTHS, intermediate_size=128, num_key_value_heads=2
     ),
+    "llama tied": lambda: transformers.LlamaConfig(
+        **WIDTHS, intermediate_size=128, tie_word_embeddings=True
+    ),
 }  # fmt: skip
 
 
@@ -81,6 +84,8 @@ COVERING = [
     ("llama", {"cp": 4, "cp_attention": "gather", "precision": "bf16", "microbatches": 2}, 4, 32),
     ("llama", {"cp": 4, "cp_attention": "ulysses", "activation": "group_2"}, 2, 27),
     ("llama", {"cp": 2, "cp_split": "contiguous", "activation": "selective"}, 2, 32),
+    ("llama tied", {"cp": 2, "pp": 2}, 2, 32),
+    ("llama tied", {"cp": 2, "pp": 2, "dp_shard": 2, "zero_stage": 1}, 2, 32),
 ]
 
 

@@ -15,7 +15,6 @@ from helpers.engine.files.weights import load_config
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
-from helpers.planner.cost import forward_flops
 from helpers.planner.dry_run.dry_run import dry_run, pretended, watched
 from helpers.planner.dry_run.tensor_watch import Watch
 from helpers.planner.hardware.cluster import make_cluster
@@ -27,6 +26,7 @@ from helpers.planner.memory.turns import turns
 from helpers.planner.model.training_job import make_job
 from helpers.planner.search.search import search_plans
 from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.shape import token_flops
 from helpers.planner.time.overlapped_messages import rank_messages
 from tests.support import tiny
 from tests.support.matrix import each, part
@@ -294,7 +294,9 @@ def test_flops_are_those_of_the_formula():
     """Forward and backward of products, 2 and 4 FLOPs for an element and token, and attention."""
     config = published("llama2-7b")
     run = dry_run(config, ParallelPlan(), batch=2, seq_len=1024)
-    assert run.flops == pytest.approx(3 * forward_flops(model_shape(config), 2, 1024), rel=0.03)
+    assert run.flops == pytest.approx(
+        3 * 2 * 1024 * token_flops(model_shape(config), 1024), rel=0.03
+    )
 
 
 def test_what_is_freed_where_it_was_made_is_temporary():

@@ -138,8 +138,14 @@ def _seconds(run) -> float:
 
 @pytest.mark.parametrize("ranks", [0, 1, -2, 2.5, "4", True])
 def test_ranks_that_cannot_be(ranks, tmp_path):
-    with pytest.raises(UserError, match="links need two ranks at least"):
+    with pytest.raises(UserError, match=f"whole number of at least 2, not {ranks!r}"):
         calibrate(tmp_path / "x.json", ranks=ranks)
+
+
+def test_what_takes_too_long_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate_module, "LIMIT_S", 0.5)
+    with pytest.raises(UserError, match=r"measuring took over 0\.5 s"):
+        calibrate(tmp_path / "x.json", ranks=2)
 
 
 def test_what_failed_is_the_first_error_that_was_said():

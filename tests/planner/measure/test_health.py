@@ -113,6 +113,12 @@ def check_judgement() -> None:
         links = {b: (s, r / 4 if b in (4, 5) else r) for b, (s, r) in found[rank].links.items()}
         found[rank] = replace(found[rank], links=links)
     assert named(found) == {4, 5}
+    # the same order on every rank, each of which judges for itself
+    found = ranks(4)
+    for kind in ("clock", "memory", "product"):
+        found = slowed(found, 1, kind, 0.5)
+    kinds = [one.words.split(": ")[1].split()[0] for one in judge(found)]
+    assert kinds == ["product", "memory", "clock"]
     # one cable: none of its two ranks is to blame
     found = ranks(4)
     found[1] = replace(found[1], links=found[1].links | {3: (1e-5, 2e10)})

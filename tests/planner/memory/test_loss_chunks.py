@@ -18,6 +18,7 @@ from helpers.planner.memory.peak import rank_memory
 from helpers.planner.model.training_job import make_job
 from helpers.planner.search.estimate import planned_job
 from helpers.planner.search.request import Question, job_under
+from helpers.planner.time.tensor_messages import tensor_messages
 from tests.support import tiny
 
 GPUS = make_cluster("p4d.24xlarge")
@@ -48,6 +49,20 @@ def test_the_formulas_take_the_devices(device, dry_device):
     job = make_job(config(), ParallelPlan(), 64, 64 + 1, device=device)
     dry = dry_run(config(), ParallelPlan(), batch=64, seq_len=64 + 1, device=dry_device)
     assert rank_memory(job, 0).allocated == pytest.approx(dry.peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("layout", [{"dp_shard": 2}, {"tp": 2}])
+def test_one_stage_makes_the_heads_gradient_in_its_forward(layout):
+    """Whatever schedule is asked for: without a pipeline 1F1B runs."""
+    jobs = [
+        make_job(config(), ParallelPlan(schedule=name, microbatches=2, **layout), 16, 64)
+        for name in ("1f1b", "gpipe")
+    ]
+    dry = dry_run(config(), jobs[1].plan, batch=16, seq_len=64)
+    plain, asked = (rank_memory(job, 0).allocated for job in jobs)
+    assert asked == plain == pytest.approx(dry.peak_bytes, rel=0.03)
+    plain, asked = (tensor_messages(job, 0) for job in jobs)
+    assert asked == plain
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

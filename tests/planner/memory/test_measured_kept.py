@@ -17,7 +17,7 @@ from helpers.engine.models.overrides import fewer_layers
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.dry_run.dry_run import dry_run
 from helpers.planner.dry_run.kept_by_blocks import kept_by_blocks, kinds_of
-from helpers.planner.memory.activations import block_bytes
+from helpers.planner.memory.activations import kept_bytes
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.block_tensors import program_of
 from helpers.planner.model.training_job import make_job
@@ -62,7 +62,7 @@ def test_what_blocks_keep_at_another_length(model_type: str, plan: str) -> None:
     seen = kept_by_blocks(config, plan, BATCH, SEQ_LEN, "cpu").of_block
     sizes = [sum(held.elements for held in block) for block in blocks_parameters(job.shape, 1)]
     kept = mean(seen[kind] for kind in kinds_of(config, sizes))
-    assert block_bytes(job) == pytest.approx(kept, rel=0.02)
+    assert kept_bytes(job, 1) == pytest.approx(kept, rel=0.02)
 
 
 @pytest.mark.parametrize("activation", ["none", "selective", "full"])

@@ -8,7 +8,7 @@
 
 space.py is what may be tried. sweep.py begins a sweep, or goes on with it; runner.py runs trials.
 What is tried next, and which trials are stopped on the way, is Optuna's choice. result.py is what
-came out of it, with its table, plots.py its two figures, __main__.py the same from a shell. The
+came out of it, with its table, __main__.py the same from a shell. The
 folder holds everything; the same call goes on where a killed sweep was.
 
 Papers: Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization (`tpe`); Li et al. 2020, A

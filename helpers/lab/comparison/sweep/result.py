@@ -3,14 +3,13 @@
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError
+from helpers.engine.files.whole import write_whole
 from helpers.lab.figures.tables import number, table_of
 from helpers.lab.paths import ROOT, shown
-from helpers.lab.runs.run import Run, load_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,11 +71,6 @@ class Sweep:
         sign = -1 if self.maximizes else 1
         return min(self.finished, key=lambda trial: sign * trial.value)
 
-    @cached_property
-    def best_run(self) -> Run:
-        """Its run."""
-        return load_run(self.run_folder(self.best.number))
-
     def run_folder(self, number: int) -> Path:
         return self.folder / f"trial-{number:03d}"
 
@@ -114,10 +108,8 @@ class Sweep:
 
     def write(self) -> None:
         """To the folder's sweep.json, whole or not at all."""
-        draft = self.folder / f"{FILE}.part"
         content = {**self.facts, "trials": [asdict(trial) for trial in self.trials]}
-        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        draft.replace(self.folder / FILE)
+        write_whole(self.folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
 def load_sweep(folder: str | Path) -> Sweep:

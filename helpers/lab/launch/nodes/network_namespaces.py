@@ -1,6 +1,6 @@
 """Nodes with a network of their own on one machine, joined by a link of a stated pace.
 
-    with joined(Link(mbit=400), nodes=2) as networks:
+    with joined(Link(mbit=400)) as networks:
         subprocess.Popen([*networks[0].prefix, "iperf3", "--server"])
         subprocess.Popen([*networks[1].prefix, "iperf3", "--client", networks[0].address])
 
