@@ -18,6 +18,7 @@ from helpers.smp.reading.values import (
     Made,
     Namespace,
     Unknown,
+    hashes,
     is_known,
     items_of,
     limited,
@@ -120,7 +121,7 @@ class Expressions:
         if isinstance(owner, (dict, list, tuple, str)) and is_known(key):
             try:
                 return self._asked(owner[key])
-            except (KeyError, IndexError, TypeError):
+            except (KeyError, IndexError, TypeError, ValueError):
                 return self.program.unknown(text)
         return self.program.unknown(text)
 
@@ -142,7 +143,8 @@ class Expressions:
         for node in nodes:
             if isinstance(node, ast.Starred):
                 inner = self.value(node.value, names)
-                yield from items_of(inner) or [Unknown(_shown(node))]
+                items = items_of(inner)
+                yield from [Unknown(_shown(node))] if items is None else items
             else:
                 yield self.value(node, names)
 
@@ -157,8 +159,11 @@ class Expressions:
                     found.put(Unknown(f"**{_shown(value)}"), item, value.lineno)
                 continue
             name = self.value(key, names)
-            if isinstance(name, (str, int, float, bool, tuple, type(None))) and is_known(name):
-                found.put(name, item, key.lineno)
+            if not is_known(name):
+                name = Unknown(_shown(key))
+            elif not hashes(name):
+                return Unknown(_shown(node))
+            found.put(name, item, key.lineno)
         return found
 
     def _joinedstr(self, node: ast.JoinedStr, names: Names) -> Any:
@@ -262,7 +267,7 @@ class Expressions:
         if isinstance(called, Imported):
             made = Made(called.dotted, args, kwargs, node)
             self.program.noted(made)
-            return functions.call(made)
+            return functions.call(made, self.program)
         return Unknown(f"{_shown(node.func)}()")
 
     def _method(self, node: ast.Call, name: str, owner: Any, args: list[Any], kwargs: Keyed) -> Any:

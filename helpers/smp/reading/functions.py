@@ -4,6 +4,8 @@ Nothing here touches a file, the network or the environment. What is not listed 
 """
 
 import ast
+import math
+import posixpath
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,10 +47,10 @@ PURE: dict[str, Callable[..., Any]] = {
     "builtins.range": lambda *a: range(*a),
     "builtins.any": any,
     "builtins.all": all,
-    "os.path.join": lambda *a: "/".join(part.rstrip("/") for part in a[:-1]) + "/" + a[-1],
-    "math.ceil": lambda a: -int(-a // 1),
-    "math.floor": lambda a: int(a // 1),
-    "math.sqrt": lambda a: a**0.5,
+    "os.path.join": posixpath.join,
+    "math.ceil": math.ceil,
+    "math.floor": math.floor,
+    "math.sqrt": math.sqrt,
 }
 BUILTINS = {name.rpartition(".")[2] for name in PURE} | {"dict", "vars", "print", "getattr"}
 METHODS = {
@@ -61,10 +63,11 @@ METHODS = {
     tuple: ("index", "count"),
     set: ("add", "update", "union"),
 }
+BY_KEY = ("get", "pop", "setdefault", "index", "count", "remove")
 TYPES = {"builtins.int": int, "builtins.float": float, "builtins.str": str, "builtins.bool": bool}
 
 
-def call(made: Made) -> Any:
+def call(made: Made, program: "Interpreter") -> Any:
     """What a call of something imported gives: a plain value where it is known, else `made`."""
     if made.dotted == "builtins.dict":
         found = Keyed()
@@ -77,7 +80,8 @@ def call(made: Made) -> Any:
     if made.dotted == "builtins.vars" and made.args and isinstance(made.args[0], Namespace):
         return made.args[0]
     if made.dotted in ("os.environ.get", "os.getenv") and made.args:
-        return made.args[1] if len(made.args) > 1 else Unknown(str(made.args[0]))
+        name = str(made.args[0])
+        return program.answers.get(name, made.args[1] if len(made.args) > 1 else Unknown(name))
     if made.dotted == "copy.deepcopy" and made.args:
         return made.args[0]
     if made.dotted not in PURE:
@@ -107,10 +111,19 @@ def method(owner: Any, name: str, args: list[Any], kwargs: Keyed, line: int) -> 
             return found
         if name == "replace" and len(owner) * max(len(args[1]) if len(args) > 1 else 1, 1) > 10_000:
             return Unknown("a long text")
+    if name in BY_KEY and (found := unknown_in(*args[:1]) or _other_key(owner, args)):
+        return found
     result = limited(lambda: getattr(owner, name)(*args))
     if isinstance(owner, dict) and name in ("items", "keys", "values"):
         return list(getattr(owner, name)())
     return result
+
+
+def _other_key(owner: Any, args: list[Any]) -> Unknown | None:
+    """A key of a dictionary that may be the one that is asked for."""
+    if not isinstance(owner, dict) or (args and args[0] in owner):
+        return None
+    return unknown_in(*owner.keys())
 
 
 def _put(owner: dict, key: Any, value: Any, line: int) -> None:
@@ -136,10 +149,11 @@ def told(owner: Made, name: str, made: Made, program: "Interpreter") -> Any:
 
 def _namespace(parser: Made, program: "Interpreter") -> Namespace:
     """The defaults of what add_argument has said, and what the job gives in their place."""
-    found = Namespace()
+    found, defaults = Namespace(), Keyed()
     for name, args, kwargs in parser.told:
         if name == "set_defaults":
-            found.take(kwargs)
+            defaults.take(kwargs)
+            found.take(kwargs.without({one for one in kwargs if program.given(one) is not None}))
         if name != "add_argument" or not is_known(args) or not args:
             continue
         flags = [str(one) for one in args if str(one).startswith("-")] or [str(args[0])]
@@ -148,7 +162,7 @@ def _namespace(parser: Made, program: "Interpreter") -> Namespace:
         line = next(iter(kwargs.lines.values()), [0])[0]
         action = kwargs.get("action")
         default = {"store_true": False, "store_false": True}.get(action)
-        default = kwargs.get("default", default)
+        default = kwargs.get("default", defaults.get(dest, default))
         convert = TYPES.get(getattr(kwargs.get("type"), "dotted", ""))
         if isinstance(default, str) and convert:
             default = limited(partial(convert, default))

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from helpers.smp.reading.expressions import Expressions
-from helpers.smp.reading.statements import MOST_ROUNDS, Left, Names, Returned, Statements
+from helpers.smp.reading.statements import MOST_ROUNDS, Left, Names, Returned, Statements, all_same
+from helpers.smp.reading.stored import shared
 from helpers.smp.reading.values import Imported, Keyed, Local, Made, Namespace, Unknown, forked
 
 BUDGET = 300_000  # steps, so that no program holds us up
@@ -56,6 +57,7 @@ class Interpreter(Statements):
         self.finished = True
         self.names: Names = {"__name__": "__main__"}
         self.expressions = Expressions(self)
+        self.shared, self.returns, self.unsure = shared(tree), [[]], False
         self._spent, self._depth = 0, 0
         self._followed: set[ast.AST] = set()
 
@@ -121,14 +123,22 @@ class Interpreter(Statements):
         self._arguments(node.args, args, kwargs, inner)
         self._followed.add(node)
         self._depth += 1
+        self.returns.append([])
         try:
-            if isinstance(node, ast.Lambda):
-                return self.expressions.value(node.body, inner)
-            self.run(node.body, inner)
-        except Returned as result:
-            return result.value
+            value = self._result(node, inner)
         finally:
             self._depth -= 1
+            early = self.returns.pop()
+        return all_same([*early, value])
+
+    def _result(self, node: Any, names: Names) -> Any:
+        """What a function's body comes to at its end."""
+        if isinstance(node, ast.Lambda):
+            return self.expressions.value(node.body, names)
+        try:
+            self.run(node.body, names)
+        except Returned as result:
+            return result.value
         return None
 
     def _arguments(

@@ -1,7 +1,8 @@
 """The statements of a program, gone through one after another: branches, loops, blocks.
 
 Where a test is known its branch is taken; else all are, and what they leave different is Unknown. A
-loop over what is known goes round, another one once, and perhaps not at all.
+loop over what is known goes round; of another one, and of one that may leave off or go on early,
+what it binds is Unknown.
 """
 
 import ast
@@ -10,14 +11,17 @@ from typing import Any
 
 from helpers.smp.reading.expressions import Expressions
 from helpers.smp.reading.names import text_of
+from helpers.smp.reading.stored import bound, captured, changed
 from helpers.smp.reading.values import (
     Imported,
     Keyed,
     Local,
     Unknown,
     forked,
+    hashes,
     is_known,
     items_of,
+    limited,
     merged,
 )
 
@@ -46,9 +50,17 @@ class Once(ast.stmt):
 
 
 class Statements:
-    """Goes through statements; expressions are another's (expressions.py)."""
+    """Goes through statements; expressions are another's (expressions.py).
+
+    shared: names that functions bind outside of themselves.
+    returns: of each function under way, what it gives where it may return early.
+    unsure: may the loop under way have been left, or have gone on early?
+    """
 
     expressions: Expressions
+    shared: set[str]
+    returns: list[list[Any]]
+    unsure: bool
 
     @abstractmethod
     def spend(self, steps: int = 1) -> None:
@@ -116,6 +128,11 @@ class Statements:
     def _delete(self, node: ast.Delete, names: Names) -> None:
         for target in node.targets:
             names.pop(text_of(target), None)
+            if isinstance(target, ast.Subscript):
+                owner = self.expressions.value(target.value, names)
+                key = self.expressions.value(target.slice, names)
+                if isinstance(owner, (list, dict)) and is_known(key):
+                    limited(lambda owner=owner, key=key: owner.__delitem__(key))
 
     def _if(self, node: ast.If, names: Names) -> None:
         test = self.expressions.value(node.test, names)
@@ -124,37 +141,82 @@ class Statements:
         else:
             self._either([node.body, node.orelse], names)
 
+    def _match(self, node: ast.Match, names: Names) -> None:
+        self.expressions.value(node.subject, names)
+        for case in node.cases:
+            for name in captured(case.pattern):
+                names[name] = Unknown(name)
+        bodies = [case.body for case in node.cases]
+        last = node.cases[-1]
+        takes_all = isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None
+        self._either(bodies if takes_all and last.guard is None else [*bodies, []], names)
+
     def _either(self, bodies: list[list[ast.stmt]], names: Names) -> None:
         """One of these is run, and it is not known which."""
-        before, left, returned = dict(names), [], []
+        before, ways, exits, returned = dict(names), [], [], []
         for body in bodies:
             branch = self._fork(before)
             try:
                 self.run(body, branch)
-                left.append(branch)
+                ways.append(branch)
             except Returned as result:
-                returned.append(result)
-            except Left:
-                left.append(branch)
-        if not left:
-            values = [result.value for result in returned]
-            raise Returned(values[0] if len(values) == 1 else _all_same(values))
+                returned.append(result.value)
+            except Left as left:
+                ways.append(branch)
+                exits.append(left.goes_on)
+        if not ways:
+            raise Returned(all_same(returned))
+        self.returns[-1] += returned
+        self._join(ways, names)
+        if len(exits) == len(ways) and len(set(exits)) == 1:
+            raise Left(exits[0])
+        self.unsure = self.unsure or bool(exits)
+
+    def _join(self, ways: list[Names], names: Names) -> None:
+        """What is known of names however one came here."""
         names.clear()
-        names.update(left[0])
-        for branch in left[1:]:
+        names.update(ways[0])
+        for branch in ways[1:]:
             for name in [*names, *(name for name in branch if name not in names)]:
                 other = branch.get(name, names.get(name))
                 names[name] = merged(name, names.get(name, other), other)
 
     def _for(self, node: ast.For, names: Names) -> None:
         items = items_of(self.expressions.value(node.iter, names))
-        if items is None or len(list(items)) > MOST_ROUNDS:
-            self._maybe(node, names)
-            return
+        self._loop(node, names, None if items is None else list(items)[: MOST_ROUNDS + 1])
+
+    def _asyncfor(self, node: ast.AsyncFor, names: Names) -> None:
+        self._loop(node, names, None)
+
+    def _while(self, node: ast.While, names: Names) -> None:
+        self.expressions.value(node.test, names)
+        self._loop(node, names, None)
+
+    def _loop(self, node: Any, names: Names, items: list[Any] | None) -> None:
+        """A loop over these items, or of which nobody knows how often it goes round."""
+        outer, self.unsure = self.unsure, False
+        try:
+            if items is None or len(items) > MOST_ROUNDS:
+                self._maybe(node, names)
+                ended = None
+            else:
+                ended = self._rounds(node, names, items)
+            if ended is None or self.unsure:
+                self._either([node.orelse, []], names)
+            elif ended:
+                self.run(node.orelse, names)
+            if self.unsure:
+                self._forget([node], names)
+        finally:
+            self.unsure = outer
+
+    def _rounds(self, node: Any, names: Names, items: list[Any]) -> bool:
+        """False where the loop breaks off."""
         for item in items:
             self.assign(node.target, item, names)
             if not self._round(node.body, names):
-                break
+                return False
+        return True
 
     def _round(self, body: list[ast.stmt], names: Names) -> bool:
         """One round of a loop; False where it breaks out of it."""
@@ -165,16 +227,16 @@ class Statements:
         return True
 
     def _maybe(self, node: Any, names: Names) -> None:
-        """A loop of which nobody knows how often it goes round."""
+        """One round, before which others may have been, or none."""
+        for name in bound([node]) & names.keys():
+            names[name] = Unknown(name)
         if isinstance(node, (ast.For, ast.AsyncFor)):
             self.assign(node.target, Unknown(text_of(node.target) or "an item"), names)
         self._either([[Once(node.body)], []], names)
 
-    _asyncfor = _maybe
-
-    def _while(self, node: ast.While, names: Names) -> None:
-        self.expressions.value(node.test, names)
-        self._maybe(node, names)
+    def _forget(self, nodes: list[ast.AST], names: Names) -> None:
+        for name in (bound(nodes) | changed(nodes)) & names.keys():
+            names[name] = Unknown(name)
 
     def _once(self, node: Once, names: Names) -> None:
         self._round(node.body, names)
@@ -217,7 +279,7 @@ class Statements:
     def assign(self, target: ast.AST, value: Any, names: Names) -> None:
         """Bind a target; what is inside an unknown object is kept by its text, `self.model`."""
         if isinstance(target, ast.Name):
-            names[target.id] = value
+            names[target.id] = self.unknown(target.id) if target.id in self.shared else value
             for text in [text for text in names if text.startswith(f"{target.id}.")]:
                 del names[text]
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -229,13 +291,24 @@ class Statements:
         elif isinstance(target, ast.Subscript):
             owner = self.expressions.value(target.value, names)
             key = self.expressions.value(target.slice, names)
-            if isinstance(owner, Keyed) and is_known(key) and not isinstance(key, (list, dict)):
+            if isinstance(owner, Keyed) and is_known(key) and hashes(key):
                 owner.put(key, value, target.lineno)
+            elif isinstance(owner, list):
+                _put(owner, key, value)
         elif isinstance(target, ast.Attribute) and (text := text_of(target)):
             names[text] = value
 
 
-def _all_same(values: list[Any]) -> Any:
+def _put(owner: list[Any], key: Any, value: Any) -> None:
+    """In one place of a list, or it is not known in which."""
+    try:
+        owner[key] = value
+    except (TypeError, IndexError, ValueError):
+        owner[:] = [Unknown("an item") for _ in owner]
+
+
+def all_same(values: list[Any]) -> Any:
+    """A value that is one of these."""
     first = values[0]
     for value in values[1:]:
         first = merged("a result", first, value)

@@ -95,6 +95,15 @@ def is_known(value: Any) -> bool:
     return True
 
 
+def hashes(value: Any) -> bool:
+    """Can it be a key?"""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def unknown_in(*values: Any) -> Unknown | None:
     """The first value that the file does not say, among these and in them."""
     for value in values:
