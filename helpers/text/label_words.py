@@ -1,5 +1,6 @@
 """How a class becomes a word that a language model can say."""
 
+import re
 from collections.abc import Sequence
 
 from helpers.engine.errors import UserError
@@ -26,7 +27,7 @@ def shown(names: Sequence[str]) -> str:
 
 
 def _is_number(name: str) -> bool:
-    return name.lstrip("-").isdecimal()
+    return re.fullmatch(r"-?\d+", name) is not None
 
 
 def _number(name: str) -> int:

@@ -181,6 +181,11 @@ def test_any_labels_get_one_token_each(tokenizer, names):
     ]
 
 
+def test_two_dashes_are_no_sign(tokenizer):
+    examples = [Example("text", name) for name in ("--5", "3")]
+    assert tokenize(examples, tokenizer, "classify", 32).label_names == ("3", "--5")
+
+
 def test_numbered_labels_are_ordered_by_value(tokenizer):
     examples = [Example("text", str(number)) for number in (10, 9, 2)]
     assert tokenize(examples, tokenizer, "classify", 32).label_names == ("2", "9", "10")

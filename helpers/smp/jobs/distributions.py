@@ -79,7 +79,7 @@ def machines(job: Estimator, answers: dict[str, Any]) -> Machines:
 
 def _whole(value: Any, name: str, answers: dict[str, Any], asked: list[str]) -> int | None:
     value = answers.get(name, value)
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value

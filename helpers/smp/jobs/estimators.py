@@ -102,7 +102,7 @@ def part(value: Any, *path: str) -> Any:
     return value
 
 
-def keys_of(value: Any, name: str, deep: tuple[str, ...] = ()) -> Iterator[tuple[str, int, Any]]:
+def keys_of(value: Any, name: str) -> Iterator[tuple[str, int, Any]]:
     """Keys of a distribution with their lines and values, those inside it too; without those of
     the library's own configuration."""
     if not isinstance(value, Keyed):
@@ -111,4 +111,4 @@ def keys_of(value: Any, name: str, deep: tuple[str, ...] = ()) -> Iterator[tuple
         for line in value.lines.get(key, []):
             yield f"{name}[{key}]", line, inner
         if key != "parameters":
-            yield from keys_of(inner, name, (*deep, str(key)))
+            yield from keys_of(inner, name)

@@ -5,6 +5,7 @@ ends.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -137,15 +138,8 @@ def _of_estimator(job: Estimator, program: Program) -> Iterator[Use]:
         row = catalogue().find(row_name)
         for line in job.made.kwargs.lines.get(name, []):
             text = f"{name}={_shown(value)}"
-            node = _At(line)
+            node = SimpleNamespace(lineno=line)
             yield Use(program.place(line), catalogue().library(row_name), row_name, text, row, node)
-
-
-class _At:
-    """A line of a program."""
-
-    def __init__(self, lineno: int) -> None:
-        self.lineno = lineno
 
 
 def _distribution(job: Estimator, program: Program) -> Iterator[Line]:

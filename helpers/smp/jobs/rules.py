@@ -61,6 +61,6 @@ def save_interval(*values: Any) -> int | None:
         elif isinstance(value, dict):
             waiting += value.values()
             for key, number in value.items():
-                if str(key).endswith("save_interval") and str(number).isdigit() and int(number):
+                if str(key).endswith("save_interval") and str(number).isdecimal() and int(number):
                     found.append(int(number))
     return min(found, default=None)

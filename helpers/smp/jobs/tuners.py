@@ -10,10 +10,11 @@ from helpers.smp.jobs.settings import flags, plain
 from helpers.smp.reading.catalogue import catalogue
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.sources import Place, Program
-from helpers.smp.reading.values import Made, is_known, unknown_in
+from helpers.smp.reading.values import Made, Unknown, is_known, unknown_in
 
 TUNER = "sagemaker.tuner.HyperparameterTuner"
 ARGUMENTS = ("estimator", "objective_metric_name", "hyperparameter_ranges", "metric_definitions")
+BOUNDS = ("min_value", "max_value", "scaling_type")
 SAMPLERS = {"bayesian": "tpe", "random": "random", "grid": "grid", "hyperband": "tpe"}
 RANGES = {
     "ContinuousParameter": "float",
@@ -107,17 +108,26 @@ def _ranges(given: Any, job: Job) -> Iterator[tuple[str, list[Any], str]]:
         if row is None:
             yield str(name), [], "no flag of helpers.train is like it"
             continue
-        parts = [*one.args, *(v for k, v in one.kwargs.items() if k != "scaling_type")]
-        if not is_known(parts) or not parts:
-            yield str(name), [], f"{unknown_in(*parts)} is not in the file"
-            continue
         if kind == "CategoricalParameter":
-            values = parts[0] if isinstance(parts[0], list) else parts
-            yield row.flag, ["choice", *values], ""
-            continue
-        scaling = str(one.kwargs.get("scaling_type", "Auto"))
-        log = ["log"] if scaling == "Logarithmic" else []
-        yield row.flag, [*log, RANGES[kind], *parts[:2]], ""
+            yield _choices(str(name), one, row.flag)
+        else:
+            yield _bounds(str(name), one, row.flag, RANGES[kind])
+
+
+def _choices(name: str, one: Made, flag: str) -> tuple[str, list[Any], str]:
+    parts = [*one.args, *one.kwargs.values()]
+    if not is_known(parts) or not parts:
+        return name, [], f"{unknown_in(*parts)} is not in the file"
+    return flag, ["choice", *(parts[0] if isinstance(parts[0], list) else parts)], ""
+
+
+def _bounds(name: str, one: Made, flag: str, kind: str) -> tuple[str, list[Any], str]:
+    given = dict(zip(BOUNDS, one.args)) | dict(one.kwargs)
+    bounds = [given.get(bound, Unknown(bound)) for bound in BOUNDS[:2]]
+    scaling = given.get("scaling_type", "Auto")
+    if missing := unknown_in(*bounds, scaling):
+        return name, [], f"{missing} is not in the file"
+    return flag, [*(["log"] if scaling == "Logarithmic" else []), kind, *bounds], ""
 
 
 def _objective(given: dict[Any, Any]) -> str:

@@ -9,13 +9,16 @@ A row's name is a module's or a function's, `smp.rank`; of an object that a call
 of all that begins so, `smp.nn.*`. The longest that fits is taken.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from helpers.engine.errors import UserError
 from helpers.tables import read_table
 
+Row = TypeVar("Row")
 FOLDER = Path(__file__).parents[1] / "calls"
 LIBRARIES, ENDINGS = FOLDER / "libraries.csv", FOLDER / "endings.csv"
 CONVERTED, LEFT_OUT, REFUSED = VERDICTS = ("converted", "left out", "refused")
@@ -110,13 +113,7 @@ class Catalogue:
             return self.rows[name]
         if name.endswith(")"):
             return self.rows.get(f"{name.rpartition('(')[0]}(*)")
-        while "." in name:
-            name = name.rpartition(".")[0]
-            if f"{name}.*" in self.rows:
-                return self.rows[f"{name}.*"]
-            if name.endswith(")"):
-                return None  # an object has its class's other attributes, which are no library's
-        return None
+        return below(self.rows, name)
 
     def library(self, name: str) -> str:
         """The library that a row is of, or a name without one."""
@@ -131,6 +128,17 @@ class Catalogue:
         row = self.find(name)
         made = (row.gives if row else "") or f"{name}()"
         return made if made in self._objects else None
+
+
+def below(rows: Mapping[str, Row], name: str) -> Row | None:
+    """The row of the longest `part.*` that a name lies below."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        if f"{name}.*" in rows:
+            return rows[f"{name}.*"]
+        if name.endswith(")"):
+            return None  # an object has its class's other attributes, which are no library's
+    return None
 
 
 @cache

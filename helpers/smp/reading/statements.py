@@ -154,8 +154,10 @@ class Statements:
     def _either(self, bodies: list[list[ast.stmt]], names: Names) -> None:
         """One of these is run, and it is not known which."""
         before, ways, exits, returned = dict(names), [], [], []
+        copies: list[dict[int, Any]] = []  # of each branch, by what they are copies of
         for body in bodies:
-            branch = self._fork(before)
+            copies.append({})
+            branch = self._fork(before, copies[-1])
             try:
                 self.run(body, branch)
                 ways.append(branch)
@@ -164,10 +166,11 @@ class Statements:
             except Left as left:
                 ways.append(branch)
                 exits.append(left.goes_on)
+        kept = _refilled(before, copies)
         if not ways:
             raise Returned(all_same(returned))
         self.returns[-1] += returned
-        self._join(ways, names)
+        self._join([{n: kept.get(id(v), v) for n, v in way.items()} for way in ways], names)
         if len(exits) == len(ways) and len(set(exits)) == 1:
             raise Left(exits[0])
         self.unsure = self.unsure or bool(exits)
@@ -235,7 +238,9 @@ class Statements:
         self._either([[Once(node.body)], []], names)
 
     def _forget(self, nodes: list[ast.AST], names: Names) -> None:
-        for name in (bound(nodes) | changed(nodes)) & names.keys():
+        for name in changed(nodes) & names.keys():
+            _blur(names[name], name)
+        for name in bound(nodes) & names.keys():
             names[name] = Unknown(name)
 
     def _once(self, node: Once, names: Names) -> None:
@@ -269,9 +274,9 @@ class Statements:
 
     _trystar = _try
 
-    def _fork(self, names: Names) -> Names:
+    def _fork(self, names: Names, seen: dict[int, Any] | None = None) -> Names:
         """Names for a branch to change."""
-        seen: dict[int, Any] = {}
+        seen = {} if seen is None else seen
         copy = {name: forked(value, seen) for name, value in names.items()}
         self.spend(len(names) + sum(map(len, seen.values())))
         return copy
@@ -305,6 +310,39 @@ def _put(owner: list[Any], key: Any, value: Any) -> None:
         owner[key] = value
     except (TypeError, IndexError, ValueError):
         owner[:] = [Unknown("an item") for _ in owner]
+
+
+def _blur(value: Any, name: str) -> None:
+    """What is in a list or a dictionary is not known any more, to whoever holds it."""
+    if isinstance(value, list):  # one more than there are: it stays unknown how many
+        value[:] = [Unknown(name)] * (len(value) + 1)
+    elif isinstance(value, Keyed):
+        value.update({key: Unknown(f"{name}[{key!r}]") for key in value} | {Unknown(name): None})
+
+
+def _refilled(before: Names, copies: list[dict[int, Any]]) -> dict[int, Any]:
+    """Lists and dictionaries as the branches may have left them, changed in place, since others may
+    hold them too; by the branches' copies of them."""
+    kept: dict[int, Any] = {}
+    for name, own in before.items():
+        if not isinstance(own, (Keyed, list)):
+            continue
+        ways = [copy[id(own)] for copy in copies]
+        whole = ways[0]
+        for way in ways[1:]:
+            whole = merged(name, whole, way)
+        kept |= {id(way): own for way in ways}
+        if isinstance(own, list):
+            own[:] = max(ways, key=len)
+            if isinstance(whole, list):
+                own[:] = whole
+            else:
+                _blur(own, name)
+        else:
+            own.clear()
+            own.update(whole)
+            own.lines = whole.lines
+    return kept
 
 
 def all_same(values: list[Any]) -> Any:

@@ -171,6 +171,8 @@ def merged(name: str, a: Any, b: Any) -> Any:
             both[key] = merged(text, a.get(key, Unknown(text)), b.get(key, Unknown(text)))
         both.lines = {**b.lines, **a.lines}
         return both
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return [merged(f"{name}[{index}]", *pair) for index, pair in enumerate(zip(a, b))]
     return Unknown(name)
 
 

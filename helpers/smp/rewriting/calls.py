@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from helpers.smp.reading.catalogue import below
 from helpers.smp.reading.uses import Use
 from helpers.smp.rewriting.edits import Edit, Removed, Text
 from helpers.tables import read_table
@@ -38,15 +39,8 @@ def replacements() -> dict[str, Replacement]:
 
 def replacement_of(name: str) -> Replacement | None:
     """The row that fits a use's name best."""
-    if name in replacements():
-        return replacements()[name]
-    while "." in name:
-        name = name.rpartition(".")[0]
-        if f"{name}.*" in replacements():
-            return replacements()[f"{name}.*"]
-        if name.endswith(")"):
-            return None
-    return None
+    rows = replacements()
+    return rows[name] if name in rows else below(rows, name)
 
 
 class Replacer:

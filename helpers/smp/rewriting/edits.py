@@ -55,6 +55,15 @@ class Text:
         return b"".join([*parts, self.data[at:]]).decode()
 
 
+def block_of(statement: ast.stmt, parents: dict[ast.AST, ast.AST]) -> list[ast.stmt]:
+    """The statements among which one stands."""
+    for name in ("body", "orelse", "finalbody", "handlers"):
+        block = getattr(parents.get(statement), name, [])
+        if isinstance(block, list) and statement in block:
+            return block
+    return [statement]
+
+
 class Removed:
     """Statements that go. Where all of a block goes, so does its `if`; another keeps a `pass`."""
 
@@ -76,7 +85,7 @@ class Removed:
 
     def edits(self) -> Iterable[Edit]:
         for statement in self.statements:
-            block = self._block(statement)
+            block = block_of(statement, self.parents)
             if all(one in self.statements for one in block) and statement is block[0]:
                 yield self.text.replace(statement, "pass")
             elif self._has_lines(statement):
@@ -84,14 +93,6 @@ class Removed:
                 yield Edit(start, self.text.line_start(statement.end_lineno + 1), "")
             else:
                 yield self.text.replace(statement, "pass")
-
-    def _block(self, statement: ast.stmt) -> list[ast.stmt]:
-        parent = self.parents[statement]
-        for name in ("body", "orelse", "finalbody", "handlers"):
-            block = getattr(parent, name, [])
-            if isinstance(block, list) and statement in block:
-                return block
-        return [statement]
 
     def _has_lines(self, statement: ast.stmt) -> bool:
         """Nothing else stands on its lines."""

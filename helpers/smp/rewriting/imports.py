@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from helpers.smp.reading.catalogue import catalogue
 from helpers.smp.rewriting.calls import replacement_of
-from helpers.smp.rewriting.edits import Edit, Text
+from helpers.smp.rewriting.edits import Edit, Text, block_of
 
 CLOSED = ("SMP v1", "SMP v2", "SMDDP", "Profiler", "Debugger", "Training Compiler", "transformers")
 SHARED = "leaving_run"  # the module with the session of a project of several scripts
@@ -72,12 +72,8 @@ class Imports:
         return Edit(self.text.line_start(node.lineno), end, "")
 
     def _is_alone(self, node: ast.stmt) -> bool:
-        parent = self.parents.get(node)
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(parent, name, None)
-            if isinstance(block, list) and node in block:
-                return len(block) == 1 and not isinstance(parent, ast.Module)
-        return False
+        inside = not isinstance(self.parents.get(node), ast.Module)
+        return inside and len(block_of(node, self.parents)) == 1
 
     def _after_imports(self) -> int:
         """Below the program's last import, but for those inside of something."""
