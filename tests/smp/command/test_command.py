@@ -1,6 +1,7 @@
 """`python -m helpers.leave`: the report, the run's files, and mistakes in one line."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -142,6 +143,26 @@ def test_the_sweep_of_a_tuner_is_a_line_that_the_sweep_takes(capsys):
     assert sweep.objective == "eval_loss" and "--halving" in words
     assert words[words.index("--trials") + 1] == "12"
     assert flags_of(words[words.index("--") + 1 :])["model"] == "MODEL"
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        "1e-5, 1e-3, 'Logarithmic'",
+        "max_value=1e-3, min_value=1e-5, scaling_type='Logarithmic'",
+        "1e-5, scaling_type='Logarithmic', max_value=1e-3",
+    ],
+)
+def test_bounds_of_a_sweep_go_by_their_names(tmp_path, bounds):
+    path = tmp_path / "job.py"
+    text, count = re.subn(
+        r"ContinuousParameter\(1e-5.*?\)",
+        f"ContinuousParameter({bounds})",
+        (SCRIPTS / "job.py").read_text(),
+    )
+    path.write_text(text)
+    [sweep] = leave([path]).sweeps
+    assert count == 1 and sweep.space["lr"] == ["log", "float", 1e-5, 1e-3]
 
 
 def test_a_shell_needs_no_vendor_s_library(tmp_path):
