@@ -81,20 +81,21 @@ def on_ranks(
 
 
 def _explained(failed: RunFailed, path: Path, nproc: int, timeout_s: float) -> CallFailed:
-    errors = {rank: _read(path / ERROR.format(rank)) for rank in range(nproc)}
-    raised = {rank: found for rank, found in errors.items() if found}
-    if raised:  # the others raise because the first one is gone
-        rank, found = min(raised.items(), key=lambda one: one[1]["at_ns"])
-        words = f"rank {rank} raised {found['type']}: {found['words']}{_at(found)}"
-        return CallFailed(words, path, rank, False)
-    waits = {rank: _read(path / WAITS.format(rank)) for rank in range(nproc)}
-    if not any(waits.values()):
+    ended = {
+        rank: found
+        for rank in range(nproc)
+        if (found := _read(path / WAITS.format(rank)) or _read(path / ERROR.format(rank)))
+    }
+    if not ended:
         words = failed.message.partition("\nWhole logs: ")[0]  # which go with the folder
         return CallFailed(words, path, failed.rank, False)
+    rank, found = min(ended.items(), key=lambda one: one[1]["at_ns"])
+    if "type" in found:  # the others raise, or wait, because this one is gone
+        words = f"rank {rank} raised {found['type']}: {found['words']}{_at(found)}"
+        return CallFailed(words, path, rank, False)
     lines = [
-        f"rank {rank} {'has returned' if found == {} else f'waits{_at(found)}'}"
-        for rank, found in waits.items()
-        if found is not None
+        f"rank {rank} {'has returned' if found.get('returned') else f'waits{_at(found)}'}"
+        for rank, found in ended.items()
     ]
     words = f"the ranks wait for each other, and nothing comes in {timeout_s:g} s: "
     return CallFailed(words + "; ".join(lines), path, None, True)

@@ -73,8 +73,8 @@ def _wait_for_all(rank: int, ranks: int) -> None:
 def _leave(rank: int, folder: Path, thread: int) -> None:
     """The time is over: say in which line the call waits, and end."""
     frame = sys._current_frames().get(thread)
-    returned = (folder / RESULT.format(rank)).exists()
-    _write(folder / WAITS.format(rank), {} if returned else _line_of_the_call(frame))
+    found = {"at_ns": time.monotonic_ns(), "returned": (folder / RESULT.format(rank)).exists()}
+    _write(folder / WAITS.format(rank), found | _line_of_the_call(frame))
     threading.Event().wait(0.5)  # the others write theirs before the first one's end ends them
     os._exit(1)
 
