@@ -29,6 +29,8 @@ from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
 from .tensor.split import apply_tensor
 
+LAID_OUT_BY = ("dp_replicate", "dp_shard", "pp", "cp", "tp", "zero_stage")
+
 
 def parallelize(
     model: nn.Module,
@@ -115,6 +117,18 @@ def lay_out(
     apply_loss(model, family)
     model.family, model.masters = family, {}
     return model
+
+
+def check_laid_out(model: nn.Module, plan: ParallelPlan) -> None:
+    """Raise a UserError if the model is not laid out, or over other ranks than the plan says."""
+    if not isinstance(own := getattr(model, "plan", None), ParallelPlan):
+        raise UserError("the model is not laid out: parallelize(model, plan, mesh) comes first")
+    for name in LAID_OUT_BY:
+        if getattr(own, name) != getattr(plan, name):
+            raise UserError(
+                f"the model was laid out with {name}={getattr(own, name)}, and the trainer's plan "
+                f"says {getattr(plan, name)}: give both the same plan"
+            )
 
 
 def answer_transformers(model: nn.Module) -> None:

@@ -21,7 +21,7 @@ from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
 from .models.architecture import text_config
-from .parallelize import lay_out
+from .parallelize import check_laid_out, lay_out
 from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
@@ -103,6 +103,7 @@ class Trainer:
             raise UserError(f"seed must be a whole number of 64 bits, not {seed!r:.40}")
         if not largest_over_ranks(int(any(p.requires_grad for p in model.parameters()))):
             raise UserError("no parameter trains: leave some with requires_grad=True")
+        check_laid_out(model, plan)
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps

@@ -30,7 +30,8 @@ class TokenData:
         pad_id: fills the end of a shorter row in a batch; its label is IGNORED.
         documents: integers [tokens], of which document of its row a token is; None where each row
             is one. See engine/models/documents.py for what a model does with it.
-        truncated: rows that were longer than seq_len and kept their beginning.
+        truncated: rows that were longer than seq_len and kept their beginning; of instructions,
+            those that were cut into parts.
         label_names: the classes in order; empty for language modelling.
         label_token_ids: the one token that stands for each class.
         row_labels: integers [rows], the number of each row's class where a head classifies rows.
@@ -132,7 +133,8 @@ def _tokenize_instruct(
 ) -> TokenData:
     _check_seq_len(seq_len)
     parts: list[tuple[list[int], list[int]]] = []  # ids and targets
-    for document, prompt in zip(*instructions.encode(examples, tokenizer), strict=True):
+    written = list(zip(*instructions.encode(examples, tokenizer), strict=True))
+    for document, prompt in written:
         targets = [*[IGNORED] * prompt, *document[prompt:]]
         for part in packing.cut(len(document), seq_len):
             # what stands before a part in its row is not what comes before it in its document
@@ -149,6 +151,7 @@ def _tokenize_instruct(
         offsets=torch.tensor([0, *sizes]).cumsum(0),
         pad_id=tokenizer.end_id,
         documents=torch.tensor(numbers) if packed else None,
+        truncated=sum(len(ids) > seq_len for ids, _ in written),
     )
 
 

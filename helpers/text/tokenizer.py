@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
 
 # What the families call the token between two documents, in the order in which it is looked for.
 END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    "chat_template.jinja",
+)
 
 
 class Tokenizer:
@@ -62,6 +67,22 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     if path.suffix != ".json" and HUB_NAME.fullmatch(str(source)):
         return _from_hub(str(source))
     raise UserError(f"no tokenizer at {source}: give a tokenizer.json, its folder or a hub id")
+
+
+def copy_tokenizer(source: str | Path, folder: Path) -> None:
+    """Write what load_tokenizer reads of a source beside a model's weights, so that whoever loads
+    these, this project and transformers, has the ids that they were trained with."""
+    path = Path(source)
+    if path.is_dir():
+        for name in FILES:
+            if (path / name).is_file():
+                shutil.copyfile(path / name, folder / name)
+    elif path.is_file():
+        shutil.copyfile(path, folder / FILES[0])
+    else:
+        transformers = need("transformers", "hf")
+        loaded = transformers.AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+        loaded.save_pretrained(folder)
 
 
 def _from_file(path: Path) -> Tokenizer:

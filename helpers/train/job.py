@@ -169,7 +169,7 @@ def prepare(args: argparse.Namespace) -> Job:
     if adapting is not None:
         adapting.check(plan)
     check_length(config, args.seq_len)
-    tokenizer = load_tokenizer(args.tokenizer or default_tokenizer(args.model))
+    tokenizer = load_tokenizer(tokenizer_of(args))
     files = find_local_weights(args)  # what is missing is said before anything starts
     fit_vocabulary(config, args, tokenizer)
     if args.task == "instruct" and args.pack:
@@ -180,7 +180,7 @@ def prepare(args: argparse.Namespace) -> Job:
         config.id2label = dict(enumerate(train.label_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
     if train.truncated and is_first():
-        print(f"{train.truncated} of {len(train)} sentences are cut to {args.seq_len} tokens")
+        print(_cut(args.task, train, args.seq_len))
     evaluation = None
     if args.eval_data:
         labels = train.label_names or None
@@ -195,6 +195,16 @@ def prepare(args: argparse.Namespace) -> Job:
                 f"{resume_from} has taken {done} steps already: --steps {job.steps} is behind it"
             )
     return job
+
+
+def _cut(task: str, train: tokens.TokenData, seq_len: int) -> str:
+    """What is said of examples that are longer than a row."""
+    if task != "instruct":
+        return f"{train.truncated} of {len(train)} sentences are cut to {seq_len} tokens"
+    return (
+        f"{train.truncated} instructions are longer than {seq_len} tokens and are cut: what stands "
+        "behind a cut is trained without its prompt (--seq-len)"
+    )
 
 
 def checkpoint_of(args: argparse.Namespace) -> Path | None:
@@ -225,10 +235,13 @@ def read_tokens(source, split, args, tokenizer, labels=None) -> tokens.TokenData
     return tokenized(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
 
 
-def default_tokenizer(model: str) -> str:
-    """The model's own tokenizer where it comes with one, else the bundled one."""
-    folder = expanded(model)
-    own = model not in presets() and (not folder.is_dir() or (folder / "tokenizer.json").is_file())
+def tokenizer_of(args: argparse.Namespace) -> str:
+    """Where the tokenizer is: the model's own where it comes with one, else the bundled one."""
+    if args.tokenizer:
+        return str(args.tokenizer)
+    folder = expanded(args.model)
+    named = args.model in presets()
+    own = not named and (not folder.is_dir() or (folder / "tokenizer.json").is_file())
     return str(folder) if own else str(bundled("tokenizer"))
 
 

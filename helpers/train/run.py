@@ -44,12 +44,13 @@ from helpers.engine.ranks import (
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens
 from helpers.text.prefetching import prefetched
+from helpers.text.tokenizer import copy_tokenizer
 from helpers.trace import timelines
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
 from helpers.train import watching
 from helpers.train.arguments import is_first, parse, refuse
-from helpers.train.job import Job, prepare
+from helpers.train.job import Job, prepare, tokenizer_of
 from helpers.train.preflight import preflight
 from helpers.train.record import finish, measured, tracking_of, utilization
 from helpers.train.tracking import Tracking
@@ -123,10 +124,12 @@ def save(job: Job, model: nn.Module) -> None:
     if job.adapting is None:
         dtype = DTYPES[job.args.save_dtype] if job.args.save_dtype else None
         save_model(model, out / "model", dtype)
-        return
-    save_adapters(model, out / "adapters")
-    if job.args.merge:
-        save_merged(model, out / "model")
+    else:
+        save_adapters(model, out / "adapters")
+        if job.args.merge:
+            save_merged(model, out / "model")
+    if is_first() and (job.adapting is None or job.args.merge):
+        copy_tokenizer(tokenizer_of(job.args), out / "model")
 
 
 def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoints) -> Trainer:

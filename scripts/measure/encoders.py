@@ -35,7 +35,7 @@ from helpers.lab.launch.launch import launch
 from helpers.lab.runs.run import load_run
 from helpers.text import tokens
 from helpers.train.arguments import count, parse, positive, refuse, whole
-from helpers.train.job import Job, default_tokenizer, prepare
+from helpers.train.job import Job, prepare, tokenizer_of
 
 BETAS = 0.9, 0.95  # the engine's own
 PLANS = {"one process": {}, "tp=2": {"tp": 2}, "dp_shard=2": {"dp_shard": 2}}
@@ -120,7 +120,7 @@ def first_weights(job: Job, folder: Path) -> nn.Module:
     torch.manual_seed(job.args.seed)
     model = build(job.config, job.head)
     model.save_pretrained(folder)
-    source = Path(job.args.tokenizer or default_tokenizer(job.args.model))
+    source = Path(tokenizer_of(job.args))
     source = source / "tokenizer.json" if source.is_dir() else source
     shutil.copy(source, folder / "tokenizer.json")
     return model

@@ -426,3 +426,24 @@ def test_gelu_in_one_pass_is_transformers_own(name: str) -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
     nodes = model(x).grad_fn
     assert "Gelu" in type(nodes).__name__
+
+
+def other_plans() -> list[str]:
+    """What is said of a model that is laid out by another plan than the trainer's, or by none."""
+    plan = ParallelPlan(dp_shard=2)
+    laid = laid_out("llama", plan)
+    cases = [(laid, ParallelPlan(dp_replicate=2)), (laid, ParallelPlan(dp_shard=2, zero_stage=1))]
+    cases.append((tiny.fresh("llama", torch.float64), plan))
+    said = []
+    for model, other in cases:
+        with pytest.raises(UserError) as raised:
+            Trainer(model, other, mesh_of(other), lr=tiny.LR)
+        said.append(str(raised.value))
+    return said
+
+
+def test_a_trainer_has_the_plan_of_its_model() -> None:
+    for replicas, stage, bare in pool(2).run(other_plans):
+        assert "dp_replicate=1" in replicas and "says 2" in replicas
+        assert "zero_stage=3" in stage and "says 1" in stage
+        assert "parallelize(model, plan, mesh) comes first" in bare

@@ -245,6 +245,15 @@ def test_answers_can_be_read_back(tokenizer):
     assert sorted(learnt) == sorted(one.label + end for one in examples)
 
 
+@pytest.mark.parametrize("packed", (True, False))
+def test_those_that_are_cut_are_counted(tokenizer, packed):
+    examples = load_examples(OURS / "train.jsonl", "instruct")
+    lengths = [len(document) for document in encode(examples, tokenizer)[0]]
+    for seq_len in (64, 128, max(lengths)):
+        data = tokenize(examples, tokenizer, "instruct", seq_len, packed=packed)
+        assert data.truncated == sum(length > seq_len for length in lengths)
+
+
 def test_a_row_needs_room_for_two_tokens(tokenizer):
     with pytest.raises(UserError, match="seq_len 1 leaves nothing to predict"):
         tokenize([Example("a", "b")], tokenizer, "instruct", 1)

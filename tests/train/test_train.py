@@ -2,6 +2,7 @@
 
 import json
 import math
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import transformers
 
 from helpers.lab.launch.launch import launch
 from helpers.planner import cost
+from helpers.text.bundled import bundled
+from helpers.text.tokenizer import load_tokenizer
+from helpers.train.job import tokenizer_of
 from tests.support import scripts
 
 pytestmark = pytest.mark.slow
@@ -112,6 +116,12 @@ def test_it_learns_to_classify(classified) -> None:
 def test_transformers_loads_what_is_saved(classified) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(classified.path / "model")
     assert model.num_parameters() == classified.summary["parameters"]
+    words = "a film that nobody should miss"
+    theirs = transformers.AutoTokenizer.from_pretrained(classified.path / "model")
+    own = load_tokenizer(bundled("tokenizer"))
+    assert theirs(words, add_special_tokens=False)["input_ids"] == own.encode([words])[0]
+    again = Namespace(model=str(classified.path / "model"), tokenizer=None)
+    assert tokenizer_of(again) == again.model
 
 
 def test_a_run_starts_from_the_weights_of_a_folder(tmp_path: Path) -> None:

@@ -42,11 +42,12 @@ def blank_model(
         task: that the model's head is for; see models/objectives.py.
     """
     config = config or load_config(source)
+    own_dtype = named_dtype(config)  # which the class replaces by the one that it is made in
     files = find_weights(source, from_scratch)
     with parameters_without_memory():
         model = build(config, task, dtype)
         keep_in_float32(model, dtype)
-    model.own_dtype = named_dtype(config)
+    model.own_dtype = own_dtype
     return model, None if files is None else files.of(model)
 
 

@@ -242,6 +242,20 @@ def load_without_rows(folder: Path) -> list[int]:
     return [local(parameter).numel() for parameter in model.parameters()]
 
 
+def in_and_out(source: Path, target: Path) -> None:
+    model = load_model(source, ParallelPlan(), mesh_of(ParallelPlan()))
+    assert next(model.parameters()).dtype == torch.float32
+    save_model(model, target)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_export_has_the_dtype_that_its_source_names(tmp_path: Path, dtype) -> None:
+    tiny.fresh("llama", dtype).save_pretrained(tmp_path / "source")
+    pool(1).run(in_and_out, tmp_path / "source", tmp_path / "saved")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto")
+    assert again.dtype == dtype and again.config.dtype == dtype
+
+
 def test_a_rank_may_be_left_without_rows(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = tiny.config("llama")
