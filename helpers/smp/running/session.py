@@ -174,7 +174,7 @@ class Session(Groups):
         """The rows of all ranks that have samples of their own, in their order."""
         if attention_mask is not None and not bool(attention_mask.all()):
             raise UserError(
-                "rows are padded, and masks are not gathered over ranks here: pad on the right, with "
+                "rows are padded, and masks are not gathered here: pad on the right, with "
                 "labels of -100, and leave the mask out"
             )
         rows = self.allgather((input_ids.cpu(), labels.cpu()), self._config.batch_of)
