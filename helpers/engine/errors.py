@@ -12,9 +12,9 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def reason(error: Exception, most: int = 160) -> str:
+def reason(error: Exception) -> str:
     """The first line of what an error says, or its kind where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 def named_reason(error: Exception) -> str:

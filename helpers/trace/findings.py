@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 from helpers.trace.recorder import MACHINE
 from helpers.trace.step_times import StepTimes, step_times
 from helpers.trace.traces import Trace, read_traces, write_timeline
@@ -93,7 +93,7 @@ def write_findings(run: Path) -> list[str]:
     steps = traces[0].facts["steps"]
     times = [[asdict(of_rank) for of_rank in step] for step in zip(*map(step_times, traces))]
     report = {"steps": steps, "findings": list(map(asdict, findings)), "times": times}
-    write_whole(run / "findings.json", json.dumps(report, indent=1) + "\n")
+    replace_text(run / "findings.json", json.dumps(report, indent=1) + "\n")
     nothing = f"nothing stands out in steps {steps[0]} to {steps[-1]}"
     return [finding.words for finding in findings] or [nothing]
 

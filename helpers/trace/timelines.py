@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from helpers.engine.errors import UserError
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 from helpers.engine.pipeline.schedules import Action
 from helpers.engine.pipeline.simulator import Span, Timeline
 from helpers.engine.ranks import over_ranks
@@ -30,7 +30,7 @@ def gather(trainer: Trainer) -> list[list[list[list]]]:
 
 def write_timelines(path: Path, steps: list[list[list[list]]]) -> None:
     """Write what `gather` found."""
-    write_whole(path, json.dumps({"steps": steps}) + "\n")
+    replace_text(path, json.dumps({"steps": steps}) + "\n")
 
 
 def read_timelines(path: Path) -> list[Timeline]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers.engine.errors import UserError
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 from helpers.trace.recorder import FACTS, STEP
 
 BOARD = "shared_memory:"  # its copies and sums are a message's, on the thread that calls it
@@ -248,7 +248,7 @@ def write_timeline(traces: list[Trace], path: str | Path) -> None:
     """One file of all ranks: each a process, its threads and streams rows in it."""
     events = [event for trace in traces for event in _process(trace)]
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
-    write_whole(Path(path), text)
+    replace_text(Path(path), text)
 
 
 def _process(trace: Trace) -> Iterator[Event]:

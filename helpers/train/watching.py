@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 from helpers.engine.trainer import StepResult, Trainer
 from helpers.text.readers import CLASSIFIES
 from helpers.text.tokens import Batch
@@ -66,4 +66,4 @@ def write(watch: Watch, out: Path) -> None:
     report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"findings": []}
     report["findings"] += [finding.row() for finding in watch.findings]
     report["watched_every"] = watch.every
-    write_whole(path, json.dumps(report, indent=1) + "\n")
+    replace_text(path, json.dumps(report, indent=1) + "\n")

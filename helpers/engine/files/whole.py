@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """Write or replace a file, so that a reader, and whoever comes after a crash, never meets half
     of it."""
     draft = path.with_name(f"{path.name}.part")

@@ -80,13 +80,15 @@ def gptj_attention(
     value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
     if position_embeddings is None:
         table = self.embed_positions.to(query.device)[position_ids].to(query.dtype)
-        position_embeddings = table.chunk(2, dim=-1)
+        position_embeddings, dropout = table.chunk(2, dim=-1), self.attn_dropout.p
+    else:
+        dropout = self.attention_dropout
     query = rotate_pairs(query, *position_embeddings).transpose(1, 2)
     key = rotate_pairs(key, *position_embeddings).transpose(1, 2)
     cache = layer_past if cache is None else cache
     if cache is not None:
         key, value = cache.update(key, value, self.layer_idx)
-    dropout = self.config.attn_pdrop if self.training else 0.0
+    dropout = dropout if self.training else 0.0
     attended = attend(self.boundary, query, key, value, attention_mask, dropout)
     return self.resid_dropout(self.out_proj(attended.flatten(2))), None
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 
 CALL, RESULT, ERROR, WAITS = "call.pkl", "result-{}.pkl", "error-{}.json", "waits-{}.json"
 TOGETHER_S = 3600
@@ -97,7 +97,7 @@ def _raised(error: Exception) -> dict[str, Any]:
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(found))
+    replace_text(path, json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from helpers.engine.errors import is_number
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 from helpers.lab.launch.command import Job
 from helpers.lab.launch.live_panel import LINES_SHOWN, Panel, View
 from helpers.lab.launch.output_reader import Metrics
@@ -103,4 +103,4 @@ class Progress:
             "state": state,
             **measured,
         }
-        write_whole(self._job.out / "launch.json", json.dumps(record, indent=1) + "\n")
+        replace_text(self._job.out / "launch.json", json.dumps(record, indent=1) + "\n")

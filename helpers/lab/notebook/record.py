@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.files.run_record import versions
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 from helpers.lab.notebook.preflight import Preflight
 from helpers.lab.paths import ROOT, shown
 
@@ -36,7 +36,7 @@ def save_record(folder: str | Path, plan: Preflight, results: dict[str, Any]) ->
     }
     path = ROOT / folder / "record.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(record, indent=1, default=_plain) + "\n")
+    replace_text(path, json.dumps(record, indent=1, default=_plain) + "\n")
     print(f"written: {shown(path)}")
     return record
 

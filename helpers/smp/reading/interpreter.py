@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from helpers.smp.reading.expressions import Expressions
-from helpers.smp.reading.statements import MOST_ROUNDS, Left, Names, Returned, Statements, all_same
+from helpers.smp.reading.joining import all_same
+from helpers.smp.reading.statements import MOST_ROUNDS, Left, Names, Returned, Statements
 from helpers.smp.reading.stored import shared
 from helpers.smp.reading.values import Imported, Keyed, Local, Made, Namespace, Unknown, forked
 

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from typing import Any
 
 from helpers.smp.reading.expressions import Expressions
+from helpers.smp.reading.joining import all_same, blur, merged, put, refilled
 from helpers.smp.reading.names import text_of
 from helpers.smp.reading.stored import bound, captured, changed
 from helpers.smp.reading.values import (
@@ -22,7 +23,6 @@ from helpers.smp.reading.values import (
     is_known,
     items_of,
     limited,
-    merged,
 )
 
 MOST_ROUNDS = 300  # of a loop over what is known
@@ -166,7 +166,7 @@ class Statements:
             except Left as left:
                 ways.append(branch)
                 exits.append(left.goes_on)
-        kept = _refilled(before, copies)
+        kept = refilled(before, copies)
         if not ways:
             raise Returned(all_same(returned))
         self.returns[-1] += returned
@@ -239,7 +239,7 @@ class Statements:
 
     def _forget(self, nodes: list[ast.AST], names: Names) -> None:
         for name in changed(nodes) & names.keys():
-            _blur(names[name], name)
+            blur(names[name], name)
         for name in bound(nodes) & names.keys():
             names[name] = Unknown(name)
 
@@ -299,55 +299,6 @@ class Statements:
             if isinstance(owner, Keyed) and is_known(key) and hashes(key):
                 owner.put(key, value, target.lineno)
             elif isinstance(owner, list):
-                _put(owner, key, value)
+                put(owner, key, value)
         elif isinstance(target, ast.Attribute) and (text := text_of(target)):
             names[text] = value
-
-
-def _put(owner: list[Any], key: Any, value: Any) -> None:
-    """In one place of a list, or it is not known in which."""
-    try:
-        owner[key] = value
-    except (TypeError, IndexError, ValueError):
-        owner[:] = [Unknown("an item") for _ in owner]
-
-
-def _blur(value: Any, name: str) -> None:
-    """What is in a list or a dictionary is not known any more, to whoever holds it."""
-    if isinstance(value, list):  # one more than there are: it stays unknown how many
-        value[:] = [Unknown(name)] * (len(value) + 1)
-    elif isinstance(value, Keyed):
-        value.update({key: Unknown(f"{name}[{key!r}]") for key in value} | {Unknown(name): None})
-
-
-def _refilled(before: Names, copies: list[dict[int, Any]]) -> dict[int, Any]:
-    """Lists and dictionaries as the branches may have left them, changed in place, since others may
-    hold them too; by the branches' copies of them."""
-    kept: dict[int, Any] = {}
-    for name, own in before.items():
-        if not isinstance(own, (Keyed, list)):
-            continue
-        ways = [copy[id(own)] for copy in copies]
-        whole = ways[0]
-        for way in ways[1:]:
-            whole = merged(name, whole, way)
-        kept |= {id(way): own for way in ways}
-        if isinstance(own, list):
-            own[:] = max(ways, key=len)
-            if isinstance(whole, list):
-                own[:] = whole
-            else:
-                _blur(own, name)
-        else:
-            own.clear()
-            own.update(whole)
-            own.lines = whole.lines
-    return kept
-
-
-def all_same(values: list[Any]) -> Any:
-    """A value that is one of these."""
-    first = values[0]
-    for value in values[1:]:
-        first = merged("a result", first, value)
-    return first

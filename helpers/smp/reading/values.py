@@ -160,22 +160,6 @@ def same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def merged(name: str, a: Any, b: Any) -> Any:
-    """What is known of a name after one of two branches was taken."""
-    if same(a, b):
-        return a
-    if isinstance(a, Keyed) and isinstance(b, Keyed):
-        both = Namespace(a.name) if isinstance(a, Namespace) else Keyed()
-        for key in [*a, *(key for key in b if key not in a)]:
-            text = f"{name}[{key!r}]"
-            both[key] = merged(text, a.get(key, Unknown(text)), b.get(key, Unknown(text)))
-        both.lines = {**b.lines, **a.lines}
-        return both
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [merged(f"{name}[{index}]", *pair) for index, pair in enumerate(zip(a, b))]
-    return Unknown(name)
-
-
 def limited(work: Callable[[], Any]) -> Any:
     """The result of arithmetic on plain values; Unknown where it fails or would be huge."""
     try:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 
 
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "findings.json"
-    write_whole(path, "{}\n")
-    write_whole(path, '{"ä": 1}\n')
+    replace_text(path, "{}\n")
+    replace_text(path, '{"ä": 1}\n')
     assert [one.name for one in tmp_path.iterdir()] == ["findings.json"]
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, '{"half": "\ud800"}')
+        replace_text(path, '{"half": "\ud800"}')
     assert path.read_text(encoding="utf-8") == '{"ä": 1}\n'

@@ -218,3 +218,25 @@ def test_a_copy_is_not_touched() -> None:
 
 def saved_nothing() -> None:
     laid("gpt2", "one")
+
+
+def turned_off() -> tuple[float, float]:
+    """Two losses of a model in training whose dropout was taken out by hand, as people do."""
+    config = tiny.config("gptj")
+    config.attn_pdrop = 0.5
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):  # where it is a number, from transformers 5.24 on
+            module.attention_dropout = 0.0
+    plan = ParallelPlan()
+    model = parallelize(model, plan, mesh_of(plan)).train()
+    ids, labels = tiny.batch(0)
+    first, second = (model(input_ids=ids, labels=labels).loss.item() for _ in range(2))
+    return first, second
+
+
+def test_dropout_is_that_of_the_modules_and_not_of_the_configuration() -> None:
+    [(first, second)] = pool(1).run(turned_off)
+    assert first == second

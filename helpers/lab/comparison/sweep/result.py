@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError
-from helpers.engine.files.whole import write_whole
+from helpers.engine.files.whole import replace_text
 from helpers.lab.figures.tables import number, table_of
 from helpers.lab.paths import ROOT, shown
 
@@ -109,7 +109,7 @@ class Sweep:
     def write(self) -> None:
         """To the folder's sweep.json, whole or not at all."""
         content = {**self.facts, "trials": [asdict(trial) for trial in self.trials]}
-        write_whole(self.folder / FILE, json.dumps(content, indent=1) + "\n")
+        replace_text(self.folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
 def load_sweep(folder: str | Path) -> Sweep:
