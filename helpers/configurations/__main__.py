@@ -17,6 +17,7 @@ from helpers.configurations.report import (
     planned,
     report,
     torchrun_line,
+    write_config,
 )
 from helpers.engine.errors import UserError
 from helpers.train.arguments import whole
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--ranks", type=whole, help="of the whole job; those of --on without it")
     add("--program", choices=[tool.name for tool in tools()], help="whose file it is")
     add("--model", help="preset, folder or hub id, in the place of the file's")
+    add("--write-config", type=Path, metavar="FOLDER", help="write the file's sizes, for --model")
     add("--batch-size", type=whole, help="samples of a step over all ranks, in place of the file's")
     add("--seq-len", type=whole, help="tokens of a sample, in the place of the file's")
     add("--on", metavar="INSTANCE", help="machines that the planner answers for")
@@ -52,11 +54,14 @@ def main(argv: list[str] | None = None) -> int:
         if found.plan is not None:
             give_sizes(found, args.batch_size, args.seq_len)
             torchrun_line(found, args.model)
-        print(report(found, args.model))
+        model = args.model
+        if args.write_config is not None:
+            model = write_config(found, args.write_config)
+        print(report(found, model))
         if found.plan is None:
             parser.error(found.refused)
         if gpus:
-            print(planned(found, args.on, found.nodes or 1, args.model))
+            print(planned(found, args.on, found.nodes or 1, model))
     except UserError as error:
         parser.error(str(error))
     return 0

@@ -57,6 +57,7 @@ class Sizes:
         known = {name: value for name, value in given.items() if value is not None}
         transformers = need("transformers", "hf")
         try:
-            return transformers.AutoConfig.for_model(self.model_type, **known)
+            make = transformers.AutoConfig.for_model  # whose tokens may lie outside the vocabulary
+            return make(self.model_type, bos_token_id=None, eos_token_id=None, **known)
         except (ValueError, TypeError) as error:
             raise UserError(f"no configuration: {' '.join(str(error).split())[:120]}") from None

@@ -30,6 +30,7 @@ LAYOUTS: dict[str, ModuleType] = {
 }
 FROM_SCRATCH = ("torchtitan", "megatron", "nemo")  # which begin with random weights
 OF_SIZES = ("divisible", "grouped")  # own values of a program that say nothing without the model
+PRECISIONS = ("fp16", "bf16", "precision")  # names of what says the plan's
 LONGEST = 120
 
 
@@ -68,6 +69,7 @@ class ReadConfiguration:
     lines: what became of each key, in the file's order.
     lost: what the plan does not hold, each in words.
     silent: the program's own values that were taken where the file is silent, each in words.
+    open: fields of the plan that the script fills in, here as helpers.train has them.
     from_scratch: does it begin with random weights?
     refused: why there is no plan, in one line. asked: what is to be given, as `ranks`.
     planner: the program as the planner calls it.
@@ -85,6 +87,7 @@ class ReadConfiguration:
     lines: list[Line] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
+    open: tuple[str, ...] = ()
     from_scratch: bool = False
     lacks: str = ""
     refused: str = ""
@@ -111,7 +114,7 @@ def read_configuration(
     entries = read_entries(path)
     tool = _tool(path, entries, program)
     if tool.name == HYPERPOD:
-        return _recipe(path)
+        return _recipe(path, ranks)
     facts = Facts()
     _judge(tool.name, path, entries, facts)
     found = ReadConfiguration(tool.name, path, lines=facts.lines, refused=facts.refused)
@@ -205,12 +208,21 @@ def _lay_out(found: ReadConfiguration, facts: Facts, ranks: int | None) -> None:
     own = facts.silent.items()
     found.silent = [words for name, words in own if found.model or name not in OF_SIZES]
     found.lacks = facts.lacks
+    if facts.open & set(PRECISIONS) and made.plan.precision == "fp32":
+        found.open = ("precision",)
     found.from_scratch = found.program in FROM_SCRATCH and not facts.get("trained")
     found.planner, found.seq_len = made.planner, facts.get("seq_len")
-    found.flags, found.nodes = facts.flags, facts.get("nodes") or None
+    found.flags, found.nodes = facts.flags, _nodes(facts, made.plan.world_size)
 
 
-def _recipe(path: Path) -> ReadConfiguration:
+def _nodes(facts: Facts, ranks: int) -> int | None:
+    """The file's, unless somebody has said other ranks than it has."""
+    nodes = facts.get("nodes") or None
+    own = facts.get("ranks") or facts.get("nproc", 0) * (nodes or 1)
+    return nodes if own in (0, ranks) else None
+
+
+def _recipe(path: Path, ranks: int | None) -> ReadConfiguration:
     """A recipe, which helpers.smp reads."""
     recipe = read_recipe(path)
     job = recipe.job
@@ -223,4 +235,7 @@ def _recipe(path: Path) -> ReadConfiguration:
         found.asked = tuple(job.machines.asked)
         found.refused = f"the file does not say {', '.join(found.asked)}: python -m helpers.leave"
         found.refused += " --set NAME=VALUE"
+    own = found.plan.world_size if found.plan else ranks
+    if ranks not in (None, own) and not found.refused:
+        found.refused = f"the recipe is for {own} ranks, not {ranks}: say others in the recipe"
     return replace(found, plan=None) if found.refused else found

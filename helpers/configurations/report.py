@@ -10,7 +10,7 @@ from helpers.configurations.silent import left_to_the_script
 from helpers.engine.errors import UserError, check_access, one_line
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
-from helpers.lab.launch.command import start_of_a_node
+from helpers.engine.ranks import start_of_a_node
 from helpers.lab.launch.flags import to_words
 from helpers.leave.report import uses_table
 from helpers.planner.hardware.catalog import GIB
@@ -20,6 +20,7 @@ from helpers.planner.search.estimate import estimate
 OF_A_NODE = 8
 NO_MODEL = "The file has no model's sizes"
 GIVE_MODEL = "give --model a preset, a folder or a hub id."
+WRITE_MODEL = "MODEL has the file's sizes: --write-config FOLDER makes it, without weights."
 
 
 def report(found: ReadConfiguration, model: str | None = None) -> str:
@@ -36,8 +37,8 @@ def report(found: ReadConfiguration, model: str | None = None) -> str:
         return "\n\n".join(parts) + "\n"
     parts += _unsaid(found)
     parts.append(f"Plan: {found.plan.describe()}, {found.plan.world_size} ranks.")
-    if found.model is None and not (model or found.hub):
-        parts.append(f"{found.lacks or NO_MODEL}: {GIVE_MODEL}")
+    if not (model or found.hub):
+        parts.append(WRITE_MODEL if found.model else f"{found.lacks or NO_MODEL}: {GIVE_MODEL}")
     parts.append(f"```bash\n{torchrun_line(found, model)}\n```")
     return "\n\n".join(parts) + "\n"
 
@@ -48,6 +49,7 @@ def _unsaid(found: ReadConfiguration) -> list[str]:
     if found.silent:
         parts.append(f"Where the file is silent, as its program has it: {'; '.join(found.silent)}.")
     given = {**found.flags, "batch_size": found.batch, "seq_len": found.seq_len}
+    given["precision"] = None if "precision" in found.open else found.plan.precision
     left = left_to_the_script(given) if found.program in LAYOUTS else []
     if left:
         words = "The script decides what is open; give it, or helpers.train takes its own"
@@ -56,8 +58,8 @@ def _unsaid(found: ReadConfiguration) -> list[str]:
 
 
 def torchrun_line(found: ReadConfiguration, model: str | None = None) -> str:
-    """What starts the run, on each of its nodes; of eight GPUs each where nobody says how many. Of
-    several nodes, HEAD is the first one's address.
+    """What starts the run, on each of its nodes; of at most eight GPUs each where nobody says how
+    many. Of several nodes, HEAD is the first one's address.
 
     Raises:
         UserError: there is no plan.
@@ -65,7 +67,8 @@ def torchrun_line(found: ReadConfiguration, model: str | None = None) -> str:
     if found.plan is None:
         raise UserError(found.refused or "there is no plan")
     ranks = found.plan.world_size
-    nodes = found.nodes or max(1, ranks // OF_A_NODE)
+    fewest = -(-ranks // OF_A_NODE)
+    nodes = found.nodes or next(n for n in range(fewest, ranks + 1) if ranks % n == 0)
     if ranks % nodes:
         raise UserError(f"{nodes} nodes do not divide {ranks} ranks")
     words = shlex.join(["-m", "helpers.train", *train_words(found, model)])
@@ -116,6 +119,26 @@ def planned(found: ReadConfiguration, instance: str, nodes: int, model: str | No
     if made.usd_per_token is not None:
         words += f", ${made.usd_per_token * 1e6:.3g} a million tokens"
     return words + "."
+
+
+def write_config(found: ReadConfiguration, folder: Path) -> str:
+    """Write the model's sizes as transformers' config.json, and return the folder's name.
+
+    Raises:
+        UserError: the file has no sizes, or the folder is there or cannot be made.
+    """
+    if found.plan is None:
+        raise UserError(found.refused)
+    if found.model is None:
+        raise UserError(f"{found.lacks or NO_MODEL}: there is no config.json to write")
+    try:
+        folder.mkdir(parents=True)
+        found.model.save_pretrained(folder)
+    except FileExistsError:
+        raise UserError(f"{folder} is there already: name a folder that is not") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+    return str(folder)
 
 
 def gpus_of(instance: str) -> int:

@@ -5,7 +5,16 @@ from helpers.configurations.keys import Key, defaults, judge
 from helpers.train.arguments import parse
 
 # what a run cannot do without, as helpers.train calls it
-NEEDED = ("batch_size", "seq_len", "lr", "weight_decay", "clip", "lr_schedule", "warmup")
+NEEDED = (
+    "precision",
+    "batch_size",
+    "seq_len",
+    "lr",
+    "weight_decay",
+    "clip",
+    "lr_schedule",
+    "warmup",
+)
 LENGTHS = ("steps", "epochs")  # one of them is enough
 
 

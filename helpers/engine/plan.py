@@ -71,14 +71,15 @@ class ParallelPlan:
         precision: `fp32`; `bf16` or `fp16` for arithmetic with float32 master weights and sums;
             `fp8` for the blocks' matrix products in 8 bits, and all else as bf16 on a GPU and as
             fp32 on a CPU, where nothing is quicker in fewer bits.
-        reduce_dtype: in which gradients are summed over data ranks.
+        reduce_dtype: in which gradients are summed over data ranks: `fp32`, `bf16` or `fp16`.
         microbatches: parts of a data rank's batch that go through the model one after another;
             0 chooses: 1, or with a pipeline up to 4 for each of its ranks.
-        schedule: the order in which a pipeline's ranks work on them, one of schedules.SCHEDULES.
+        schedule: the order in which a pipeline's ranks work on them: `naive`, `gpipe`, `1f1b`,
+            `zero-bubble`, `interleaved` or `zero-bubble-v`.
         virtual_stages: stages a pipeline rank has, for the schedule `interleaved`.
         partition: layers of each stage as `7,7,7,7`, or `auto`.
         placement: which axes lie over neighbouring ranks: `cluster`, `spread` or a permutation of
-            DPCT, see above.
+            DPCT, see placement.py.
     """
 
     dp_replicate: int = 1

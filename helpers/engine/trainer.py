@@ -22,7 +22,14 @@ from .memory.states import state_bytes
 from .messages.carriers import all_reduce
 from .models.architecture import text_config
 from .parallelize import check_laid_out, lay_out
-from .pipeline.micro_batches import MicroBatch, check_batch, own_tokens, placed, some_rows
+from .pipeline.micro_batches import (
+    MicroBatch,
+    check_batch,
+    check_same_batch,
+    own_tokens,
+    placed,
+    some_rows,
+)
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
@@ -75,6 +82,7 @@ class Trainer:
         hook: one of torch's DDP communication hooks, for plans of dp_replicate.
 
     Attributes:
+        compared: the first batch is compared with those of the other ranks.
         runs_on: a step may end before ZeRO-1 or 2 has every rank's new parameters whole: the next
             forward waits for them, block by block, and `settle` for whoever else reads them.
     """
@@ -125,6 +133,7 @@ class Trainer:
         )
         self.device = next(model.parameters()).device
         self.steps_done = 0
+        self.compared = mesh.size() == 1
         self.runs_on = False
         # dropout differs between tokens and between stages, not between the ranks of tp
         torch.manual_seed(seed + 1_000_003 * self.token_group.rank() + 1_009 * self.pipeline.rank)
@@ -284,6 +293,9 @@ class Trainer:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
         tokens, on the device; once the model can train on them."""
         check_batch(batch, self.model, self.plan.cp)
+        if not self.compared:
+            self.compared = True
+            check_same_batch(batch)
         check_padding(batch, self.model, self.device, lay_out)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank

@@ -5,12 +5,12 @@ import shlex
 from typing import Any
 
 from helpers.engine.errors import UserError
+from helpers.engine.ranks import start_of_a_node
 from helpers.lab.cluster.described_run import ClusterRun, describe
 from helpers.lab.cluster.kubeflow import train_job
 from helpers.lab.cluster.sagemaker import estimator_arguments
 from helpers.lab.cluster.skypilot import sky_task
 from helpers.lab.cluster.slurm import slurm_script
-from helpers.lab.launch.command import start_of_a_node
 from helpers.lab.launch.flags import to_words
 from helpers.planner.hardware.lookup import find_instance
 from helpers.smp.jobs.job import Job

@@ -2,12 +2,14 @@
 
 import argparse
 import dataclasses
+import inspect
 import os
+import re
 import sys
 import time
 from math import inf, nan
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
@@ -111,8 +113,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--preflight-record", type=path, help="of calibrate(), to hold the ranks against, too")
     kinds = "from OUT, or from this run's folder; auto: from OUT once it holds a checkpoint"
     add("--resume", nargs="?", const=Path(), type=path, help=kinds)
+    plan = parser.add_argument_group("the plan", "degrees of each axis, and switches")
+    said = said_of_fields(ParallelPlan)
     for field in dataclasses.fields(ParallelPlan):
-        add_plan_field(parser, field)
+        add_plan_field(plan, field, said.get(field.name))
     args = parser.parse_args(argv)
     for flag, value in vars(args).items():
         if value == []:  # what argparse of Python 3.11 makes of --flag=--
@@ -136,16 +140,29 @@ def check_adapters(args: argparse.Namespace) -> None:
         refuse(f"checkpoints hold the moments of adamw alone, not of {args.optimizer}")
 
 
-def add_plan_field(parser: argparse.ArgumentParser, field: dataclasses.Field) -> None:
+def said_of_fields(kind: type) -> dict[str, str]:
+    """What a class's docstring says of each field, for --help."""
+    lines = inspect.cleandoc(kind.__doc__ or "").splitlines()
+    said: dict[str, str] = {}
+    for line in lines:
+        field = re.match(r" *(\w+): (.+)", line)
+        if field:
+            name, said[field[1]] = field[1], field[2].replace("%", "%%")
+        elif line.startswith(" ") and said:
+            said[name] += " " + line.strip().replace("%", "%%")
+    return said
+
+
+def add_plan_field(group: Any, field: dataclasses.Field, says: str | None) -> None:
     """A flag for a field of the plan: `dp_shard` is --dp-shard; switches are --x and --no-x."""
-    flag = "--" + field.name.replace("_", "-")
+    options: dict[str, Any] = {"default": field.default, "help": says}
     if isinstance(field.default, bool):
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
+        options["action"] = argparse.BooleanOptionalAction
     elif isinstance(field.default, int):
-        kind = whole if field.default else count
-        parser.add_argument(flag, type=kind, default=field.default)
+        options |= {"type": whole if field.default else count, "metavar": "N"}
     else:
-        parser.add_argument(flag, default=field.default)
+        options["help"] = f"{says} By default {field.default}."
+    group.add_argument("--" + field.name.replace("_", "-"), **options)
 
 
 def path(text: str) -> Path:

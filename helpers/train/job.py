@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from helpers.engine.adapters.lora import rank_and_alpha
 from helpers.engine.adapters.qlora import Adapting
+from helpers.engine.admission.admitted import check_next_words
 from helpers.engine.admission.packed_rows import check_documents_of
 from helpers.engine.context.check import check_rotary
 from helpers.engine.errors import UserError, check_access
@@ -165,6 +166,8 @@ def prepare(args: argparse.Namespace) -> Job:
     if plan.compile:
         check_compiler()
     check_model(config, head_of(args.task))
+    if head_of(args.task) == "lm":
+        check_next_words(config)
     adapting = adapting_of(args)
     if adapting is not None:
         adapting.check(plan)

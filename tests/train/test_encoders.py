@@ -116,6 +116,13 @@ def test_what_does_not_fit_is_said_in_one_line(flags: tuple, words: str, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("task", ("lm", "instruct"))
+def test_an_encoder_is_not_trained_to_copy_the_next_word(task: str, tmp_path: Path) -> None:
+    flags = ("--model", "roberta-tiny", "--task", task)
+    assert "sees the words that follow" in scripts.refusal(*flags, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.exhaustive
 def test_float8_is_a_precision_like_others(tmp_path: Path) -> None:
     flags = SMALL | {"model": "neox-tiny", "steps": 3, "batch_size": 8, "precision": "fp8"}

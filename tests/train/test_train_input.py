@@ -1,6 +1,8 @@
 """Mistakes in what train.py is given: exit code 2, one line, and nothing written."""
 
+import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,8 +10,13 @@ import pytest
 import torch
 import transformers
 
+from helpers.engine.context.attention import WAYS
+from helpers.engine.context.balance import SPLITS
+from helpers.engine.pipeline.schedules import SCHEDULES
+from helpers.engine.plan import PRECISIONS, ParallelPlan
 from helpers.lab.launch.launch import launch
 from helpers.lab.runs.failure_report import RunFailed
+from helpers.train.arguments import parse
 from tests.support import scripts, tiny
 
 TSV = "sentence\tlabel\nit is good\t1\nit is bad\t0\n"
@@ -204,6 +211,16 @@ def test_a_process_that_is_refused(tmp_path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "is not UTF-8" in scripts.the_line(done.stderr)
     assert not (tmp_path / "out").exists()
+
+
+def test_help_says_each_field_of_the_plan_and_each_choice(capsys) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    said = " ".join(capsys.readouterr().out.split("the plan:")[1].split())
+    for field in dataclasses.fields(ParallelPlan):
+        assert re.search(rf"--{field.name.replace('_', '-')}[^-]* [a-z`]+ [a-z`]+", said)
+    for choice in (*SCHEDULES, *WAYS, *SPLITS, *PRECISIONS):
+        assert f"`{choice}`" in said
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from ..memory.recomputing import group_size
 from ..messages.carriers import sum_of
 from ..models.architecture import candidates
 from ..models.families import Family
+from ..models.objectives import build
 from ..pipeline.micro_batches import MicroBatch, own_tokens
 from ..plan import ParallelPlan
 from ..tensor.boundary import Boundary
@@ -130,6 +131,18 @@ def one_process(
 def looks_ahead(kind: Kind, device: str) -> bool:
     """Does what follows a token change what the model predicts from it? Then padding is masked."""
     return Trial(kind.model_class, kind.config, device=device).looks_ahead
+
+
+def check_next_words(config: Any) -> None:
+    """Raise a UserError if a model of this configuration that is to predict each next token sees
+    that token: an encoder under a head for it, which learns to copy."""
+    with torch.device("meta"):
+        kind = kind_of(build(config, "lm", torch.float32))
+    if looks_ahead(kind, "cpu"):
+        raise UserError(
+            f"{config.model_type} sees the words that follow: to predict the next one it would "
+            "copy it; train it with task mlm or classify-head, or as a decoder (is_decoder)"
+        )
 
 
 @lru_cache(maxsize=64)

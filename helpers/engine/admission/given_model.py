@@ -3,6 +3,7 @@ makes it, with weights that are numbers of their own."""
 
 import collections
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
@@ -10,6 +11,9 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..errors import UserError
 from ..models.architecture import family_of, text_config
 from ..plan import ParallelPlan
+from ..ranks.agreeing import is_same_on_all
+
+COMPARED = 8  # numbers of a parameter, about
 
 
 def check_given(model: nn.Module, plan: ParallelPlan) -> None:
@@ -47,6 +51,21 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
             f"{empty[0]} has no elements, which zero_stage=3 cannot shard: take zero_stage=1 or 2"
         )
     _check_shared(model)
+
+
+def check_same_weights(model: nn.Module) -> None:
+    """Raise a UserError on every rank if the ranks hand over different models. Of each parameter a
+    few numbers are compared: what is drawn without a seed differs in all of them."""
+    some = [
+        p.detach().flatten()[:: max(1, p.numel() // COMPARED)].double().cpu()
+        for p in model.parameters()
+    ]
+    numbers = torch.cat(some).numpy().tobytes() if some else b""
+    if not is_same_on_all(model.config.to_json_string().encode() + numbers):
+        raise UserError(
+            "the ranks hold different models or weights: call torch.manual_seed with one seed "
+            "before the model is made, or load the same files on every rank"
+        )
 
 
 def _check_shared(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ meeting.py joins them, by a store that listens at one address; agreeing.py is wh
 waiting.py names the rank that the others wait for; leaving.py ends them.
 """
 
-from .agreeing import largest_over_ranks, on_all_ranks, over_ranks
+from .agreeing import is_same_on_all, largest_over_ranks, on_all_ranks, over_ranks
 from .leaving import die_with_parent, run_and_leave
 from .meeting import (
     AGENT_HAS_STORE,
@@ -18,6 +18,7 @@ from .meeting import (
     distributed,
     join,
     pick_device,
+    start_of_a_node,
     store_at,
     store_on,
     world_size,
@@ -29,12 +30,14 @@ __all__ = [
     "check_environment",
     "die_with_parent",
     "distributed",
+    "is_same_on_all",
     "join",
     "largest_over_ranks",
     "on_all_ranks",
     "over_ranks",
     "pick_device",
     "run_and_leave",
+    "start_of_a_node",
     "store_at",
     "store_on",
     "world_size",

@@ -1,5 +1,6 @@
 """What all ranks know: a value from each, and what fails on one fails on all."""
 
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -26,6 +27,12 @@ def largest_over_ranks(number: int) -> int:
     largest = torch.tensor(number)
     all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
+
+
+def is_same_on_all(data: bytes) -> bool:
+    """Have all ranks these bytes? By their checksum, in two such messages."""
+    number = zlib.crc32(data)
+    return largest_over_ranks(number) == -largest_over_ranks(-number)
 
 
 def on_all_ranks(work: Callable[[], T], group: ProcessGroup | None = None) -> list[T]:

@@ -197,6 +197,13 @@ def check_environment(variables: Mapping[str, str]) -> None:
         )
 
 
+def start_of_a_node(nodes: int, nproc: int) -> str:
+    """How a shell starts the `nproc` ranks of each node; of several nodes, by torchrun's meeting at
+    the first, whose address is in HEAD."""
+    meet = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD:29400"
+    return f"torchrun {meet if nodes > 1 else '--standalone'} --nproc-per-node {nproc}"
+
+
 def world_size(variables: Mapping[str, str] = os.environ) -> int:
     """How many processes were started: torchrun's WORLD_SIZE, and 1 without it.
 

@@ -135,13 +135,6 @@ def prepare(
     return Job(program, words, nproc, nodes, max_restarts, out, _fresh_logs(out))
 
 
-def start_of_a_node(nodes: int, nproc: int) -> str:
-    """How a shell starts the `nproc` ranks of each node; of several nodes, by torchrun's meeting at
-    the first, whose address is in HEAD."""
-    meet = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD:29400"
-    return f"torchrun {meet if nodes > 1 else '--standalone'} --nproc-per-node {nproc}"
-
-
 def check_variables(variables: Any) -> None:
     """Raise a UserError if a process cannot have them beyond its own."""
     if variables is None:

@@ -213,7 +213,9 @@ def without_values(
             model.to_empty(device=device)
             tie(ties)
             settle(model)
-            yield Trainer(model, plan, mesh, lr=1e-3), sizes
+            trainer = Trainer(model, plan, mesh, lr=1e-3)
+            trainer.compared = True  # nobody has another batch
+            yield trainer, sizes
 
 
 def watch_of(trainer: Trainer) -> Watch:

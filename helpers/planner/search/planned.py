@@ -6,6 +6,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.ranks import start_of_a_node
 from helpers.planner.cost import money, train_flops_per_token
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.lookup import find_gpu
@@ -92,16 +93,18 @@ def check_choice(choice: Any) -> None:
         raise UserError(f"{words}, not a {type(choice).__name__}")
 
 
-def launch_command(choice: Choice, model: str, script: str = "scripts/train.py") -> str:
+def launch_command(choice: Choice, model: str, script: str | None = None) -> str:
     """The torchrun line of a choice: flags for what trains, and for the fields of its plan that are
-    not the default."""
+    not the default. On several nodes HEAD is to hold the first one's address.
+
+    Args:
+        script: in the place of the module helpers.train, and with its flags.
+    """
     job, cluster = choice.job, choice.cluster
-    nodes = f" --nnodes {cluster.nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
-    quoted = f"{shlex.quote(str(script))} --model {shlex.quote(str(model))}"
+    program = "-m helpers.train" if script is None else shlex.quote(str(script))
     parts = [
-        f"torchrun --nproc-per-node {cluster.devices_per_node}"
-        + (nodes if cluster.nodes > 1 else ""),
-        f"{quoted} --batch-size {job.batch} --seq-len {job.seq_len}",
+        f"{start_of_a_node(cluster.nodes, cluster.devices_per_node)} {program}",
+        f"--model {shlex.quote(str(model))} --batch-size {job.batch} --seq-len {job.seq_len}",
     ]
     if job.adapters is not None:
         parts.append(f"--lora-rank {job.adapters.rank}")

@@ -51,8 +51,9 @@ class SearchResult:
     def best(self) -> Choice:
         return self.choices[0]
 
-    def command(self, model: str, script: str = "scripts/train.py") -> str:
-        """The line that starts the best plan, to be run on every node."""
+    def command(self, model: str, script: str | None = None) -> str:
+        """The torchrun line of the best plan, to be run on every node. A script takes the place of
+        the module helpers.train."""
         return launch_command(self.best, model, script)
 
 

@@ -3,6 +3,8 @@
 import pytest
 
 from helpers.configurations.__main__ import main
+from helpers.engine.models.configurations import load_config
+from tests.smp.configurations import test_megatron as megatron
 
 TITAN = """
 [model]
@@ -16,6 +18,13 @@ mode = "full"
 """
 SPEED = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'
 
+SIZES = """
+trainer: {devices: 2, num_nodes: 1}
+model:
+  {num_layers: 2, hidden_size: 64, num_attention_heads: 2, vocab_size: 2048,
+   tensor_model_parallel_size: 1, make_vocab_size_divisible_by: 1,
+   global_batch_size: 8, encoder_seq_length: 64, optim: {name: adamw, lr: 1e-4}}
+"""
 FSDP = "distributed_type: FSDP\nmixed_precision: bf16\n"
 
 
@@ -77,6 +86,49 @@ def test_sizes_that_a_file_leaves_open_are_given(file, capsys, text, name):
     assert main([file(text, name), *sizes, *machines]) == 0
     said = capsys.readouterr().out
     assert "--batch-size 32 --seq-len 512" in said and "tokens/s" in said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "starts"),
+    [
+        ("16", "torchrun --nnodes 2 "),
+        ("8", "torchrun --standalone --nproc-per-node 8 "),
+        ("64", "torchrun --nnodes 8 "),
+    ],
+)
+def test_other_ranks_than_the_files_have_other_nodes(file, capsys, ranks, starts):
+    assert main([file(megatron.NEMO, "gpt.yaml"), "--ranks", ranks]) == 0
+    assert starts in capsys.readouterr().out
+
+
+def test_nodes_divide_the_ranks(file, capsys):
+    assert main([file(SPEED, "ds.json"), "--ranks", "20"]) == 0
+    assert "--nnodes 4 " in capsys.readouterr().out
+
+
+def test_the_sizes_of_a_file_are_a_model_to_train(file, capsys, tmp_path):
+    folder = tmp_path / "sizes"
+    assert main([file(SIZES, "gpt.yaml"), "--write-config", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert f"--model {folder} " in said.out and "WARNING" not in said.err
+    assert load_config(str(folder)).model_type == "gpt2"
+    for text, name, words in (
+        (SIZES, "gpt.yaml", "is there already"),
+        (SPEED, "ds.json", "no config.json to write"),
+    ):
+        with pytest.raises(SystemExit):
+            main([file(text, name), "--ranks", "2", "--write-config", str(folder)])
+        assert words in capsys.readouterr().err
+
+
+def test_a_precision_that_the_script_decides_is_said(file, capsys):
+    auto = '{"train_batch_size": 4, "bf16": {"enabled": "auto"}, "fp16": {"enabled": %s}}'
+    assert main([file(auto % '"auto"', "open.json"), "--ranks", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "helpers.train takes its own: --precision fp32, --seq-len" in said
+    assert main([file(auto % "true", "half.json"), "--ranks", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "--precision fp16" in said and "--precision fp32" not in said
 
 
 def test_a_refusal_comes_after_the_table(file, capsys):

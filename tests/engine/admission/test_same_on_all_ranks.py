@@ -1,0 +1,63 @@
+"""What must be the same on every rank, and is not: one line on all of them, before a step."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.engine.errors import UserError
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from tests.support import tiny
+from tests.support.ranks import mesh_of, pool
+
+LAYOUTS = {
+    "replicas": ParallelPlan(dp_replicate=2),
+    "zero-3": ParallelPlan(dp_shard=2),
+    "tp": ParallelPlan(tp=2),
+    "pp": ParallelPlan(pp=2, microbatches=2),
+    "cp": ParallelPlan(cp=2),
+}
+
+
+def said(differs: str, plan: ParallelPlan) -> str:
+    """What a rank is told where this differs by rank; nothing where it trains."""
+    rank = dist.get_rank()
+    config = tiny.config("llama")
+    if differs == "configuration":
+        config.rms_norm_eps = 10.0 ** -(5 + rank)
+    torch.manual_seed(rank if differs == "weights" else 0)
+    model = tiny.auto_class("llama").from_config(config)
+    if differs == "one weight":
+        with torch.no_grad():
+            model.model.norm.weight.add_(rank)
+    mesh = mesh_of(plan)
+    try:
+        trainer = Trainer(parallelize(model, plan, mesh), plan, mesh, lr=1e-3)
+        torch.manual_seed(rank if differs == "ids" else 0)
+        ids = torch.randint(config.vocab_size, (4, 8))
+        labels = ids.clone()
+        if differs == "labels":
+            labels[rank] = -100
+        trainer.step(ids, labels)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("differs", "words"),
+    (
+        ("weights", "different models or weights"),
+        ("one weight", "different models or weights"),
+        ("configuration", "different models or weights"),
+        ("ids", "different batches"),
+        ("labels", "different batches"),
+        ("nothing", ""),
+    ),
+)
+def test_what_differs_between_ranks_is_refused_by_all(differs, words, layout):
+    first, second = pool(2).run(said, differs, LAYOUTS[layout])
+    assert first == second and words in first and bool(words) == bool(first)
