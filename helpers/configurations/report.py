@@ -112,7 +112,8 @@ def planned(found: ReadConfiguration, instance: str, nodes: int, model: str | No
     )
     low, high = made.range_s
     fits = "fits" if made.fits else "does not fit"
-    words = f"{nodes} x {cluster.name}, as {made.job.program.name} computes it: {fits}, "
+    program = "the engine" if found.planner == "engine" else found.planner
+    words = f"{nodes} x {cluster.name}, as {program} computes it: {fits}, "
     words += f"{made.memory.total / GIB:.1f} of {cluster.memory_bytes / GIB:.0f} GiB; a step "
     words += f"{made.time.total_s:.3g} s ({low:.3g} to {high:.3g}), "
     words += f"{made.tokens_per_s:,.0f} tokens/s"

@@ -54,6 +54,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise a UserError if a value is no whole number from `least` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UserError(f"{name} must be a whole number of at least {least}, not {value!r:.40}")
+
+
 def cannot_read(path: str | Path, error: OSError) -> UserError:
     """What to raise in the place of the system's own error."""
     return UserError(f"{path} cannot be read: {error.strerror or error}")

@@ -22,7 +22,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from .errors import UserError
+from .errors import UserError, check_count
 
 LETTERS = {"D": ("dp_replicate", "dp_shard"), "P": ("pp",), "C": ("cp",), "T": ("tp",)}
 PLACEMENTS = {"cluster": "DPCT", "spread": "TCPD"}
@@ -59,8 +59,7 @@ def axis_order(degrees: Mapping[str, int], placement: str = "cluster") -> list[s
     for axis, degree in degrees.items():
         if axis not in known:
             raise UserError(f"no axis is called {axis!r}; there is {', '.join(known)}")
-        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-            raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
+        check_count(axis, degree)
     letters = PLACEMENTS.get(placement, placement) if isinstance(placement, str) else "?"
     if len(set(letters)) < len(letters) or not set(letters) <= set(LETTERS):
         raise UserError(

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .context.attention import WAYS
 from .context.balance import SPLITS
 from .context.check import check_context
-from .errors import UserError
+from .errors import UserError, check_count
 from .models.architecture import check_tensor_degree, text_config
 from .models.objectives import OBJECTIVES
 from .pipeline.partition import check_partition, check_stages
@@ -104,9 +104,7 @@ class ParallelPlan:
 
     def __post_init__(self) -> None:
         for axis in AXES:
-            degree = getattr(self, axis)
-            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-                raise UserError(f"{axis} must be a whole number of at least 1, not {degree!r}")
+            check_count(axis, getattr(self, axis))
         for name in ("sequence_parallel", "offload", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {getattr(self, name)!r}")
@@ -122,9 +120,7 @@ class ParallelPlan:
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence_parallel splits over the ranks of tp, so it needs tp above 1")
         for name in ("microbatches", "virtual_stages"):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-                raise UserError(f"{name} must be a whole number, 0 to choose, not {number!r}")
+            check_count(name, getattr(self, name), least=0)  # 0 chooses
         if self.pp * max(1, self.virtual_stages) > MOST_STAGES:
             raise UserError(f"{self.pp} x {self.virtual_stages or 1} stages: at most {MOST_STAGES}")
         if self.world_size > MOST_RANKS:

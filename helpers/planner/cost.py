@@ -11,7 +11,7 @@ here: nothing is measured and no process is started.
 import math
 from dataclasses import dataclass
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.planner.hardware.lookup import check_amounts
 from helpers.planner.shape.parameters import (
     Held,
@@ -196,5 +196,4 @@ def _attended(attention: str) -> float:
 
 def _check_degrees(**degrees: int) -> None:
     for name, degree in degrees.items():
-        if type(degree) is not int or degree < 1:
-            raise UserError(f"{name} must be a whole number of at least 1, not {degree!r:.40}")
+        check_count(name, degree)

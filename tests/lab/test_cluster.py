@@ -253,7 +253,7 @@ def test_hyperparameters_come_back_as_the_scripts_flags(job):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nodes": 0}, "nodes is 0: at least 1"),
+        ({"nodes": 0}, "nodes must be a whole number of at least 1"),
         ({"script": "none.py"}, "there is no script none.py"),
         ({"script": sys.executable}, "lies outside the project"),
         ({"nodes": 2, "nproc": 8, "tp": 4}, "the plan is for 4 ranks, but nodes x nproc is 16"),
@@ -268,6 +268,9 @@ def test_mistakes_are_said_before_a_job_waits_in_a_queue(options, words):
 def test_what_a_cluster_cannot_do_is_refused(run, job):
     with pytest.raises(UserError, match="is no option that sbatch can read"):
         slurm_script(run, minutes=1, options={"comment": "two words"})
+    for minutes in (0, "4h", 1.5):
+        with pytest.raises(UserError, match="minutes must be a whole number of at least 1"):
+            slurm_script(run, minutes=minutes)
     with pytest.raises(UserError, match="restarts must be 0"):
         estimator(run)
     with pytest.raises(UserError, match="has 8 GPUs and gets a rank on each, but nproc is 4"):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UserError, check_access, is_number, need
+from ..errors import UserError, check_access, check_count, is_number, need
 from ..files import weights
 from ..files.random_weights import seed_of
 from ..files.weight_files import WeightFiles, stored_names
@@ -64,8 +64,7 @@ def add_adapters(
             one.
     """
     peft = need("peft", "qlora")
-    if type(rank) is not int or rank < 1:
-        raise UserError(f"rank must be a whole number of at least 1, not {rank!r:.40}")
+    check_count("rank", rank)
     if not is_number(dropout) or not 0 <= dropout < 1:
         raise UserError(f"dropout must be a number from 0 to below 1, not {dropout!r:.40}")
     if not is_number(alpha) or not math.isfinite(alpha):
@@ -174,9 +173,8 @@ def save_adapters(model: nn.Module, folder: str | Path) -> None:
     facts = {name: (weight.shape, weight.dtype) for name, weight in of_rank.items()}
     whole = everywhere(model, facts, lambda name: weights.whole(of_rank[name]))
     values = {name: value.cpu().contiguous() for name, value in whole}
+    folder = weights.make_folder(folder)
     if is_first():
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         model.adapter_config.save_pretrained(folder)
         save_file(values, folder / FILE, metadata={"format": "pt"})
 

@@ -70,8 +70,7 @@ def _product(layer: nn.Module) -> Tensor:
 def save_merged(model: nn.Module, folder: str | Path) -> None:
     """Write a Hugging Face folder that transformers loads with nothing else: the adapters merged
     into the weights, which are no longer in 4 bits. Every rank must call it; the first writes."""
-    folder = Path(folder)
+    folder = weights.make_folder(folder)
     if is_first():
-        folder.mkdir(parents=True, exist_ok=True)
         model.config.save_pretrained(folder)
     weights.write_whole(model, merged_weights(model), folder if is_first() else None)

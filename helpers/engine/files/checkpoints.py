@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from ..errors import UserError, check_access
+from ..errors import UserError, check_access, check_count
 from ..precision.replay import random_streams, set_random_streams
 from ..ranks import on_all_ranks
 from ..tensor.shards import local
@@ -67,13 +67,14 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         keep: int = 2,
         background: bool = False,
         fixed: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self.folder, self.keep, self.background = folder, keep, background
+        check_count("keep", keep)
+        self.folder, self.keep, self.background = Path(folder), keep, background
         self.fixed, self.settings = fixed or {}, settings or {}
         # a group of its own: its messages must not mix with those of training
         self.group = dist.new_group(backend="gloo") if background else None

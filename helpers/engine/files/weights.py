@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
+from ..ranks.agreeing import on_all_ranks
 from ..tensor.shards import is_finite, local, slice_of
 from .blank import give_memory, keep_in_float32, parameters_without_memory
 from .names_in_files import as_in_files, check_dtype
@@ -161,11 +162,13 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
     Args:
         dtype: of the files; the model's own unless given: that of its parameters when it was laid
             out, or where load_model read it the one that its source names.
+
+    Raises:
+        UserError: on every rank, where the folder cannot be made.
     """
-    folder, dtype = Path(folder), dtype or model.own_dtype
+    folder, dtype = make_folder(folder), dtype or model.own_dtype
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first:
-        folder.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(model.config)
         config.dtype, config.architectures = dtype, [model.class_name]
         config.save_pretrained(folder)
@@ -177,6 +180,25 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
     )
     named = itertools.chain(named, whole_buffers(model))
     write_whole(model, named, folder if first else None)
+
+
+def make_folder(folder: str | Path) -> Path:
+    """Make a folder for a model's files, by the first rank. Every rank must call it.
+
+    Raises:
+        UserError: on every rank, where it cannot be made.
+    """
+
+    def make() -> None:
+        if dist.is_initialized() and dist.get_rank():
+            return
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+
+    on_all_ranks(make) if dist.is_initialized() else make()
+    return Path(folder)
 
 
 def write_whole(model: nn.Module, named: Iterable[tuple[str, Tensor]], folder: Path | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError, check_access, need
+from ..errors import UserError, check_access, check_count, need
 from .architecture import text_config
 from .objectives import build
 from .overrides import override
@@ -203,7 +203,6 @@ def longest_row(config: Any) -> int:
 def check_counts(batch: int, seq_len: int) -> None:
     """Raise a UserError if one of them is no whole number above 0, or beyond all reason."""
     for name, number in (("batch", batch), ("seq_len", seq_len)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
+        check_count(name, number)
         if number > MOST_OF_A_STEP:
             raise UserError(f"{name} must be at most {MOST_OF_A_STEP:,}, not {number:,}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import find_program
 from helpers.lab.launch.flags import to_words
@@ -61,8 +61,8 @@ def describe(
         UserError: no such script, a flag that cannot be one, or a plan for another number of ranks.
     """
     for what, count in (("nodes", nodes), ("nproc", nproc), ("threads", threads)):
-        if count < 1:
-            raise UserError(f"{what} is {count}: at least 1 is needed")
+        check_count(what, count)
+    check_count("restarts", restarts, least=0)
     program = find_program(script)
     if Path(program.words[0]).is_absolute():
         raise UserError(f"{script} lies outside the project, which is all that the nodes have")

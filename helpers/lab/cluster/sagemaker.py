@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.lab.cluster.described_run import ClusterRun
 from helpers.lab.launch.command import TRAINING_SCRIPT
 from helpers.lab.paths import ROOT
@@ -28,8 +28,10 @@ def estimator_arguments(
         minutes: after which the job is stopped.
 
     Raises:
-        UserError: the instance has not `nproc` GPUs, or the script is not train.py.
+        UserError: minutes are no whole number, the instance has not `nproc` GPUs, or the script is
+            not train.py.
     """
+    check_count("minutes", minutes)
     if run.program != (TRAINING_SCRIPT,):
         words = " ".join(run.program)
         raise UserError(f"a SageMaker job starts {TRAINING_SCRIPT}, not {words}")

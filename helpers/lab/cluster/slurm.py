@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from importlib.resources import files
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.lab.cluster.described_run import ClusterRun
 
 
@@ -34,8 +34,9 @@ def slurm_script(
         python: with the project's packages, from the project root.
 
     Raises:
-        UserError: an option that sbatch cannot read.
+        UserError: minutes that are no whole number, or an option that sbatch cannot read.
     """
+    check_count("minutes", minutes)
     asked = {
         "job-name": run.name,
         "nodes": run.nodes,

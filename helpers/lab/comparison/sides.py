@@ -75,7 +75,7 @@ def _plain(name: str) -> str:
 
 
 def compare_runs(
-    sides: Mapping[str, Sequence[Run | str | Path]],
+    sides: Mapping[str, Run | str | Path | Sequence[Run | str | Path]],
     at: str = "samples",
     *,
     allow: Collection[str] = (),
@@ -85,7 +85,8 @@ def compare_runs(
     """Compare runs that differ in one thing.
 
     Args:
-        sides: by name, the repeats of each: runs or their folders, the i-th of each with one seed.
+        sides: by name, the repeats of each: runs or their folders, the i-th of each with one seed;
+            one run alone needs no list.
         at: samples, steps or loss: what is equal where seconds are compared.
         allow: names of further differences that are meant; the result states them.
         target_loss: for `at="loss"` and `to_target`; the lowest that every run reaches when left
@@ -98,7 +99,7 @@ def compare_runs(
     """
     if len(sides) < 2:
         raise UserError("a comparison needs two sides or more")
-    loaded = {name: tuple(_load(run) for run in runs) for name, runs in sides.items()}
+    loaded = {name: tuple(_load(run) for run in _repeats(runs)) for name, runs in sides.items()}
     works = {name: [work_of(run) for run in runs] for name, runs in loaded.items()}
     _check_repeats(works)
     differs = _check_sides(works, at, allow)
@@ -109,6 +110,10 @@ def compare_runs(
     window = max(*(work.batch for work in every_work), int(WINDOW * fewest))
     target_loss = _target(loaded, window, target_loss)
     return Comparison(loaded, at, differs, window, target_loss, price_per_hour)
+
+
+def _repeats(runs: Any) -> Sequence[Run | str | Path]:
+    return [runs] if isinstance(runs, (Run, str, Path)) else runs
 
 
 def _load(run: Run | str | Path) -> Run:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.lab.launch import verdict
 from helpers.lab.launch.command import LOG, Job, check_variables, environment, prepare
 from helpers.lab.launch.live_panel import Panel
@@ -127,8 +127,7 @@ def _check(counts: Mapping[str, tuple[Any, int]], timeout_s: Any, link: Link | N
     if sys.platform == "win32":
         raise UserError("launch() needs Linux or macOS; on Windows, use WSL")
     for name, (value, least) in counts.items():
-        if type(value) is not int or value < least:
-            raise UserError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+        check_count(name, value, least)
     nproc, nodes = counts["nproc"][0], counts["nodes"][0]
     if nproc > MOST_RANKS:
         raise UserError(f"nproc is {nproc}: at most {MOST_RANKS} on one machine")
@@ -139,6 +138,8 @@ def _check(counts: Mapping[str, tuple[Any, int]], timeout_s: Any, link: Link | N
     if timeout_s is not None and not (number and timeout_s > 0):
         raise UserError(f"timeout_s is {timeout_s!r}: it must be a number of seconds above 0")
     if link is not None:
+        if not isinstance(link, Link):
+            raise UserError(f"link is {link!r:.40}: give a Link, as Link(mbit=400)")
         if nodes != 2:
             raise UserError(f"a link joins two nodes, but nodes is {nodes}: give nodes=2")
         network.check(link)

@@ -1,13 +1,15 @@
 """Print every row, and write docs/planner.md. See the docstring of the package."""
 
-import sys
+import argparse
 
 from helpers.planner.audit import page, spread
 from helpers.planner.audit.constants import fit_all
 from helpers.planner.audit.rows import lines
 
 if __name__ == "__main__":
-    if "--fit" in sys.argv:
+    parser = argparse.ArgumentParser(prog="python -m helpers.planner.audit", description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="fit the constants anew, for minutes")
+    if parser.parse_args().fit:
         print("\n".join(fit_all()))
         spread.write()
     print("\n".join(lines()))

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.planner.hardware.catalog import (
     GIB,
     GPU,
@@ -77,8 +77,8 @@ def make_cluster(
         if number is not None and not is_amount(number):
             raise UserError(f"{name} must be a number above 0, not {number!r}")
     for name, number in (("gpus", gpus), ("rails", rails)):
-        if number is not None and (type(number) is not int or number < 1):
-            raise UserError(f"{name} must be a whole number of at least 1, not {number!r}")
+        if number is not None:
+            check_count(name, number)
     if (instance is None) == (gpu is None):
         raise UserError("give an instance, as make_cluster('p4d.24xlarge'), or a gpu and gpus")
     if gpu is not None and service is not None:

@@ -7,7 +7,7 @@ cluster.link_over([(8, 1)])       # the link that a group of neighbouring ranks 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.links import Link, axes_span
 from helpers.planner.hardware.lookup import is_amount
@@ -82,9 +82,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "devices_per_node"):
-            count = getattr(self, name)
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, not {count!r}")
+            check_count(name, getattr(self, name))
         if self.devices > MOST_DEVICES:
             raise UserError(
                 f"{self.nodes:,} nodes of {self.devices_per_node} are {self.devices:,} devices; "

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from helpers.engine.errors import UserError, cannot_read
+from helpers.engine.errors import UserError, cannot_read, check_count
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
 
@@ -48,8 +48,7 @@ def calibrate(path: str | Path, ranks: int | None = None, gpus: bool = True) -> 
     if ranks is None:
         ranks = min(4, there or 4)
     least = 1 if there == 1 else 2  # a link needs two
-    if type(ranks) is not int or ranks < least:
-        raise UserError(f"ranks must be a whole number of at least {least}, not {ranks!r}")
+    check_count("ranks", ranks, least)
     if there and ranks > there:
         raise UserError(f"there are {there} GPUs, so at most {there} ranks, not {ranks}")
     path = Path(path).resolve()

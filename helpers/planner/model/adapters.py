@@ -18,7 +18,7 @@ from helpers.engine.adapters.linear_layers import linear_paths
 from helpers.engine.adapters.lora import add_adapters, trainable_parameters
 from helpers.engine.adapters.nf4 import nf4_bytes
 from helpers.engine.adapters.qlora import check_layout
-from helpers.engine.errors import UserError, is_number, need
+from helpers.engine.errors import UserError, check_count, is_number, need
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import StateBytes
 from helpers.planner.model.stage_layers import balanced_layers
@@ -40,8 +40,7 @@ class Adapters:
 
     def check(self, shape: Shape, plan: ParallelPlan) -> None:
         """Raise a UserError if the engine does not train them so, or they cannot be counted."""
-        if type(self.rank) is not int or self.rank < 1:
-            raise UserError(f"rank must be a whole number of at least 1, not {self.rank!r}")
+        check_count("rank", self.rank)
         if self.quantize not in (None, "nf4"):
             raise UserError(f"quantize is 'nf4' or None, not {self.quantize!r}")
         if shape.held or shape.family not in (*FUSED, *APART):

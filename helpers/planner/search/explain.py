@@ -10,6 +10,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.devices import Cluster
+from helpers.planner.hardware.lookup import recorded_prices
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.job_checks import ways
 from helpers.planner.search.planned import Choice, check_choice, in_words
@@ -43,6 +44,7 @@ def explain(result: SearchResult, what_if: bool = True) -> str:
     best = result.best
     lines = [
         _winner(result),
+        *_whose_price(best.cluster),
         *_what_trains(result.question),
         _where_time_goes(best),
         _where_memory_goes(best),
@@ -89,6 +91,19 @@ def _winner(result: SearchResult) -> str:
     return line + "."
 
 
+def _whose_price(cluster: Cluster) -> Iterator[str]:
+    """What a machine costs, and where its price is a recorded one from when it is."""
+    usd = cluster.usd_per_hour
+    if usd is None:
+        return
+    line = f"Money is at {usd:g} dollars an hour for a {cluster.name}"
+    for price in recorded_prices(cluster.name):
+        if price.usd_per_hour == usd:
+            line += f", {price.service}'s price {price.kind} of {price.date} ({price.region})"
+            break
+    yield f"{line}."
+
+
 def _what_trains(question: Question) -> Iterator[str]:
     """What is not as with all of a model and AdamW."""
     if question.adapters is not None:
@@ -125,9 +140,10 @@ def _where_memory_goes(choice: Choice) -> str:
     memory, has = choice.memory, choice.cluster.memory_bytes
     parts = [(size, name) for name, size in memory.by_category.items()]
     shown = [f"{size / GIB:.1f} {name}" for size, name in sorted(parts, reverse=True) if size > 1e8]
+    most = f": {', '.join(shown)}; the rest is" if shown else ", most of it"
     return (
-        f"It needs {memory.total / GIB:.1f} of {has / GIB:.1f} GiB on the fullest rank: "
-        f"{', '.join(shown)}; the rest is the allocator's and the libraries'."
+        f"It needs {memory.total / GIB:.1f} of {has / GIB:.1f} GiB on the fullest rank{most} the "
+        "allocator's and the libraries'."
         + (f" {memory.host / GIB:.1f} GiB of it are in host memory." if memory.host else "")
     )
 

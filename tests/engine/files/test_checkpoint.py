@@ -51,7 +51,7 @@ def trainer_of(family: str, plan: ParallelPlan) -> Trainer:
 def run_and_save(family: str, plan: ParallelPlan, folder: Path, background: bool) -> list[float]:
     """Ten steps, a checkpoint after the fifth; the losses of the last five."""
     trainer = trainer_of(family, plan)
-    checkpoints = Checkpoints(folder, background=background)
+    checkpoints = Checkpoints(str(folder), background=background)
     losses = []
     for step in range(10):
         losses.append(trainer.step(*tiny.batch(step)).loss)

@@ -256,6 +256,21 @@ def test_an_export_has_the_dtype_that_its_source_names(tmp_path: Path, dtype) ->
     assert again.dtype == dtype and again.config.dtype == dtype
 
 
+def save_onto(path: Path) -> str:
+    plan = ParallelPlan(pp=2)
+    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
+    with pytest.raises(UserError) as caught:
+        save_model(model, path)
+    return str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_said_on_every_rank(tmp_path: Path) -> None:
+    """While one rank could not write, the other waited for it."""
+    (tmp_path / "file").touch()
+    said = pool(2).run(save_onto, tmp_path / "file")
+    assert said == [f"cannot write to {tmp_path / 'file'}: File exists"] * 2
+
+
 def test_a_rank_may_be_left_without_rows(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = tiny.config("llama")

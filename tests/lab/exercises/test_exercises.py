@@ -33,9 +33,9 @@ BY_HAND = {
     "5c as on the slide": {"steps": 1 / 12, "state_gb": NEOX_20B / 1e9, "sent_gb": 231.24},
     "8a over the link": {"fsdp_s": 0.9, "hsdp_s": 0.32},
     "8c best interval": {"mtbf_s": 40_500, "interval_s": 2204.5},
-    "7c most gained": {"times": 10 / 7, "usd": 1440 / 3600 * 32.7726 * 16},
+    "7c most gained": {"times": 10 / 7, "usd": 1440 / 3600 * 21.957642 * 16},
     "10b whose batch": {"data_ranks": 2, "prescaled": 12, "not_prescaled": 48},
-    "6a bill": {"days": 18.0, "usd": 18.0 * 24 * 98.32 * 64},
+    "6a bill": {"days": 18.0, "usd": 18.0 * 24 * 55.04 * 64},
 }
 
 STUBS = {
