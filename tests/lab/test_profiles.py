@@ -177,7 +177,7 @@ def test_changes_replace_fields_and_none_leaves_them():
         ),
         (
             {"notebook": 1, "profile": "tiny", "steps": 2.5},
-            "steps is 2.5: it must be a whole number",
+            "steps must be a whole number of at least 1, not 2.5",
         ),
         ({"notebook": 2, "profile": "tiny", "pp": 20}, "20 stages are too many"),
         (

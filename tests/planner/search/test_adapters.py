@@ -141,7 +141,7 @@ def test_words_and_command(falcon):
     assert "Adapters of rank 64 train" in text and "4 bits (NF4)" in text
     assert "MFU" not in text and falcon.best.mfu(1e14) is None
     words = shlex.split(falcon.command("falcon-40b"))
-    args = parse(words[words.index("scripts/train.py") + 1 :])
+    args = parse(words[words.index("helpers.train") + 1 :])
     assert (args.lora_rank, args.quantize, args.optimizer) == (64, "nf4", "adamw")
     eight = search_plans(SMALL, G5, 4, 2048, optimizer="adamw8bit")
     assert "The optimizer is adamw8bit." in explain(eight, what_if=False)

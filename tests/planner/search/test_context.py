@@ -45,7 +45,7 @@ def test_it_is_said_in_words(long_row):
 
 def test_the_command_starts_it(long_row):
     words = long_row.command("llama3-8b").split()
-    args = parse(words[words.index("scripts/train.py") + 1 :])
+    args = parse(words[words.index("helpers.train") + 1 :])
     fields = {name: getattr(args, name) for name in ParallelPlan().to_dict()}
     assert ParallelPlan(**fields) == long_row.best.plan
 

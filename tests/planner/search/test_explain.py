@@ -25,6 +25,8 @@ def test_the_answer_in_words():
     assert "Next best: " in text
     assert f"{found.ruled_out['does not fit']:,} do not fit" in text
     assert "300 billion tokens take" in text
+    price = "27.4471 dollars an hour for a p4de.24xlarge, ec2's price on demand of 2026-11-28"
+    assert f"Money is at {price} (us-east-1)." in text
     parts = next(line for line in text.splitlines() if line.startswith("Of the step: "))
     shares = [float(part.split()[0]) for part in parts.removeprefix("Of the step: ").split(", ")]
     assert 97 <= sum(shares) <= 103
@@ -50,3 +52,17 @@ def test_why_a_saver_is_there():
     assert "Without sharding the state" in text or found.best.plan.dp_shard == 1
     if found.best.plan.activation != "none" and not found.best.plan.offload:
         assert "Without recomputation" in text
+
+
+def test_a_price_of_ones_own_has_no_date():
+    own = make_cluster("p4d.24xlarge", usd_per_hour=10)
+    text = explain(search_plans(GPTJ_6B, own, batch=16, seq_len=1024), what_if=False)
+    assert "Money is at 10 dollars an hour for a p4d.24xlarge." in text
+    none = make_cluster(gpu="H100-80", gpus=8, intra_gb_s=450)
+    text = explain(search_plans(GPTJ_6B, none, batch=16, seq_len=1024), what_if=False)
+    assert "Money" not in text
+
+
+def test_a_model_with_nothing_to_list():
+    small = explain(search_plans(gpt(128, 2, 4, vocab=2048), P4D, batch=16, seq_len=64))
+    assert ": ;" not in small and "most of it the allocator's" in small
