@@ -32,6 +32,8 @@ HOMES = {
     "load_adapted": "adapters.qlora",
     "load_quantized": "adapters.nf4",
     "add_adapters": "adapters.lora",
+    "save_adapters": "adapters.lora",
+    "save_merged": "adapters.merging",
     "trainable_parameters": "adapters.lora",
     "shares_of_work": "context.balance",
     "make_schedule": "pipeline.schedules",

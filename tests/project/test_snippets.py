@@ -66,6 +66,7 @@ SNIPPETS = {
     path.name.split("_")[0]: "\n".join(written_in(path)) for path in NOTEBOOKS if written_in(path)
 }
 SNIPPETS["README"] = written_in(ROOT / "README.md")[0]
+SNIPPETS["engine"] = written_in(ROOT / "docs/engine.md")[0]
 TRAINS = [name for name, source in SNIPPETS.items() if "Trainer(" in source]
 READS = [name for name in SNIPPETS if name not in TRAINS]
 
@@ -168,12 +169,15 @@ def plan_and_compare(python: Path, folder: Path) -> None:
     assert "after is 2.00 times as fast as before" in told
     assert "#SBATCH --nodes=2" in told and (folder / "runs/mine/traces/rank-0.json.gz").exists()
     assert "| smp.init | converted | run.start(config)" in told
-    assert "Best by time: " in told and "\ntorchrun --nproc-per-node 8 " in told
+    assert "Best by time: " in told and "\ntorchrun --standalone --nproc-per-node 8 " in told
 
 
 def test_a_snippet_is_short():
-    assert all(len(SNIPPETS[name].split("\n")) <= 12 for name in TRAINS if name != "README")
-    assert len(TRAINS) == 6 and len(READS) == 5
+    whole_scripts = ("README", "engine")
+    assert all(
+        len(SNIPPETS[name].split("\n")) <= 12 for name in TRAINS if name not in whole_scripts
+    )
+    assert len(TRAINS) == 7 and len(READS) == 5
 
 
 @pytest.mark.slow
@@ -181,7 +185,9 @@ def test_from_an_engine_copied_under_another_name(tmp_path):
     copied(tmp_path, "helpers/engine")
     (tmp_path / "engine").rename(tmp_path / "mylib")
     (tmp_path / "helpers.py").write_text("raise ImportError('the copy reaches back')\n")
-    renamed = {name: SNIPPETS[name].replace("from helpers ", "from mylib ") for name in TRAINS}
+    renamed = {
+        name: re.sub(r"from helpers(\.engine)? ", "from mylib ", SNIPPETS[name]) for name in TRAINS
+    }
     assert "helpers" not in "".join(renamed.values())
     train_on_two_ranks(sys.executable, tmp_path, renamed)
     (tmp_path / "first.py").write_text(renamed["README"])

@@ -177,7 +177,22 @@ class Checkpoints:
                 f"{left}"
             ) from error
 
-    def load(self, trainer: Any, path: Path) -> None:
+    def resume(self, trainer: Any) -> bool:
+        """Go on from the newest whole checkpoint in the folder, where there is one. Every rank must
+        call it.
+
+        Returns:
+            Was there one?
+
+        Raises:
+            UserError: as `load` does.
+        """
+        there = on_all_ranks(lambda: list_checkpoints(self.folder))[0]
+        if there:
+            self.load(trainer, there[-1])
+        return bool(there)
+
+    def load(self, trainer: Any, path: str | Path) -> None:
         """Put a checkpoint's state into a trainer of any plan. Every rank must call it.
 
         Random streams go on where they were under the same plan; under another they start anew. So
@@ -186,6 +201,7 @@ class Checkpoints:
         Raises:
             UserError: a file is damaged or missing, or the run differs in what must not change.
         """
+        path = Path(path)
         manifest = on_all_ranks(lambda: read_manifest(path, self.fixed))[0]
         names = list(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
         on_all_ranks(lambda: verify(path, {name: manifest["files"][name] for name in names}))
@@ -242,12 +258,13 @@ def _reason(error: BaseException, draft: Draft) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
-def pick(source: Path) -> Path:
+def pick(source: str | Path) -> Path:
     """The checkpoint meant by a run's folder (its newest) or a checkpoint's own.
 
     Raises:
         UserError: there is none.
     """
+    source = Path(source)
     check_access(source)
     if STEP.fullmatch(source.name) and source.is_dir():
         return source
