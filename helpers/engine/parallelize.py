@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .admission.admitted import admitted, check_precision, kind_of, looks_ahead
-from .admission.given_model import check_given, check_same_weights
+from .admission.given_model import check_given, check_same_configuration, digest_of_weights
 from .context.attention import Context
 from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
@@ -55,17 +55,17 @@ def parallelize(
 
     Raises:
         UserError: the model is laid out already or is not as its class makes it, the plan does not
-            fit it, the ranks hold different weights, or the layout would not compute what the
+            fit it, the ranks hand over different models, or the layout would not compute what the
             model's class does.
     """
     check_given(model, plan)
+    if mesh.size() > 1:
+        check_same_configuration(model)
     plan.validate(model.config, world_size=mesh.size(), task=objective_of(model).task)
     if plan.precision == "fp8":
         check_float8(mesh.device_type)
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # as shards and messages need them
-    if mesh.size() > 1 and not any(p.is_meta for p in model.parameters()):
-        check_same_weights(model)
     began = time.perf_counter()
     check = check and family is None
     if check:
@@ -82,6 +82,7 @@ def parallelize(
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
     model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began
+    model.digest = digest_of_weights(model)
     boundary = Boundary(
         mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel, context_of(plan, mesh)
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
+from .admission.given_model import check_same_weights
 from .admission.packed_rows import documents_one_by_one
 from .admission.padded_rows import check_padding
 from .data_parallel.axes import data_group, token_group
@@ -82,7 +83,7 @@ class Trainer:
         hook: one of torch's DDP communication hooks, for plans of dp_replicate.
 
     Attributes:
-        compared: the first batch is compared with those of the other ranks.
+        compared: the first step's batch has been compared with those of the other ranks.
         runs_on: a step may end before ZeRO-1 or 2 has every rank's new parameters whole: the next
             forward waits for them, block by block, and `settle` for whoever else reads them.
     """
@@ -112,6 +113,8 @@ class Trainer:
         if not largest_over_ranks(int(any(p.requires_grad for p in model.parameters()))):
             raise UserError("no parameter trains: leave some with requires_grad=True")
         check_laid_out(model, plan)
+        if mesh.size() > 1:
+            check_same_weights(model)
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.clip = lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps
@@ -159,9 +162,13 @@ class Trainer:
             observer: looks at the parts before and after the update, and changes nothing.
 
         Raises:
+            UserError: the batch cannot be trained on, or other ranks' first one is another.
             Diverged: loss or gradient were not finite in several steps in a row.
             NotRepeatable: two passes differ; weights and optimizer are as before the step.
         """
+        if not self.compared:
+            self.compared = True
+            check_same_batch(MicroBatch(input_ids, labels, documents, **masks))
         started = time.perf_counter()
 
         def take() -> tuple[Tensor, dict[str, Tensor]]:
@@ -293,9 +300,6 @@ class Trainer:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
         tokens, on the device; once the model can train on them."""
         check_batch(batch, self.model, self.plan.cp)
-        if not self.compared:
-            self.compared = True
-            check_same_batch(batch)
         check_padding(batch, self.model, self.device, lay_out)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank

@@ -55,7 +55,9 @@ def refuse(message: str, code: int = 2) -> NoReturn:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
-        prog="helpers.train", description="Train a language model under a parallel plan."
+        prog="helpers.train",
+        description="Train a language model under a parallel plan.",
+        allow_abbrev=False,  # a flag that is cut short is a mistake
     )
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
     add("--model", type=name, default="gptj-tiny", help="preset, folder or hub id")

@@ -2,8 +2,8 @@
 makes it, with weights that are numbers of their own."""
 
 import collections
+from hashlib import sha256
 
-import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
@@ -53,18 +53,30 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
     _check_shared(model)
 
 
+def check_same_configuration(model: nn.Module) -> None:
+    """Raise a UserError on every rank if the ranks hand over models of different kinds."""
+    facts = f"{type(model).__name__} {model.config.to_json_string(use_diff=False)}"
+    if not is_same_on_all(facts.encode()):
+        raise UserError("the ranks hand over different models: make one, the same on every rank")
+
+
+def digest_of_weights(model: nn.Module) -> bytes:
+    """Of a few numbers of each parameter: what is drawn without a seed differs in all of them."""
+    digest = sha256()
+    for p in model.parameters():
+        if not p.is_meta:
+            some = p.detach().flatten()[:: max(1, p.numel() // COMPARED)]
+            digest.update(some.double().cpu().numpy().tobytes())
+    return digest.digest()
+
+
 def check_same_weights(model: nn.Module) -> None:
-    """Raise a UserError on every rank if the ranks hand over different models. Of each parameter a
-    few numbers are compared: what is drawn without a seed differs in all of them."""
-    some = [
-        p.detach().flatten()[:: max(1, p.numel() // COMPARED)].double().cpu()
-        for p in model.parameters()
-    ]
-    numbers = torch.cat(some).numpy().tobytes() if some else b""
-    if not is_same_on_all(model.config.to_json_string().encode() + numbers):
+    """Raise a UserError on every rank if the model that is laid out had different weights on the
+    ranks: each would train another."""
+    if not is_same_on_all(model.digest):
         raise UserError(
-            "the ranks hold different models or weights: call torch.manual_seed with one seed "
-            "before the model is made, or load the same files on every rank"
+            "the ranks held different weights when the model was laid out: call torch.manual_seed "
+            "with one seed before it is made, or load the same files on every rank"
         )
 
 

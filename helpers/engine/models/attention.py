@@ -1,8 +1,8 @@
 """One attention call for every family."""
 
 import copy
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,34 +65,47 @@ def attend(
     """
     if softcap is not None and sinks is not None:
         raise UserError("attention with a softcap and sinks at once is not computed here")
+    how = How(dropout, scale, causal, softcap, sinks)
     if boundary.context is not None and boundary.context.part is not None:
-        out = _over_context(
-            boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias, sinks
-        )
+        out = _over_context(boundary, query, key, value, how, window, key_bias)
     elif boundary.documents is not None:
-        out = _over_documents(
-            boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias, sinks
-        )
+        out = _over_documents(boundary, query, key, value, how, window, key_bias)
     else:
         causal = causal and mask is None
         if causal and query.shape[2] == 1:  # by a branch: `> 1` of a compiled shape is a symbol
             causal = False
-        with boundary.own_stream(True) if dropout > 0 else nullcontext():
-            out = _whole(query, key, value, mask, dropout, scale, causal, softcap, sinks)
+        with _own_stream(boundary, how):
+            out = _whole(query, key, value, mask, How(dropout, scale, causal, softcap, sinks))
     return out.transpose(1, 2).contiguous()  # some classes take a view of it
 
 
-def _whole(query, key, value, mask, dropout, scale, causal, softcap, sinks) -> Tensor:
-    """[batch, heads, seq, width of a value]; arguments as of `attend`."""
+class How(NamedTuple):
+    """How scores are made and become weights, as the arguments of `attend` say."""
+
+    dropout: float
+    scale: float | None
+    causal: bool
+    softcap: float | None
+    sinks: Tensor | None
+
+
+def _own_stream(boundary: Any, how: How) -> AbstractContextManager:
+    """In which dropout draws other numbers on each rank of tp, whose heads are others."""
+    return boundary.own_stream(True) if how.dropout > 0 else nullcontext()
+
+
+def _whole(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How) -> Tensor:
+    """[batch, heads, seq, width of a value]."""
+    dropout, scale, causal, softcap, sinks = how
     if sinks is not None:
         scale = scale or query.shape[3] ** -0.5
         longer = before_first(query, key, value, mask, sinks, scale)
-        return _whole(*longer, dropout, scale, causal, softcap, None)[:, :, 1:]
+        return _whole(*longer, How(dropout, scale, causal, softcap, None))[:, :, 1:]
     if value.shape[3] < query.shape[3]:  # the fused kernels are for one width
         value, width = F.pad(value, (0, query.shape[3] - value.shape[3])), value.shape[3]
-        return _whole(query, key, value, mask, dropout, scale, causal, softcap, None)[..., :width]
+        return _whole(query, key, value, mask, how)[..., :width]
     if softcap is not None:
-        return _capped(query, key, value, mask, dropout, scale, causal, softcap)
+        return _capped(query, key, value, mask, how)
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -106,56 +119,69 @@ def _whole(query, key, value, mask, dropout, scale, causal, softcap, sinks) -> T
 
 
 def _over_documents(
-    boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias, sinks
+    boundary: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    how: How,
+    window: int | None,
+    key_bias: Tensor | None,
 ) -> Tensor:
-    """Attention inside the documents of packed rows; arguments and result as of `_whole`."""
+    """The same inside the documents of packed rows."""
+    dropout, scale, causal, softcap, sinks = how
     if not causal:
         raise UserError("packed rows have causal attention, and this model asks for another kind")
 
     def attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return _whole(q, k, v, mask, dropout, scale, mask is None, softcap, sinks)
+        return _whole(q, k, v, mask, How(dropout, scale, mask is None, softcap, sinks))
 
-    with boundary.own_stream(True) if dropout > 0 else nullcontext():
+    with _own_stream(boundary, how):
         return boundary.by_documents(attend_one, query, key, value, window, key_bias)
 
 
 def _over_context(
-    boundary, query, key, value, dropout, scale, causal, softcap, window, key_bias, sinks
+    boundary: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    how: How,
+    window: int | None,
+    key_bias: Tensor | None,
 ) -> Tensor:
-    """Attention over the ranks of cp; arguments and result as of `_whole`."""
-    if not causal:
+    """The same over the ranks of cp."""
+    if not how.causal:
         raise UserError("cp splits causal attention, and this model asks for another kind")
-    with boundary.own_stream(True) if dropout > 0 else nullcontext():
-        seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
+    with _own_stream(boundary, how):
+        seed = int(torch.randint(2**62, ())) if how.dropout > 0 else 0
     return boundary.context.attend(
         query,
         key,
         value,
-        sinks,
-        scale=scale or query.shape[3] ** -0.5,
-        softcap=softcap,
+        how.sinks,
+        scale=how.scale or query.shape[3] ** -0.5,
+        softcap=how.softcap,
         window=window,
         key_bias=key_bias,
-        dropout=dropout,
+        dropout=how.dropout,
         seed=seed,
     )
 
 
-def _capped(query, key, value, mask, dropout, scale, causal, softcap) -> Tensor:
-    """The formula itself, with the scores in memory; arguments and result as of `_whole`."""
+def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How) -> Tensor:
+    """The formula itself, with the scores in memory."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = query @ key.transpose(2, 3) * (scale or query.shape[3] ** -0.5)
-    scores = softcap * (scores / softcap).tanh()
-    if causal:
+    scores = query @ key.transpose(2, 3) * (how.scale or query.shape[3] ** -0.5)
+    scores = how.softcap * (scores / how.softcap).tanh()
+    if how.causal:
         mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask
     # in float32 whatever the dtype, as in the classes that have a softcap
-    weights = F.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
-    return weights @ value
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return F.dropout(weights, how.dropout) @ value
 
 
 def use(model: nn.Module) -> None:

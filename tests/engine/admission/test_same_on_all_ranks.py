@@ -50,9 +50,9 @@ def said(differs: str, plan: ParallelPlan) -> str:
 @pytest.mark.parametrize(
     ("differs", "words"),
     (
-        ("weights", "different models or weights"),
-        ("one weight", "different models or weights"),
-        ("configuration", "different models or weights"),
+        ("weights", "the ranks held different weights"),
+        ("one weight", "the ranks held different weights"),
+        ("configuration", "the ranks hand over different models"),
         ("ids", "different batches"),
         ("labels", "different batches"),
         ("nothing", ""),

@@ -340,6 +340,7 @@ def step_of_length(kind: str, layout: dict[str, Any], length: int, packed: bool)
         rope_parameters=ROTARY[kind],
     )
     plan = ParallelPlan(**layout)
+    torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     model = parallelize(model, plan, mesh_of(plan))
     trained = trainer.Trainer(model, plan, mesh_of(plan), lr=1e-3)

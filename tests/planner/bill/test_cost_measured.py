@@ -24,7 +24,6 @@ def measure(tp: int) -> tuple[dict[str, int], list[int]]:
     config = load_config("gptj-tiny", vocab_size=ODD_VOCABULARY)
     model = load_model("gptj-tiny", plan, mesh_of(plan), config=config)
     trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
-    trainer.compared = True  # else two more messages in the first step
     tokens = torch.randint(ODD_VOCABULARY, (BATCH, SEQ_LEN), generator=torch.manual_seed(0))
     with Watch() as watch:
         trainer.backward(tokens, tokens)
