@@ -149,6 +149,13 @@ def answer_transformers(model: nn.Module) -> None:
     def resize_token_embeddings(*_: Any, **__: Any) -> None:
         raise UserError("resize the vocabulary before the model is laid out, not after")
 
+    def deepcopy(_: Any) -> None:
+        raise UserError(
+            "a copy of a laid-out model would compute with the original's weights: save_model and "
+            "load_model, or copy it before it is laid out"
+        )
+
+    model.__deepcopy__ = deepcopy
     model.save_pretrained = save_pretrained
     model.resize_token_embeddings = resize_token_embeddings
 
@@ -183,4 +190,5 @@ def load_model(
         model, files = blank_model(source, config, dtype, from_scratch, task)
         parallelize(model, plan, mesh)
         fill(model, files, seed, device)
+        model.digest = f"{seed} {None if files is None else files.digest}".encode()
     return model

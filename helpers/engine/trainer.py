@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from .admission.given_model import check_same_weights
+from .admission.given_model import check_same_weights, check_trained, trained
 from .admission.packed_rows import documents_one_by_one
 from .admission.padded_rows import check_padding
 from .data_parallel.axes import data_group, token_group
@@ -24,6 +24,7 @@ from .messages.carriers import all_reduce
 from .models.architecture import text_config
 from .parallelize import check_laid_out, lay_out
 from .pipeline.micro_batches import (
+    MASKS,
     MicroBatch,
     check_batch,
     check_same_batch,
@@ -43,10 +44,13 @@ from .precision.optimizer import (
     gradient_norm,
     lr_factor,
     scale_,
+    set_lr,
 )
 from .precision.replay import twice
 from .ranks.agreeing import largest_over_ranks
 from .tensor.partial_gradients import sum_partial_gradients
+
+COMPARED_EVERY = 10  # steps, of which the first one's batch is compared over the ranks
 
 
 class Observer(Protocol):
@@ -83,7 +87,7 @@ class Trainer:
         hook: one of torch's DDP communication hooks, for plans of dp_replicate.
 
     Attributes:
-        compared: the first step's batch has been compared with those of the other ranks.
+        compare_in: steps until the batch is compared with those of the other ranks.
         runs_on: a step may end before ZeRO-1 or 2 has every rank's new parameters whole: the next
             forward waits for them, block by block, and `settle` for whoever else reads them.
     """
@@ -113,10 +117,11 @@ class Trainer:
         if not largest_over_ranks(int(any(p.requires_grad for p in model.parameters()))):
             raise UserError("no parameter trains: leave some with requires_grad=True")
         check_laid_out(model, plan)
+        self.trains = trained(model)
         if mesh.size() > 1:
             check_same_weights(model)
         self.model, self.plan, self.mesh = model, plan, mesh
-        self.lr, self.clip = lr, clip
+        self.lr, self.last_lr, self.clip = lr, lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps
         self.total_steps = total_steps
         self.data = data_parallel(model, plan, mesh, hook)
@@ -136,7 +141,7 @@ class Trainer:
         )
         self.device = next(model.parameters()).device
         self.steps_done = 0
-        self.compared = mesh.size() == 1
+        self.compare_in = 0 if mesh.size() > 1 else math.inf
         self.runs_on = False
         # dropout differs between tokens and between stages, not between the ranks of tp
         torch.manual_seed(seed + 1_000_003 * self.token_group.rank() + 1_009 * self.pipeline.rank)
@@ -162,13 +167,18 @@ class Trainer:
             observer: looks at the parts before and after the update, and changes nothing.
 
         Raises:
-            UserError: the batch cannot be trained on, or other ranks' first one is another.
+            UserError: the batch cannot be trained on, or other ranks have another (which the first
+                step and every tenth look at); or what trains, or the learning rate, was changed
+                from outside.
             Diverged: loss or gradient were not finite in several steps in a row.
             NotRepeatable: two passes differ; weights and optimizer are as before the step.
         """
-        if not self.compared:
-            self.compared = True
+        if unknown := sorted(masks.keys() - set(MASKS)):
+            raise UserError(f"a step takes {', '.join(MASKS)} beside, and no {unknown[0]}")
+        if self.compare_in == 0:
+            self.compare_in = COMPARED_EVERY
             check_same_batch(MicroBatch(input_ids, labels, documents, **masks))
+        self.compare_in -= 1
         started = time.perf_counter()
 
         def take() -> tuple[Tensor, dict[str, Tensor]]:
@@ -208,6 +218,7 @@ class Trainer:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
         batch = MicroBatch(input_ids, labels, documents, **masks)
         batches = self._micro_batches(batch)
+        check_trained(self.model, self.trains)
         self.model.train()
         labelled = max(1, self.model.objective.count(labels))
         with products(self.plan, self.device):
@@ -247,9 +258,7 @@ class Trainer:
 
     def update(self, gradients: dict[str, Tensor]) -> None:
         """One optimizer step with these gradients of the parts."""
-        factor = self._lr_factor()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * factor
+        self.last_lr = set_lr(self.optimizer, self.last_lr, self.lr * self._lr_factor())
         for part in self.parts:
             gradient = gradients.get(part.name)
             part.tensor.grad = None if gradient is None else gradient.to(part.tensor.dtype)

@@ -9,23 +9,25 @@ Sources: Devlin et al. 2018, BERT, section 3.1 (15 % of the tokens; of these 80 
 another token, 10 % as they are); Liu et al. 2019, RoBERTa, section 4.1 (masked anew each time).
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, need
 from helpers.engine.models.objectives import IGNORED
 from helpers.text.readers import Example
 from helpers.text.tokenizer import Tokenizer
 
-NAMES = {
-    "first": ("[CLS]", "<s>"),
-    "pad": ("[PAD]", "<pad>"),
-    "last": ("[SEP]", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
+NAMES = {  # what its files call it, else how it is written
+    "first": ("cls_token", ("[CLS]", "<s>")),
+    "pad": ("pad_token", ("[PAD]", "<pad>")),
+    "last": ("sep_token", ("[SEP]", "</s>")),
+    "mask": ("mask_token", ("[MASK]", "<mask>")),
 }
 CHOSEN, MASKED, OTHER = 0.15, 0.8, 0.1
 
@@ -44,10 +46,9 @@ class SpecialTokens:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "SpecialTokens":
         """Those of a tokenizer that has them, as BERT's and RoBERTa's; else new ones."""
-        found = {
-            name: next((i for i in map(tokenizer.id_of, texts) if i is not None), None)
-            for name, texts in NAMES.items()
-        }
+        found = {name: _find(tokenizer, *known) for name, known in NAMES.items()}
+        if found["last"] is None and "cls_token" in tokenizer.named:
+            found["last"] = tokenizer.end_id  # as ESM's
         if None not in found.values():
             return cls(**found, moved=0, vocab_size=tokenizer.vocab_size)
         new = {name: place for place, name in enumerate(NAMES)}
@@ -60,6 +61,42 @@ class SpecialTokens:
 
     def row(self, ids: list[int]) -> list[int]:
         return [self.first, *ids, self.last]
+
+
+def _find(tokenizer: Tokenizer, name: str, texts: tuple[str, ...]) -> int | None:
+    named = [tokenizer.named[name]] if name in tokenizer.named else []
+    ids = map(tokenizer.id_of, [*named, *texts])
+    return next((token for token in ids if token is not None), None)
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer that had none of these tokens with them, as tokenizer.json: whoever loads
+    it, this project and transformers, gets the rows that were trained on."""
+    moved, texts = len(NAMES), [texts[0] for _, texts in NAMES.values()]
+    written = json.loads(tokenizer.backend.to_str())
+    model = written["model"]
+    if isinstance(model["vocab"], dict):
+        own = {token: place + moved for token, place in model["vocab"].items()}
+        model["vocab"] = {text: place for place, text in enumerate(texts)} | own
+    else:  # a unigram's: pairs of a token and its score, in the order of their ids
+        model["vocab"] = [*([text, 0.0] for text in texts), *model["vocab"]]
+        model["unk_id"] = None if model["unk_id"] is None else model["unk_id"] + moved
+    added = [one | {"id": one["id"] + moved} for one in written["added_tokens"]]
+    options = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    new = [{"id": i, "content": text, "special": True} | options for i, text in enumerate(texts)]
+    written["added_tokens"] = [*new, *added]
+    first, last = texts[0], texts[2]
+    made = need("tokenizers", "hf").Tokenizer.from_str(json.dumps(written))
+    made.post_processor = need("tokenizers.processors", "hf").TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B {last}",
+        special_tokens=[(text, texts.index(text)) for text in (first, last)],
+    )
+    made.save(str(folder / "tokenizer.json"))
+    named = {name: texts[0] for name, texts in NAMES.values()}
+    end = {} if tokenizer.end_id is None else {"eos_token": tokenizer.decode([tokenizer.end_id])}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def stream_rows(texts: list[list[int]], special: SpecialTokens, seq_len: int) -> list[list[int]]:

@@ -36,7 +36,8 @@ class Template:
     short: str | None
 
 
-# alpaca: Taori et al. 2023, github.com/tatsu-lab/stanford_alpaca, section "Data Release".
+# alpaca: Taori et al. 2023, github.com/tatsu-lab/stanford_alpaca, section "Data Release", with the
+# new line before the answer that github.com/tloen/alpaca-lora and torchtune have.
 # falcon: the published Falcon-40B fine-tuning on dolly. dialogue: the same model on samsum.
 TEMPLATES = {
     "alpaca": Template(
@@ -103,12 +104,19 @@ def fill(row: Row, form: Template, where: str) -> Example | None:
         UserError: a column is missing, or its value is no text.
     """
     columns = find_columns(list(row), form, where)
-    parts = {part: _text(row[name], name, where) for part, name in columns.items()}
+    parts = {part: _part(row, part, where) for part in columns}
     given = {part for part, text in parts.items() if text.strip()}
     prompt = form.short if "input" not in given else form.prompt
     if prompt is None or not given.issuperset(("output", *_needed(prompt))):
         return None
     return Example(prompt.format(**parts), parts["output"], where)
+
+
+def _part(row: Row, part: str, where: str) -> str:
+    """Of the columns that may hold a part the first that is not blank in this record: a file of
+    several data sets has the columns of all."""
+    texts = (_text(row[name], name, where) for name in COLUMNS[part] if name in row)
+    return next((text for text in texts if text.strip()), "")
 
 
 def _needed(prompt: str) -> list[str]:

@@ -27,7 +27,7 @@ def shown(names: Sequence[str]) -> str:
 
 
 def _is_number(name: str) -> bool:
-    return re.fullmatch(r"-?\d+", name) is not None
+    return re.fullmatch(r"-?\d{1,18}", name) is not None  # Python reads no thousands of digits
 
 
 def _number(name: str) -> int:
@@ -42,6 +42,8 @@ def verbalize(names: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], di
     """
     numbers = [str(number) for number in range(len(names))]
     candidates = [(prompt, words) for known, prompt, words in VERBALIZERS if known == tuple(names)]
+    # some tokenizers put the space before a word themselves
+    candidates += [(prompt, [word.strip() for word in words]) for prompt, words in candidates]
     for words in (list(names), numbers):
         candidates += [(PROMPT, [f" {word}" for word in words]), (PROMPT, words)]
     for prompt, words in candidates:
@@ -51,7 +53,7 @@ def verbalize(names: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], di
             return _prompt_ids(prompt, tokenizer), {
                 name: ids[0] for name, ids in zip(names, encoded, strict=True)
             }
-    free = [token for token in range(tokenizer.vocab_size) if token != tokenizer.end_id]
+    free = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
     if len(free) < len(names):
         raise UserError(f"{len(names)} labels, but the tokenizer has only {len(free)} tokens")
     return _prompt_ids(PROMPT, tokenizer), dict(zip(names, free, strict=False))

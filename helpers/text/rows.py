@@ -172,6 +172,8 @@ def _tokenize_for_encoders(
         truncated = sum(len(ids) > seq_len - 2 for ids in texts)
     else:
         rows = stream_rows(texts, special, seq_len)
+    if not rows:
+        raise UserError("no token of the text is one that is trained on: it is blank")
     ids = torch.tensor([token for row in rows for token in row])
     return TokenData(
         ids=ids,

@@ -62,9 +62,11 @@ def tokenized(
         data = _read(folder)
         if data is None:
             data = tokenize(examples, tokenizer, *settings)
-            with suppress(OSError):  # no room, or no place to write
+            try:
                 _write(data, folder)
                 data = _read(folder) or data
+            except OSError:  # no room, or no place to write
+                shutil.rmtree(_draft(folder), ignore_errors=True)
     return data
 
 
@@ -102,7 +104,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _write(data: TokenData, folder: Path) -> None:
     """Whole under its name, or not there."""
-    draft = folder.with_suffix(".partial")
+    draft = _draft(folder)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     for name, dtype in STORED.items():
@@ -118,6 +120,10 @@ def _write(data: TokenData, folder: Path) -> None:
         shutil.rmtree(facts_of_old.parent, ignore_errors=True)
 
 
+def _draft(folder: Path) -> Path:
+    return folder.with_suffix(".partial")
+
+
 def _read(folder: Path) -> TokenData | None:
     """What is there; None where nothing is, or what is was damaged."""
     try:
@@ -130,7 +136,8 @@ def _read(folder: Path) -> TokenData | None:
             mask, special, others = facts["masking"]
             facts["masking"] = Masking(mask, tuple(special), tuple(others))
         data = TokenData(**stored, **facts)
-        _note_use(folder)
+        with suppress(OSError):  # may be read and not written
+            _note_use(folder)
         return data if _digest(data) == digest else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         return None

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
 
 # What the families call the token between two documents, in the order in which it is looked for.
 END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
+# what transformers calls the special tokens that are looked at
+SPECIAL = ("eos_token", "cls_token", "sep_token", "pad_token", "mask_token")
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     "chat_template.jinja",
@@ -25,14 +28,22 @@ class Tokenizer:
     Attributes:
         vocab_size: largest id + 1, so every id fits an embedding of that many rows.
         end_id: the token that ends a document, None if the vocabulary has none.
+        named: how the special tokens are written, by transformers' names: `cls_token` and so on.
     """
 
-    def __init__(self, backend: Any, end_id: int | None):
+    def __init__(self, backend: Any, end_id: int | None, named: Mapping[str, str] | None = None):
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.end_id = end_id
+        self.named = dict(named or {})
+
+    @property
+    def special_ids(self) -> set[int]:
+        """Of tokens that stand for no text."""
+        added = self.backend.get_added_tokens_decoder()
+        return {token for token, one in added.items() if one.special} | {self.end_id} - {None}
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, of any length, encoded on all cores."""
@@ -78,6 +89,7 @@ def copy_tokenizer(source: str | Path, folder: Path) -> None:
             if (path / name).is_file():
                 shutil.copyfile(path / name, folder / name)
     elif path.is_file():
+        copy_tokenizer(path.parent, folder)  # what is said of it there
         shutil.copyfile(path, folder / FILES[0])
     else:
         transformers = need("transformers", "hf")
@@ -91,29 +103,35 @@ def _from_file(path: Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise UserError(f"{path} is not a tokenizer.json: {reason(error)}") from None
-    return Tokenizer(backend, _end_id(backend, path.parent))
+    named = _named(path.parent)
+    end = named.get("eos_token")
+    if end is not None and backend.token_to_id(end) is None:
+        raise UserError(
+            f"{path} has no token {end!r:.40}, which the files beside it call the end: let "
+            "transformers load the folder and save it anew"
+        )
+    ids = (backend.token_to_id(name) for name in ([end] if end else END_TOKENS))
+    return Tokenizer(backend, next((token for token in ids if token is not None), None), named)
 
 
-def _end_id(backend: Any, folder: Path) -> int | None:
-    names = list(END_TOKENS)
-    config = folder / "tokenizer_config.json"
-    if config.is_file():
-        names = [*_named_end(config), *names]
-    ids = (backend.token_to_id(name) for name in names)
-    return next((token for token in ids if token is not None), None)
-
-
-def _named_end(config: Path) -> list[str]:
-    """The text that a tokenizer_config.json calls the end, if any."""
-    try:
-        named = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        raise UserError(f"{config} is no JSON object of a tokenizer") from None
-    if isinstance(named, dict):
-        named = named.get("content")
-    if not isinstance(named, str | None):
-        raise UserError(f"{config}: eos_token is {named!r}, and must be text")
-    return [named] if named else []
+def _named(folder: Path) -> dict[str, str]:
+    """How the files beside a tokenizer.json write its special tokens; the later file wins."""
+    found: dict[str, str] = {}
+    for config in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+        if not config.is_file():
+            continue
+        try:
+            known = json.loads(config.read_text(encoding="utf-8"))
+            named = {name: known.get(name) for name in SPECIAL}
+        except (OSError, ValueError, AttributeError, RecursionError):
+            raise UserError(f"{config} is no JSON object of a tokenizer") from None
+        for name, text in named.items():
+            text = text.get("content") if isinstance(text, dict) else text
+            if not isinstance(text, str | None):
+                raise UserError(f"{config}: {name} is {text!r:.40}, and must be text")
+            if text:
+                found[name] = text
+    return found
 
 
 def _from_hub(source: str) -> Tokenizer:
@@ -127,4 +145,5 @@ def _from_hub(source: str) -> Tokenizer:
         ) from None
     if not loaded.is_fast:
         raise UserError(f"the tokenizer {source} has no tokenizer.json, which is needed here")
-    return Tokenizer(loaded.backend_tokenizer, loaded.eos_token_id)
+    named = {name: str(text) for name in SPECIAL if (text := getattr(loaded, name, None))}
+    return Tokenizer(loaded.backend_tokenizer, loaded.eos_token_id, named)

@@ -109,8 +109,7 @@ class Job:
     @property
     def starts_random(self) -> bool:
         """Are the first weights random?"""
-        no_files = self.args.from_scratch or self.args.model in presets()
-        return self.files is None and no_files
+        return random_start(self.args, self.files)
 
     def facts(self) -> dict[str, Any]:
         """What must be the same on every rank."""
@@ -135,6 +134,11 @@ class Job:
             "model": self.config.model_type,
             **{word: getattr(text_config(self.config), name, None) for word, name in SIZES.items()},
         }
+
+
+def random_start(args: argparse.Namespace, files: WeightFiles | None) -> bool:
+    """Are the first weights random?"""
+    return files is None and (args.from_scratch or args.model in presets())
 
 
 def prepare(args: argparse.Namespace) -> Job:
@@ -178,8 +182,12 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.task == "instruct" and args.pack:
         check_documents_of(config, lay_out)
     check_rotary(config, args.seq_len, plan, args.task == "instruct" and args.pack)
-    train = read_tokens(args.data or bundled(BUNDLED[args.task]), "train", args, tokenizer)
+    data = args.data or bundled(BUNDLED[args.task])
+    train = read_tokens(data, "train", args, tokenizer)
     if args.task == "classify-head":
+        own = [name for _, name in sorted(config.id2label.items())]
+        if not random_start(args, files) and set(train.label_names) <= set(own):
+            train = read_tokens(data, "train", args, tokenizer, own)  # in the order of the head
         config.id2label = dict(enumerate(train.label_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
     if train.truncated and is_first():
@@ -260,8 +268,8 @@ def find_local_weights(args: argparse.Namespace) -> WeightFiles | None:
 
 
 def fit_vocabulary(config: Any, args: argparse.Namespace, tokenizer: Tokenizer) -> None:
-    """Widen the vocabulary of a model without weights to the tokenizer's number of ids, and let an
-    encoder pad with the token that its rows are padded with.
+    """Widen the vocabulary of a model without weights to the tokenizer's number of ids, and give it
+    the tokenizer's special tokens: where a text ends, or what an encoder's rows are padded with.
 
     Raises:
         UserError: the model has weights, and fewer rows than the tokenizer has ids, or other
@@ -278,7 +286,17 @@ def fit_vocabulary(config: Any, args: argparse.Namespace, tokenizer: Tokenizer) 
                 f"{text.vocab_size}: give the model's own tokenizer"
             )
         text.vocab_size = ids
-    if special is None or special.pad == text.pad_token_id:
+    if special is None:
+        if random:  # the source's are of another vocabulary; what pads would never be trained
+            text.eos_token_id = text.bos_token_id = tokenizer.end_id
+            text.pad_token_id = None
+        return
+    if special.moved and not random and special.vocab_size != text.vocab_size:
+        raise UserError(
+            f"the tokenizer has no tokens that it calls cls, sep, pad and mask, and {args.model} "
+            "was trained with some: give the model's own tokenizer"
+        )
+    if special.pad == text.pad_token_id:
         return
     if not random:
         raise UserError(

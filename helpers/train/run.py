@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,8 +44,9 @@ from helpers.engine.ranks import (
 )
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens
+from helpers.text.encoder_rows import SpecialTokens, write_tokenizer
 from helpers.text.prefetching import prefetched
-from helpers.text.tokenizer import copy_tokenizer
+from helpers.text.tokenizer import copy_tokenizer, load_tokenizer
 from helpers.trace import timelines
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
@@ -129,7 +131,16 @@ def save(job: Job, model: nn.Module) -> None:
         if job.args.merge:
             save_merged(model, out / "model")
     if is_first() and (job.adapting is None or job.args.merge):
-        copy_tokenizer(tokenizer_of(job.args), out / "model")
+        save_tokenizer(job, out / "model")
+
+
+def save_tokenizer(job: Job, folder: Path) -> None:
+    """The one whose ids the model was trained with."""
+    source = tokenizer_of(job.args)
+    if job.head != "lm" and SpecialTokens.of(tokenizer := load_tokenizer(source)).moved:
+        write_tokenizer(tokenizer, folder)
+    else:
+        copy_tokenizer(source, folder)
 
 
 def load(job: Job, mesh: DeviceMesh, device: torch.device, checkpoints: Checkpoints) -> Trainer:

@@ -1,15 +1,20 @@
 """Reading text, making rows of tokens, and cutting them into batches."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
+from helpers.text.bundled import bundled
+from helpers.text.label_words import classes, verbalize
+from helpers.text.tokenizer import Tokenizer, copy_tokenizer
 from helpers.text.tokens import (
     IGNORED,
     Example,
@@ -386,3 +391,38 @@ def test_plain_text_has_the_published_token_count():
     examples = load_examples(REAL / "text" / "tinyshakespeare_input.txt", "lm")
     data = tokenize(examples, gpt2, "lm", 256)
     assert len(data.ids) == 338_025 + 1  # and the token that ends the document
+
+
+def test_a_named_end_that_is_no_token_is_refused(tmp_path):
+    """Another token ended the texts, and the saved model's did not."""
+    shutil.copy(bundled("tokenizer") / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|nowhere|>"}')
+    with pytest.raises(UserError, match=r"has no token '<\|nowhere\|>'"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "<|endoftext|>"}')
+    token = load_tokenizer(tmp_path).backend.id_to_token(300)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": token}))
+    named = load_tokenizer(tmp_path)
+    assert named.end_id == 300
+    (tmp_path / "copy").mkdir()
+    copy_tokenizer(tmp_path / "tokenizer.json", tmp_path / "copy")
+    assert load_tokenizer(tmp_path / "copy").end_id == named.end_id
+
+
+def test_words_that_a_tokenizer_gives_their_space_itself(tmp_path):
+    """As Llama 2's, of which no special token stands for a class either."""
+    words = ["<unk>", "<s>", "</s>", *("\u2581" + word for word in ("", "great", "terrible"))]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.add_special_tokens(words[:3])
+    own = Tokenizer(made, 2)
+    assert verbalize(("0", "1"), own)[1] == {"0": 5, "1": 4}
+    others = verbalize([f"class {n} of many" for n in range(3)], own)[1]
+    assert set(others.values()) == {3, 4, 5}
+
+
+def test_labels_of_thousands_of_digits_are_words():
+    long = "9" * 5000
+    assert classes([Example("a", long), Example("b", "7")]) == ("7", long)

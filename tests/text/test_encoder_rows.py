@@ -1,11 +1,13 @@
 """Rows for encoders: special tokens, what is masked, and batches that no layout changes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ from helpers.text import encoder_rows
 from helpers.text.bundled import bundled
 from helpers.text.encoder_rows import Masking, SpecialTokens, stream_rows, text_rows
 from helpers.text.readers import Example
-from helpers.text.tokenizer import load_tokenizer
+from helpers.text.tokenizer import Tokenizer, load_tokenizer
 from helpers.text.tokens import batches, load_examples, tokenize
 
 EXAMPLES = [Example("a good film", "1"), Example("dull and far too long", "0")] * 40
@@ -137,3 +139,64 @@ def test_plain_text_can_be_masked_and_not_classified(tmp_path: Path) -> None:
 
 def test_shares_are_the_papers() -> None:
     assert (encoder_rows.CHOSEN, encoder_rows.MASKED, encoder_rows.OTHER) == (0.15, 0.8, 0.1)
+
+
+KINDS = {
+    "bpe": lambda: tokenizers.Tokenizer.from_file(str(bundled("tokenizer") / "tokenizer.json")),
+    "unigram": lambda: tokenizers.Tokenizer(
+        tokenizers.models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -2.0), ("ab", -1.5)], 0)
+    ),
+    "words": lambda: tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_written_tokenizer_gives_the_rows_that_were_trained_on(kind: str, tmp_path: Path) -> None:
+    """The tokens' ids were four too low in what transformers loaded beside the weights."""
+    KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
+    plain = load_tokenizer(tmp_path)
+    special = SpecialTokens.of(plain)
+    (tmp_path / "saved").mkdir()
+    encoder_rows.write_tokenizer(plain, tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert SpecialTokens.of(again) == replace(special, moved=0)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in ("ab a b", "a", "b ab <|endoftext|>"):
+        row = special.row([token + special.moved for token in plain.encode([text])[0]])
+        assert special.row(again.encode([text])[0]) == row == theirs(text).input_ids
+    ids = (theirs.cls_token_id, theirs.pad_token_id, theirs.sep_token_id, theirs.mask_token_id)
+    assert ids == (special.first, special.pad, special.last, special.mask)
+
+
+def test_tokens_of_other_names_are_those_that_the_files_name(tmp_path: Path) -> None:
+    words = ["<cls>", "<pad>", "<eos>", "<unk>", "<blank>", "a"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert SpecialTokens.of(load_tokenizer(tmp_path)).moved == 4
+    names = {"cls_token": "<cls>", "pad_token": "<pad>", "mask_token": {"content": "<blank>"}}
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(names | {"eos_token": "<eos>"}))
+    special = SpecialTokens.of(load_tokenizer(tmp_path))
+    assert (special.first, special.pad, special.last, special.mask, special.moved) == (
+        0,
+        1,
+        2,
+        4,
+        0,
+    )
+
+
+def test_text_without_a_token_is_said(berts) -> None:
+    with pytest.raises(UserError, match="it is blank"):
+        tokenize([Example("\u200b", None)], blank_tokenizer(), "mlm", 16)
+
+
+def blank_tokenizer() -> Tokenizer:
+    """Of which nothing that is no word is a token."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[CLS]": 0, "[PAD]": 1, "[SEP]": 2}))
+    made.add_special_tokens(["[MASK]"])
+    made.normalizer = tokenizers.normalizers.Replace("\u200b", "")
+    return Tokenizer(made, None)

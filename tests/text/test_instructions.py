@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -274,3 +275,18 @@ def test_real_instructions_keep_every_token(name: str, rows: int) -> None:
     answers = sum(map(len, documents)) - sum(prompts)
     assert int((data.targets != IGNORED).sum()) == answers  # none was cut
     assert len(data) * 512 < 1.03 * len(data.ids)
+
+
+@pytest.mark.parametrize("name", ["both.jsonl", "both.csv"])
+def test_a_file_of_two_data_sets_loses_none_of_them(tmp_path, name):
+    """Its records have the columns of both, half of them empty."""
+    rows = [{"instruction": "a", "input": "x", "output": "1"}]
+    rows.append({"instruction": "b", "context": "y", "response": "2"})
+    table = pd.DataFrame(rows)
+    if name.endswith("csv"):
+        table.to_csv(tmp_path / name, index=False)
+    else:
+        table.to_json(tmp_path / name, orient="records", lines=True)
+    first, second = load_instructions(tmp_path / name, template="falcon")
+    assert (first.label, second.label) == ("1", "2")
+    assert "### Context\nx\n" in first.text and "### Context\ny\n" in second.text

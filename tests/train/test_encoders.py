@@ -1,6 +1,7 @@
 """scripts/train.py with an encoder: words that are masked, rows that a head classifies."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.support import scripts
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+WORDS = (("lovely", "good"), ("awful", "bad"))
 SMALL = {"layers": 2, "hidden": 64, "heads": 2, "seq_len": 32}
 HELD_OUT = ROOT / "data" / "reviews" / "heldout.tsv"
 TOKENIZER = ROOT / "data" / "tokenizer"
@@ -114,6 +116,29 @@ def test_adapters_train_a_head(masked: Path, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_said_in_one_line(flags: tuple, words: str, tmp_path: Path) -> None:
     assert words in scripts.refusal("--task", "mlm", *flags, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_trained_head_keeps_the_order_of_its_classes(tmp_path: Path) -> None:
+    """They were put in the alphabet's, and its rows were not: all answers were the other one."""
+    rows = [f"{word} film {n}\t{label}" for n in range(32) for word, label in WORDS]
+    data = tmp_path / "data.tsv"
+    data.write_text("\n".join(["sentence\tlabel", *rows]))
+    flags = SMALL | {"model": "bert-tiny", "task": "classify-head", "data": data, "save": True}
+    run(1, tmp_path / "one", steps=20, lr=3e-3, batch_size=16, eval_data=data, **flags)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "one/model")
+    assert model.config.id2label == {0: "bad", 1: "good"}
+    for values in (model.classifier.weight.data, model.classifier.bias.data):
+        values.copy_(values.flip(0))
+    model.config.id2label, model.config.label2id = {0: "good", 1: "bad"}, {"good": 0, "bad": 1}
+    model.save_pretrained(tmp_path / "turned")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "one/model" / name, tmp_path / "turned")
+    flags = {"task": "classify-head", "seq_len": 32, "steps": 1, "lr": 1e-12, "save": True}
+    flags |= {"model": tmp_path / "turned", "data": data, "eval_data": data}
+    again, _ = run(1, tmp_path / "two", **flags)
+    assert again["eval"]["accuracy"] == 1
+    saved = json.loads((tmp_path / "two/model/config.json").read_text())
+    assert saved["id2label"] == {"0": "good", "1": "bad"}
 
 
 @pytest.mark.parametrize("task", ("lm", "instruct"))

@@ -2,8 +2,11 @@
 makes it, with weights that are numbers of their own."""
 
 import collections
+import copy
 from hashlib import sha256
+from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
@@ -13,7 +16,8 @@ from ..models.architecture import family_of, text_config
 from ..plan import ParallelPlan
 from ..ranks.agreeing import is_same_on_all
 
-COMPARED = 8  # numbers of a parameter, about
+COMPARED = 8  # numbers of a parameter, about, and as many of its end, where rows are added
+ORIGIN = ("_name_or_path", "transformers_version")
 
 
 def check_given(model: nn.Module, plan: ParallelPlan) -> None:
@@ -51,13 +55,63 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
             f"{empty[0]} has no elements, which zero_stage=3 cannot shard: take zero_stage=1 or 2"
         )
     _check_shared(model)
+    _check_unchanged(model)
+    if plan.tp > 1 or plan.zero == 3:
+        _check_no_hooks(model)
+
+
+def _check_no_hooks(model: nn.Module) -> None:
+    """Raise a UserError if hooks wait for the gradients of parameters that will be replaced."""
+    for name, p in model.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            raise UserError(
+                f"{name} has a hook on its gradient, which tp and zero_stage=3 would drop: take it "
+                "off, or take zero_stage=1 or 2"
+            )
+
+
+def _check_unchanged(model: nn.Module) -> None:
+    """Raise a UserError if what the engine computes itself is not as the class has it: the model's
+    forward and loss, and its linear layers and embeddings."""
+    if "forward" in vars(model) or "_loss_function" in vars(model):
+        raise UserError(
+            "this model's forward or loss was replaced, which a laid-out model computes itself: "
+            "hand it over as its class makes it, or make a class of its own"
+        )
+    from transformers.pytorch_utils import Conv1D
+
+    kinds, own = (nn.Linear, nn.Embedding, Conv1D), None
+    for path, layer in model.named_modules():
+        if not isinstance(layer, kinds) or is_parametrized(layer):
+            continue
+        if "forward" not in vars(layer) and type(layer) in kinds:
+            continue
+        if own is None:
+            with torch.device("meta"):
+                made = type(model)._from_config(copy.deepcopy(model.config))
+            own = {name: type(module) for name, module in made.named_modules()}
+        if "forward" in vars(layer) or own.get(path) is not type(layer):
+            raise UserError(
+                f"{path} is a {type(layer).__name__} whose forward is not the class's own, and a "
+                "laid-out model computes it itself: put such a layer into a class of your own"
+            )
+    head = model.get_output_embeddings()
+    if head is not None and (head._forward_hooks or head._forward_pre_hooks):
+        raise UserError("hooks on the head see no logits in a laid-out model: take them off")
 
 
 def check_same_configuration(model: nn.Module) -> None:
     """Raise a UserError on every rank if the ranks hand over models of different kinds."""
-    facts = f"{type(model).__name__} {model.config.to_json_string(use_diff=False)}"
+    facts = f"{type(model).__name__} {_sizes(model.config.to_dict())}"
     if not is_same_on_all(facts.encode()):
         raise UserError("the ranks hand over different models: make one, the same on every rank")
+
+
+def _sizes(config: Any) -> Any:
+    """What a configuration says of the model, but for where it came from."""
+    if not isinstance(config, dict):
+        return config
+    return {key: _sizes(value) for key, value in config.items() if key not in ORIGIN}
 
 
 def digest_of_weights(model: nn.Module) -> bytes:
@@ -65,8 +119,9 @@ def digest_of_weights(model: nn.Module) -> bytes:
     digest = sha256()
     for p in model.parameters():
         if not p.is_meta:
-            some = p.detach().flatten()[:: max(1, p.numel() // COMPARED)]
-            digest.update(some.double().cpu().numpy().tobytes())
+            numbers = p.detach().flatten()
+            for some in (numbers[:: max(1, p.numel() // COMPARED)], numbers[-COMPARED:]):
+                digest.update(some.double().cpu().numpy().tobytes())
     return digest.digest()
 
 
@@ -77,6 +132,20 @@ def check_same_weights(model: nn.Module) -> None:
         raise UserError(
             "the ranks held different weights when the model was laid out: call torch.manual_seed "
             "with one seed before it is made, or load the same files on every rank"
+        )
+
+
+def trained(model: nn.Module) -> set[str]:
+    """The names of the parameters that train."""
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def check_trained(model: nn.Module, known: set[str]) -> None:
+    """Raise a UserError if a parameter was unfrozen that no optimizer knows of."""
+    if new := trained(model) - known:
+        raise UserError(
+            f"{min(new)} did not train when the Trainer was made: set requires_grad before, or "
+            "make another Trainer"
         )
 
 

@@ -169,6 +169,7 @@ class Bucketed:
         if low is not None:
             lower_(model, low)
             model.masters = {part.name: part for part in self.parts}
+            model.register_load_state_dict_pre_hook(_has_masters)
         self.trainable = _trainable(model)
         self.buckets: Buckets | None = None
         if plan.dp * plan.cp > 1 or low is not None:
@@ -295,6 +296,11 @@ def _stages(model: nn.Module) -> dict[str, int]:
         name: of_blocks.get(id(p), 0 if name.startswith(after) else begin)
         for name, p in model.named_parameters()
     }
+
+
+def _has_masters(*_: Any) -> None:
+    """The next update would put the masters' values back in the place of what is loaded."""
+    raise UserError("load weights before the Trainer is made: it holds them in float32, too")
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:

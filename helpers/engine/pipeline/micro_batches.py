@@ -116,11 +116,12 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
 
 def check_same_batch(batch: MicroBatch) -> None:
     """Raise a UserError on every rank if the ranks were handed different batches."""
-    given = [x.cpu().contiguous().numpy().tobytes() for x in batch if isinstance(x, Tensor)]
-    if not is_same_on_all(b"".join(given)):
+    given = [x.cpu().contiguous().flatten() for x in batch if isinstance(x, Tensor)]
+    if not is_same_on_all(b"".join(x.view(torch.uint8).numpy().tobytes() for x in given)):
         raise UserError(
             "the ranks were handed different batches: hand each of them the whole batch, of which "
-            "it takes its own rows"
+            "it takes its own rows, in an order that is drawn from a generator of its own (a "
+            "Trainer seeds torch's by the rank)"
         )
 
 

@@ -139,6 +139,22 @@ def check_schedule(schedule: str, warmup: int, total: int) -> None:
         raise UserError(f"lr_schedule={schedule} decays to 0 at the last step: give total_steps")
 
 
+def set_lr(optimizer: torch.optim.Optimizer, last: float, lr: float) -> float:
+    """Give every group this learning rate, and return it.
+
+    Raises:
+        UserError: it is not the `last` one that was given: another's scheduler sets it, too.
+    """
+    for group in optimizer.param_groups:
+        if group["lr"] != last:
+            raise UserError(
+                "the optimizer's learning rate was set from outside: set trainer.lr before each "
+                "step, or give lr_schedule"
+            )
+        group["lr"] = lr
+    return lr
+
+
 def lr_factor(step: int, schedule: str, warmup: int, total: int) -> float:
     """What the peak learning rate is multiplied by at a step counted from 0.
 
