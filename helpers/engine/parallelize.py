@@ -15,7 +15,7 @@ from .context.attention import Context
 from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
-from .files.weights import blank_model, fill, save_model
+from .files.weights import blank_model, digest_of_source, fill, save_model
 from .memory.cpu_allocator import large_blocks_apart
 from .memory.recomputing import apply_activations, heed_switch
 from .models.architecture import candidates
@@ -190,5 +190,5 @@ def load_model(
         model, files = blank_model(source, config, dtype, from_scratch, task)
         parallelize(model, plan, mesh)
         fill(model, files, seed, device)
-        model.digest = f"{seed} {None if files is None else files.digest}".encode()
+        model.digest = digest_of_source(files, seed)
     return model

@@ -118,7 +118,7 @@ class Trainer:
             raise UserError("no parameter trains: leave some with requires_grad=True")
         check_laid_out(model, plan)
         self.trains = trained(model)
-        if mesh.size() > 1:
+        if mesh.size() > 1 and model.digest is not None:
             check_same_weights(model)
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.last_lr, self.clip = lr, lr, clip

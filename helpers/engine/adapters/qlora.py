@@ -110,7 +110,9 @@ def load_adapted(
                 add_adapters(model, how.rank, how.alpha, how.dropout, **new)
             fuse(model)
 
-        return parallelize(model, plan, mesh, fill)
+        model = parallelize(model, plan, mesh, fill)
+        model.digest = weights.digest_of_source(files, seed)
+        return model
 
 
 def _unfold(model: nn.Module) -> None:

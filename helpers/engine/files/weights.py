@@ -82,6 +82,11 @@ def fill(
         read(model, files, new)
 
 
+def digest_of_source(files: WeightFiles | None, seed: int) -> bytes:
+    """Of where a model's weights come from: other weights have another."""
+    return f"{seed} {None if files is None else files.digest}".encode()
+
+
 def new_head(model: nn.Module, files: WeightFiles | None) -> set[str]:
     """What the files lack of a head that classifies: of a model that was trained for something
     else, and gets a fresh head."""
