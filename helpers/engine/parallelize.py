@@ -10,7 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .admission.admitted import admitted, check_precision, kind_of, looks_ahead
-from .admission.given_model import check_given, check_same_configuration, digest_of_weights
+from .admission.given_model import check_given
+from .admission.same_on_all import check_same_configuration, digest_of_weights
 from .context.attention import Context
 from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard

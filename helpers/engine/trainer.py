@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from .admission.given_model import check_same_weights, check_trained, trained
+from .admission.given_model import check_trained, trained
 from .admission.packed_rows import documents_one_by_one
 from .admission.padded_rows import check_padding
+from .admission.same_on_all import check_same_batch, check_same_weights
 from .data_parallel.axes import data_group, token_group
 from .data_parallel.given import anywhere
 from .data_parallel.layouts import data_parallel
@@ -27,7 +28,6 @@ from .pipeline.micro_batches import (
     MASKS,
     MicroBatch,
     check_batch,
-    check_same_batch,
     own_tokens,
     placed,
     some_rows,

@@ -3,8 +3,6 @@ makes it, with weights that are numbers of their own."""
 
 import collections
 import copy
-from hashlib import sha256
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,10 +12,6 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..errors import UserError
 from ..models.architecture import family_of, text_config
 from ..plan import ParallelPlan
-from ..ranks.agreeing import is_same_on_all
-
-COMPARED = 8  # numbers of a parameter, about, and as many of its end, where rows are added
-ORIGIN = ("_name_or_path", "transformers_version")
 
 
 def check_given(model: nn.Module, plan: ParallelPlan) -> None:
@@ -98,41 +92,6 @@ def _check_unchanged(model: nn.Module) -> None:
     head = model.get_output_embeddings()
     if head is not None and (head._forward_hooks or head._forward_pre_hooks):
         raise UserError("hooks on the head see no logits in a laid-out model: take them off")
-
-
-def check_same_configuration(model: nn.Module) -> None:
-    """Raise a UserError on every rank if the ranks hand over models of different kinds."""
-    facts = f"{type(model).__name__} {_sizes(model.config.to_dict())}"
-    if not is_same_on_all(facts.encode()):
-        raise UserError("the ranks hand over different models: make one, the same on every rank")
-
-
-def _sizes(config: Any) -> Any:
-    """What a configuration says of the model, but for where it came from."""
-    if not isinstance(config, dict):
-        return config
-    return {key: _sizes(value) for key, value in config.items() if key not in ORIGIN}
-
-
-def digest_of_weights(model: nn.Module) -> bytes:
-    """Of a few numbers of each parameter: what is drawn without a seed differs in all of them."""
-    digest = sha256()
-    for p in model.parameters():
-        if not p.is_meta:
-            numbers = p.detach().flatten()
-            for some in (numbers[:: max(1, p.numel() // COMPARED)], numbers[-COMPARED:]):
-                digest.update(some.double().cpu().numpy().tobytes())
-    return digest.digest()
-
-
-def check_same_weights(model: nn.Module) -> None:
-    """Raise a UserError on every rank if the model that is laid out had different weights on the
-    ranks: each would train another."""
-    if not is_same_on_all(model.digest):
-        raise UserError(
-            "the ranks held different weights when the model was laid out: call torch.manual_seed "
-            "with one seed before it is made, or load the same files on every rank"
-        )
 
 
 def trained(model: nn.Module) -> set[str]:

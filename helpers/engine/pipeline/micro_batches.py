@@ -15,7 +15,6 @@ from ..models.configurations import check_length, longest_row
 from ..models.documents import PADDING, Document, documents_of, model_inputs, positions
 from ..models.families import WINDOWS, has_alibi
 from ..models.objectives import IGNORED, Objective
-from ..ranks.agreeing import is_same_on_all
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MASKS = ("attention_mask", "token_type_ids")  # as transformers calls them
@@ -112,17 +111,6 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             raise UserError(f"{name} must be a tensor")
         if mask.shape != batch.ids.shape:
             raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
-
-
-def check_same_batch(batch: MicroBatch) -> None:
-    """Raise a UserError on every rank if the ranks were handed different batches."""
-    given = [x.cpu().contiguous().flatten() for x in batch if isinstance(x, Tensor)]
-    if not is_same_on_all(b"".join(x.view(torch.uint8).numpy().tobytes() for x in given)):
-        raise UserError(
-            "the ranks were handed different batches: hand each of them the whole batch, of which "
-            "it takes its own rows, in an order that is drawn from a generator of its own (a "
-            "Trainer seeds torch's by the rank)"
-        )
 
 
 def _check_positions(model: nn.Module, length: int, cp: int) -> None:
