@@ -94,8 +94,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     )
     made.save(str(folder / "tokenizer.json"))
     named = {name: texts[0] for name, texts in NAMES.values()}
-    end = {} if tokenizer.end_id is None else {"eos_token": tokenizer.decode([tokenizer.end_id])}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **end}
+    if tokenizer.end_id is not None:
+        named["eos_token"] = tokenizer.backend.id_to_token(tokenizer.end_id)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
