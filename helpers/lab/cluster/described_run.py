@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, check_count
+from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import find_program
 from helpers.lab.launch.flags import to_words
@@ -60,9 +60,10 @@ def describe(
     Raises:
         UserError: no such script, a flag that cannot be one, or a plan for another number of ranks.
     """
-    for what, count in (("nodes", nodes), ("nproc", nproc), ("threads", threads)):
-        check_count(what, count)
-    check_count("restarts", restarts, least=0)
+    counts = {"nodes": (nodes, 1), "nproc": (nproc, 1), "threads": (threads, 1)}
+    for what, (count, least) in (counts | {"restarts": (restarts, 0)}).items():
+        if type(count) is not int or count < least:
+            raise UserError(f"{what} is {count!r}: at least {least} is needed")
     program = find_program(script)
     if Path(program.words[0]).is_absolute():
         raise UserError(f"{script} lies outside the project, which is all that the nodes have")

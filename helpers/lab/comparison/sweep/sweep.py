@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, check_count, need
+from helpers.engine.errors import UserError, need
 from helpers.engine.files.run_record import claim
 from helpers.lab.comparison.sweep.result import FILE, Sweep, load_sweep
 from helpers.lab.comparison.sweep.runner import Runner
@@ -105,7 +105,8 @@ def _facts(
     ):
         if value not in allowed:
             raise UserError(f"{name} is one of {', '.join(allowed)}, not {value!r}")
-    check_count("trials", trials)
+    if type(trials) is not int or trials < 1:
+        raise UserError(f"trials is {trials!r}: it must be a whole number of at least 1")
     if type(flags.get("steps")) is not int or flags["steps"] < 1:
         raise UserError("steps must be given: every trial takes as many")
     both = sorted(set(space) & set(flags))
