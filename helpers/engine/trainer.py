@@ -118,8 +118,6 @@ class Trainer:
             raise UserError("no parameter trains: leave some with requires_grad=True")
         check_laid_out(model, plan)
         self.trains = trained(model)
-        if mesh.size() > 1 and model.digest is not None:
-            check_same_weights(model)
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.last_lr, self.clip = lr, lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps
@@ -177,6 +175,7 @@ class Trainer:
             raise UserError(f"a step takes {', '.join(MASKS)} beside, and no {unknown[0]}")
         if self.compare_in == 0:
             self.compare_in = COMPARED_EVERY
+            check_same_weights(self.model)
             check_same_batch(MicroBatch(input_ids, labels, documents, **masks))
         self.compare_in -= 1
         started = time.perf_counter()

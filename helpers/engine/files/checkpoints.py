@@ -202,6 +202,7 @@ class Checkpoints:
             UserError: a file is damaged or missing, or the run differs in what must not change.
         """
         path = Path(path)
+        trainer.model.digest = None  # whatever the ranks began with, they go on with the same
         manifest = on_all_ranks(lambda: read_manifest(path, self.fixed))[0]
         names = list(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
         on_all_ranks(lambda: verify(path, {name: manifest["files"][name] for name in names}))

@@ -214,9 +214,8 @@ def without_values(
             model.to_empty(device=device)
             tie(ties)
             settle(model)
-            model.digest = None  # nobody has other weights, and nobody another batch
             trainer = Trainer(model, plan, mesh, lr=1e-3)
-            trainer.compare_in = math.inf
+            trainer.compare_in = math.inf  # nobody has other weights or another batch
             yield trainer, sizes
 
 

@@ -16,6 +16,7 @@ from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
 ONE = ParallelPlan()
+IDS = torch.arange(16).view(2, 8)
 
 
 class Noisy(nn.Linear):
@@ -102,7 +103,6 @@ def said(plan: ParallelPlan, change: str) -> str:
     state = {name: value.clone() for name, value in model.state_dict().items()}
     mesh = mesh_of(plan)
     trainer = Trainer(parallelize(model, plan, mesh), plan, mesh, lr=1e-2)
-    ids = torch.arange(16).view(2, 8)
     try:
         if change == "copied":
             copy.deepcopy(model)
@@ -112,9 +112,9 @@ def said(plan: ParallelPlan, change: str) -> str:
             transformers.get_linear_schedule_with_warmup(trainer.optimizer, 2, 4)
         if change == "loaded":
             model.load_state_dict(state)
-        trainer.step(ids, ids, **({"position_ids": ids} if change == "unknown mask" else {}))
+        trainer.step(IDS, IDS, **({"position_ids": IDS} if change == "unknown mask" else {}))
         trainer.lr = 1e-3
-        trainer.step(ids, ids)
+        trainer.step(IDS, IDS)
     except UserError as error:
         return str(error)
     return ""
@@ -144,7 +144,8 @@ def rows_added(seeded: bool) -> str:
     model.resize_token_embeddings(model.config.vocab_size + 2, mean_resizing=False)
     model.config._name_or_path = f"node-{torch.distributed.get_rank()}"  # where it came from
     try:
-        Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-3)
+        trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-3)
+        trainer.step(IDS, IDS)
     except UserError as error:
         return str(error)
     return ""
@@ -155,7 +156,7 @@ def loaded_with(seed_by_rank: bool) -> str:
     seed = torch.distributed.get_rank() if seed_by_rank else 0
     try:
         model = load_model("gptj-tiny", plan, mesh_of(plan), seed=seed)
-        Trainer(model, plan, mesh_of(plan), lr=1e-3)
+        Trainer(model, plan, mesh_of(plan), lr=1e-3).step(IDS, IDS)
     except UserError as error:
         return str(error)
     return ""

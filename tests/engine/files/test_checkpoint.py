@@ -215,8 +215,7 @@ def load_into(folder: Path, layers: int, tied: bool) -> str:
     plan = ParallelPlan(pp=2)
     config = tiny.config("llama", layers=layers)
     config.tie_word_embeddings = tied
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)  # another on every rank
     trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=tiny.LR)
     try:
         Checkpoints(folder).load(trainer, checkpoint.pick(folder))
