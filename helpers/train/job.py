@@ -185,8 +185,9 @@ def prepare(args: argparse.Namespace) -> Job:
     data = args.data or bundled(BUNDLED[args.task])
     train = read_tokens(data, "train", args, tokenizer)
     if args.task == "classify-head":
-        own = [name for _, name in sorted(config.id2label.items())]
-        if not random_start(args, files) and set(train.label_names) <= set(own):
+        own = tuple(name for _, name in sorted(config.id2label.items()))
+        known = not random_start(args, files) and set(train.label_names) <= set(own)
+        if known and train.label_names != own:
             train = read_tokens(data, "train", args, tokenizer, own)  # in the order of the head
         config.id2label = dict(enumerate(train.label_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
