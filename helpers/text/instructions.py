@@ -141,7 +141,7 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer) -> tuple[list[list
     """
     if tokenizer.end_id is None:
         raise UserError("this tokenizer has no token that ends an answer")
-    prompts = tokenizer.encode([one.text for one in examples])
+    prompts = tokenizer.encode_documents([one.text for one in examples])
     answers = tokenizer.encode([one.label for one in examples])
     documents = [
         [*prompt, *answer, tokenizer.end_id]

@@ -88,8 +88,9 @@ def tokenize(
     a shorter last row, so no token is lost. "classify": a sentence, a prompt and the token that
     stands for the label, on which alone the loss is taken; a sentence that is too long keeps its
     beginning, and `truncated` counts it. "instruct": a prompt, its answer and the end token, with
-    the loss on the last two; several share a row, and none loses a token. "mlm" and "classify-head"
-    are rows for encoders, see encoder_rows.py.
+    the loss on the last two; several share a row. Each document, sentence and prompt begins with
+    what the tokenizer puts before a text. "mlm" and "classify-head" are rows for encoders, see
+    encoder_rows.py.
 
     Args:
         labels: the classes that are allowed, in order; those found in the examples when left out.
@@ -118,7 +119,7 @@ def _tokenize_lm(examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int
     if tokenizer.end_id is None:
         raise UserError("this tokenizer has no token that ends a document")
     stream: list[int] = []
-    for ids in tokenizer.encode([example.text for example in examples]):
+    for ids in tokenizer.encode_documents([example.text for example in examples]):
         stream.extend(ids)
         stream.append(tokenizer.end_id)
     ends = [*range(seq_len, len(stream), seq_len), len(stream)]
@@ -211,12 +212,14 @@ def _tokenize_classify(
     names = _class_names(examples, labels)
     prompt, tokens = verbalize(names, tokenizer)
     room = seq_len - len(prompt) - 1
-    if room < 1:
-        raise UserError(f"seq_len {seq_len} leaves no room for text; at least {len(prompt) + 2}")
+    begin = len(tokenizer.begin)
+    if room <= begin:
+        least = begin + len(prompt) + 2
+        raise UserError(f"seq_len {seq_len} leaves no room for text; at least {least}")
     ids: list[int] = []
     offsets = [0]
     truncated = 0
-    sentences = tokenizer.encode([example.text.strip() for example in examples])
+    sentences = tokenizer.encode_documents([example.text.strip() for example in examples])
     for example, sentence in zip(examples, sentences, strict=True):
         token = tokens[names[_class_of(example, names)]]
         truncated += len(sentence) > room

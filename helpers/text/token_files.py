@@ -28,7 +28,7 @@ from helpers.text.readers import Example, Task
 from helpers.text.rows import TokenData, tokenize
 from helpers.text.tokenizer import Tokenizer
 
-FORMAT = 2  # another number makes all anew
+FORMAT = 3  # another number makes all anew
 LEAST_CHARACTERS = 8_000_000  # of text; less is tokenized in about a second
 MOST = 8  # that stay: the last used
 STORED = {

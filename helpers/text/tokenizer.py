@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,8 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
 END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 # what transformers calls the special tokens that are looked at
 SPECIAL = ("eos_token", "cls_token", "sep_token", "pad_token", "mask_token")
-FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    "chat_template.jinja",
-)
+CONFIG = "tokenizer_config.json"
+FILES = ("tokenizer.json", CONFIG, "special_tokens_map.json", "chat_template.jinja")
 
 
 class Tokenizer:
@@ -45,12 +44,30 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return {token for token, one in added.items() if one.special} | {self.end_id} - {None}
 
+    @cached_property
+    def begin(self) -> list[int]:
+        """The ids that it puts before a text, as Llama's and Gemma's do; most put none."""
+        (made,) = self._encoded(["a"], special=True)
+        return made.ids[: [*made.special_tokens_mask, 0].index(0)]
+
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, of any length, encoded on all cores."""
-        return [
-            encoding.ids
-            for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        ]
+        """Ids of each text, of any length, encoded on all cores.
+
+        Raises:
+            UserError: the vocabulary has nothing for some of it, not even an unknown token.
+        """
+        return [made.ids for made in self._encoded(texts, special=False)]
+
+    def _encoded(self, texts: list[str], special: bool) -> list[Any]:
+        try:
+            return self.backend.encode_batch_fast(texts, add_special_tokens=special)
+        except Exception as error:  # the library raises plain Exception
+            raise UserError(f"the tokenizer cannot encode the text: {reason(error)}") from None
+
+    def encode_documents(self, texts: list[str]) -> list[list[int]]:
+        """The same of texts that nothing stands before: with `begin`."""
+        encoded = self.encode(texts)
+        return [[*self.begin, *ids] for ids in encoded] if self.begin else encoded
 
     def id_of(self, text: str) -> int | None:
         """The id of a token that is written so, None where there is none."""
@@ -110,6 +127,8 @@ def _from_file(path: Path) -> Tokenizer:
             f"{path} has no token {end!r:.40}, which the files beside it call the end: let "
             "transformers load the folder and save it anew"
         )
+    if (path.parent / CONFIG).is_file():  # more than the file says: added tokens, a first one
+        backend = _by_transformers(path.parent).backend_tokenizer
     ids = (backend.token_to_id(name) for name in ([end] if end else END_TOKENS))
     return Tokenizer(backend, next((token for token in ids if token is not None), None), named)
 
@@ -117,7 +136,7 @@ def _from_file(path: Path) -> Tokenizer:
 def _named(folder: Path) -> dict[str, str]:
     """How the files beside a tokenizer.json write its special tokens; the later file wins."""
     found: dict[str, str] = {}
-    for config in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+    for config in (folder / "special_tokens_map.json", folder / CONFIG):
         if not config.is_file():
             continue
         try:
@@ -135,15 +154,19 @@ def _named(folder: Path) -> dict[str, str]:
 
 
 def _from_hub(source: str) -> Tokenizer:
-    transformers = need("transformers", "hf")
     check_hub("model", source)
-    try:
-        loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"no tokenizer at {source}, and the hub gives none of that name: {reason(error)}"
-        ) from None
-    if not loaded.is_fast:
-        raise UserError(f"the tokenizer {source} has no tokenizer.json, which is needed here")
+    loaded = _by_transformers(source)
     named = {name: str(text) for name in SPECIAL if (text := getattr(loaded, name, None))}
     return Tokenizer(loaded.backend_tokenizer, loaded.eos_token_id, named)
+
+
+def _by_transformers(source: str | Path) -> Any:
+    transformers = need("transformers", "hf")
+    try:
+        loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # what a file says of itself can be anything
+        hub = "" if Path(source).is_dir() else ", and the hub gives none of that name"
+        raise UserError(f"no tokenizer at {source}{hub}: {reason(error)}") from None
+    if not loaded.is_fast:
+        raise UserError(f"the tokenizer {source} has no tokenizer.json, which is needed here")
+    return loaded

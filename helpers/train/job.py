@@ -289,7 +289,8 @@ def fit_vocabulary(config: Any, args: argparse.Namespace, tokenizer: Tokenizer) 
         text.vocab_size = ids
     if special is None:
         if random:  # the source's are of another vocabulary; what pads would never be trained
-            text.eos_token_id = text.bos_token_id = tokenizer.end_id
+            text.eos_token_id = tokenizer.end_id
+            text.bos_token_id = next(iter(tokenizer.begin), tokenizer.end_id)
             text.pad_token_id = None
         return
     if special.moved and not random and special.vocab_size != text.vocab_size:

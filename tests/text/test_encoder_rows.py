@@ -176,7 +176,8 @@ def test_tokens_of_other_names_are_those_that_the_files_name(tmp_path: Path) -> 
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     made.save(str(tmp_path / "tokenizer.json"))
     assert SpecialTokens.of(load_tokenizer(tmp_path)).moved == 4
-    names = {"cls_token": "<cls>", "pad_token": "<pad>", "mask_token": {"content": "<blank>"}}
+    mask = {"__type": "AddedToken", "content": "<blank>", "special": True}
+    names = {"cls_token": "<cls>", "pad_token": "<pad>", "mask_token": mask}
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps(names | {"eos_token": "<eos>"}))
     special = SpecialTokens.of(load_tokenizer(tmp_path))
