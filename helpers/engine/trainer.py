@@ -117,7 +117,7 @@ class Trainer:
         if not largest_over_ranks(int(any(p.requires_grad for p in model.parameters()))):
             raise UserError("no parameter trains: leave some with requires_grad=True")
         check_laid_out(model, plan)
-        self.trains = trained(model)
+        self.trains = model.trained_by = trained(model)
         self.model, self.plan, self.mesh = model, plan, mesh
         self.lr, self.last_lr, self.clip = lr, lr, clip
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps

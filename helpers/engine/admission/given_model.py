@@ -100,7 +100,10 @@ def trained(model: nn.Module) -> set[str]:
 
 
 def check_trained(model: nn.Module, known: set[str]) -> None:
-    """Raise a UserError if a parameter was unfrozen that no optimizer knows of."""
+    """Raise a UserError if another Trainer has the model by now, or a parameter was unfrozen that
+    no optimizer knows of."""
+    if model.trained_by is not known:
+        raise UserError("another Trainer was made with this model since: only the last takes steps")
     if new := trained(model) - known:
         raise UserError(
             f"{min(new)} did not train when the Trainer was made: set requires_grad before, or "

@@ -110,6 +110,8 @@ def said(plan: ParallelPlan, change: str) -> str:
             model.requires_grad_(True)
         if change == "scheduled":
             transformers.get_linear_schedule_with_warmup(trainer.optimizer, 2, 4)
+        if change == "taken":
+            Trainer(model, plan, mesh, lr=1e-3).step(IDS, IDS)
         if change == "loaded":
             model.load_state_dict(state)
         trainer.step(IDS, IDS, **({"position_ids": IDS} if change == "unknown mask" else {}))
@@ -126,6 +128,7 @@ def said(plan: ParallelPlan, change: str) -> str:
         ("none", ""),
         ("copied", "would compute with the original's weights"),
         ("unfrozen", "did not train when the Trainer was made"),
+        ("taken", "another Trainer was made with this model since"),
         ("scheduled", "learning rate was set from outside"),
         ("unknown mask", "beside, and no position_ids"),
         ("loaded", "load weights before the Trainer is made"),
