@@ -58,14 +58,8 @@ class Tokenizer:
         """
         return [made.ids for made in self._encoded(texts, special=False)]
 
-    def _encoded(self, texts: list[str], special: bool) -> list[Any]:
-        try:
-            return self.backend.encode_batch_fast(texts, add_special_tokens=special)
-        except Exception as error:  # the library raises plain Exception
-            raise UserError(f"the tokenizer cannot encode the text: {reason(error)}") from None
-
     def encode_documents(self, texts: list[str]) -> list[list[int]]:
-        """The same of texts that nothing stands before: with `begin`."""
+        """The same of texts that nothing stands before, each after `begin`."""
         encoded = self.encode(texts)
         return [[*self.begin, *ids] for ids in encoded] if self.begin else encoded
 
@@ -75,6 +69,12 @@ class Tokenizer:
 
     def decode(self, ids: list[int]) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=False)
+
+    def _encoded(self, texts: list[str], special: bool) -> list[Any]:
+        try:
+            return self.backend.encode_batch_fast(texts, add_special_tokens=special)
+        except Exception as error:  # the library raises plain Exception
+            raise UserError(f"the tokenizer cannot encode the text: {reason(error)}") from None
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
@@ -127,7 +127,8 @@ def _from_file(path: Path) -> Tokenizer:
             f"{path} has no token {end!r:.40}, which the files beside it call the end: let "
             "transformers load the folder and save it anew"
         )
-    if (path.parent / CONFIG).is_file():  # more than the file says: added tokens, a first one
+    if path.name == FILES[0] and (path.parent / CONFIG).is_file():
+        # what a folder says beside the file counts too: tokens that are added, one that comes first
         backend = _by_transformers(path.parent).backend_tokenizer
     ids = (backend.token_to_id(name) for name in ([end] if end else END_TOKENS))
     return Tokenizer(backend, next((token for token in ids if token is not None), None), named)

@@ -101,3 +101,12 @@ def test_text_that_the_vocabulary_has_nothing_for_is_refused():
     assert tokenizer.encode(["good"]) == [[0]]
     with pytest.raises(UserError, match="cannot encode the text"):
         tokenizer.encode(["bad"])
+
+
+def test_a_file_of_another_name_is_read_by_itself(tmp_path):
+    """Not the tokenizer.json that lies beside it."""
+    shutil.copy(FILE, tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"good": 0, "<unk>": 1}, "<unk>"))
+    made.save(str(tmp_path / "small.json"))
+    assert load_tokenizer(tmp_path / "small.json").vocab_size == 2
