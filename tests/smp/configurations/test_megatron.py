@@ -202,6 +202,22 @@ def test_nemo_s_warm_up_is_a_share_of_its_schedule_s_steps(read):
     assert any("over 50 steps there, and over 100 here" in one for one in found.lost)
 
 
+@pytest.mark.parametrize("four", ["${multiply:4, 64}", "${multiply:4, ${.hidden_size}}"])
+def test_a_product_of_nemo_s_launcher(read, four):
+    sizes = "hidden_size: 64\n  num_layers: 2\n  num_attention_heads: 4\n  vocab_size: 256\n"
+    sizes += f"  max_position_embeddings: 64\n  ffn_hidden_size: {four}\n"
+    text = NEMO.replace("  micro_batch_size", f"  {sizes}  micro_batch_size")
+    text = text.replace("virtual_pipeline_model_parallel_size: 2", "bias: true")
+    text = text.replace("pipeline_model_parallel_size: 2", "pipeline_model_parallel_size: 1")
+    found = read(text, "gpt.yaml")
+    assert found.refused == "" and found.model.n_inner == 256
+
+
+def test_megatron_deepspeed_is_called_by_its_name(read):
+    found = read(SCRIPT.replace("--bf16", "--bf16 --deepspeed --zero-stage 1"), "train.sh")
+    assert "it is Megatron-DeepSpeed" in found.refused
+
+
 def test_nemo_s_words_of_experts_mean_nothing_in_a_dense_model(read):
     more = "model:\n  moe_grouped_gemm: true\n  moe_aux_loss_coeff: 0.01\n"
     assert read(NEMO.replace("model:\n", more), "gpt.yaml").refused == ""
