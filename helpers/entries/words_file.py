@@ -18,6 +18,7 @@ from helpers.entries.entry import Entry, checked, text_of
 GIVEN = re.compile(
     r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL
 )
+UNLESS_GIVEN = re.compile(r':\s+"?\$\{([A-Za-z_]\w*):?=([^{}]*)\}"?')  # : "${LAYERS:=24}"
 USED = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}$]*))?\}|([A-Za-z_]\w*))")
 # flags that the script does not give: ${ARGS[@]}, $EXTRA_ARGS
 MORE = re.compile(
@@ -116,7 +117,7 @@ def _open(text: str, first: str, last: str) -> bool:
 
 def _given(line: str) -> tuple[str, str]:
     """A variable's name and text; no name where the line is a command."""
-    found = GIVEN.fullmatch(line)
+    found = UNLESS_GIVEN.fullmatch(line) or GIVEN.fullmatch(line)
     if not found:
         return "", line
     text = found[2].strip()

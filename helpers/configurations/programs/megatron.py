@@ -10,6 +10,7 @@ from helpers.engine.plan import ParallelPlan
 GPT2_TOKENS = 50257  # of the tokenizer whose vocabulary a file need not name
 GPT2_NAMES = ("GPT2BPETokenizer",)
 SHARDED = "sharded adamw"  # NeMo's optimizers that share their state over the data ranks
+OWN_STRATEGY = "data-parallel-sharding-strategy = optim_grads_params (no_shard before 2026-04)"
 TORCH = "torch adamw"  # NeMo's name for torch's own, which decays by 0.01 where nothing is said
 TORCH_DECAY = 0.01
 NUMBERS = ("norm_eps", "std", "dropout", "attention_dropout")
@@ -114,8 +115,7 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
     )
     _steps(facts, batch, lost)
     _rows(facts, lost)
-    if model and model.model_type == "llama" and model.dropout:
-        lost.append(f"hidden dropout of {model.dropout:g}: a Llama drops only of its attention")
+    _dropout(facts, model, lost)
     return Layout(plan, batch, lost, "megatron")
 
 
@@ -126,7 +126,11 @@ def _data(facts: Facts, dp: int) -> dict[str, int]:
         facts.values["optimizer"] = "adamw"
         if "weight_decay" in facts.silent:
             facts.own("weight_decay", TORCH_DECAY, f"model.optim.weight_decay = {TORCH_DECAY}")
-    strategy = facts.get("strategy", "full" if facts.get("fsdp") else "none")
+    strategy = "full" if facts.get("torch_fsdp") else "none"
+    if facts.get("fsdp"):  # the strategy is of this kind alone
+        strategy = facts.get("strategy", "full")
+        if "strategy" not in facts.said_by:
+            facts.own("strategy", "full", OWN_STRATEGY)
     stage = {"optim": 1, "grad": 2, "full": 3}.get(strategy, 1 if facts.get("zero1") else 0)
     if not stage:
         return {"dp_replicate": dp, "zero_stage": 1 if facts.get("cp", 1) > 1 else 3}
@@ -188,6 +192,15 @@ def _steps(facts: Facts, batch: int | None, lost: list[str]) -> None:
         lost.append(f"the learning rate falls over {falls} steps there, and over {steps} here")
     if not batch and (warm or samples):
         lost.append("samples of the run or its warm-up: the file says no batch; give --steps N")
+
+
+def _dropout(facts: Facts, model: Sizes | None, lost: list[str]) -> None:
+    """What drops out there and not here; a trained model has its own."""
+    share = facts.get("dropout") or facts.get("attention_dropout") or 0
+    if model is None and share and not facts.get("trained"):
+        lost.append(f"dropout of {share:g}: here it is the model's own, which --model says")
+    if model and model.model_type == "llama" and model.dropout:
+        lost.append(f"hidden dropout of {model.dropout:g}: a Llama drops only of its attention")
 
 
 def _rows(facts: Facts, lost: list[str]) -> None:

@@ -213,6 +213,42 @@ def test_a_product_of_nemo_s_launcher(read, four):
     assert found.refused == "" and found.model.n_inner == 256
 
 
+@pytest.mark.parametrize(
+    ("line", "tp"),
+    [
+        (': "${TP:=4}"', 4),
+        (": ${TP:=4}", 4),
+        ('if [ $BIG ]; then\n  : "${TP:=8}"\nelse\n  : "${TP:=4}"\nfi', None),
+    ],
+)
+def test_a_variable_that_is_given_unless_it_has_a_value(read, line, tp):
+    found = read(SCRIPT.replace("TP=4", line), "train.sh")
+    assert (found.plan.tp if found.plan else None) == tp
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero", "silent"),
+    [
+        ("--data-parallel-sharding-strategy optim_grads_params", 1, False),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2, False),
+        ("--use-megatron-fsdp", 3, True),
+        ("--use-torch-fsdp2", 3, False),
+    ],
+)
+def test_a_sharding_strategy_is_of_megatron_s_fsdp_alone(read, flags, zero, silent):
+    found = read(SCRIPT.replace("--bf16", f"--bf16 {flags}"), "train.sh")
+    assert found.plan.zero == zero
+    assert any("no_shard before 2026-04" in one for one in found.silent) == silent
+
+
+def test_dropout_is_said_where_the_model_is_not_known(read):
+    text = SCRIPT.replace("--vocab-size 128256", "")
+    assert any("dropout of 0.1" in one for one in read(text, "train.sh").lost)
+    none = text.replace("--bf16", "--bf16 --hidden-dropout 0 --attention-dropout 0")
+    for whole in (none, text.replace("--bf16", "--bf16 --finetune")):
+        assert not any("dropout" in one for one in read(whole, "train.sh").lost)
+
+
 def test_megatron_deepspeed_is_called_by_its_name(read):
     found = read(SCRIPT.replace("--bf16", "--bf16 --deepspeed --zero-stage 1"), "train.sh")
     assert "it is Megatron-DeepSpeed" in found.refused
