@@ -24,6 +24,7 @@ OF_A_SCRIPT += (
         ("run_clm.sh", OF_A_SCRIPT, "a script on transformers, which is not read: give the file"),
         ("lora.yml", "base_model: a/b\nfsdp_config: {fsdp_version: 2}\n", "axolotl"),
         ("args.yaml", "model_name_or_path: a\nfsdp_config: {x: 1}\n", "a script on transformers"),
+        ("tiny.yaml", "parallelism: {dp: 2, pp: 1, tp: 2, pp_engine: 1f1b}\n", "nanotron"),
         ("data.yaml", "_target_: a.B\ntrain_batch_size: 1\n", "is none of these"),
         ("steps.sh", "python x.py --gradient_accumulation_steps 2\n", "is none of these"),
     ],
