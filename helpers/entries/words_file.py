@@ -25,6 +25,7 @@ MORE = re.compile(
     r"\$\{(?!\w*(?:PATH|BLEND))\w+\[[@*]\]\}|\$\{?\w*(ARGS|OPTS|OPTIONS|PARAMS|FLAGS)\}?$",
     re.IGNORECASE,
 )
+ARM = re.compile(r"\A\s*-[\w-]+(?:\s*\|\s*-[\w-]+)*\)")  # of a case: --layers) LAYERS=$2 ;;
 DEEPEST, LONGEST = 6, 2**17
 OPENS, CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
 SOMETIMES = re.compile(r"\s*(?:if|elif|else|then|do|case|\[\[?|test)\s")
@@ -147,7 +148,7 @@ def _short(text: str) -> str:
 
 def _flags(path: Path, text: str, line: int) -> Iterator[Entry]:
     flag, values = "", []
-    for word in [*_spoken(_words(text)), "--"]:
+    for word in [*_spoken(_words(ARM.sub("", text))), "--"]:
         ends = word.startswith("--") or word.endswith(SCRIPT) or word in COMMAND_ENDS
         if ends or MORE.match(word):
             if flag:

@@ -62,6 +62,13 @@ def test_what_is_printed_is_no_flag(read, line):
     assert piped.plan.tp == 2
 
 
+def test_an_arm_of_a_case_is_no_flag(read):
+    flags = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --micro-batch-size 1"
+    case = 'case "$1" in\n  --num-frames)\n    X=1\n    ;;\n  -n|--name) Y=2 ;;\nesac\n'
+    assert read(f"{case}{flags}\n", "run.sh").refused == ""
+    assert read(f"(cd a; {flags} --bf16)\n", "run.sh").refused != ""
+
+
 def test_a_command_in_a_variable_counts_once_it_is_run(read):
     text = 'cmd="torchrun pretrain_gpt.py --num-layers 2 --micro-batch-size 1 --bf16"\n'
     found = read(f"{text}echo $cmd\n$cmd\n", "run.sh", 8)
