@@ -29,7 +29,8 @@ LAYOUTS: dict[str, ModuleType] = {
     "nemo": megatron,
 }
 FROM_SCRATCH = ("torchtitan", "megatron", "nemo")  # which begin with random weights
-OF_SIZES = ("divisible", "grouped")  # own values of a program that say nothing without the model
+# own values of a program that say nothing without the model
+OF_SIZES = ("divisible", "grouped", *megatron.NUMBERS)
 PRECISIONS = ("fp16", "bf16", "precision")  # names of what says the plan's
 LONGEST = 120
 

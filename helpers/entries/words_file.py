@@ -18,12 +18,14 @@ from helpers.entries.entry import Entry, checked, text_of
 GIVEN = re.compile(
     r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL
 )
+UNLESS_GIVEN = re.compile(r':\s+"?\$\{([A-Za-z_]\w*):?=([^{}]*)\}"?')  # : "${LAYERS:=24}"
 USED = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}$]*))?\}|([A-Za-z_]\w*))")
 # flags that the script does not give: ${ARGS[@]}, $EXTRA_ARGS
 MORE = re.compile(
     r"\$\{(?!\w*(?:PATH|BLEND))\w+\[[@*]\]\}|\$\{?\w*(ARGS|OPTS|OPTIONS|PARAMS|FLAGS)\}?$",
     re.IGNORECASE,
 )
+ARM = re.compile(r"\A\s*-[\w-]+(?:\s*\|\s*-[\w-]+)*\)")  # of a case: --layers) LAYERS=$2 ;;
 DEEPEST, LONGEST = 6, 2**17
 OPENS, CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
 SOMETIMES = re.compile(r"\s*(?:if|elif|else|then|do|case|\[\[?|test)\s")
@@ -116,7 +118,7 @@ def _open(text: str, first: str, last: str) -> bool:
 
 def _given(line: str) -> tuple[str, str]:
     """A variable's name and text; no name where the line is a command."""
-    found = GIVEN.fullmatch(line)
+    found = UNLESS_GIVEN.fullmatch(line) or GIVEN.fullmatch(line)
     if not found:
         return "", line
     text = found[2].strip()
@@ -146,7 +148,7 @@ def _short(text: str) -> str:
 
 def _flags(path: Path, text: str, line: int) -> Iterator[Entry]:
     flag, values = "", []
-    for word in [*_spoken(_words(text)), "--"]:
+    for word in [*_spoken(_words(ARM.sub("", text))), "--"]:
         ends = word.startswith("--") or word.endswith(SCRIPT) or word in COMMAND_ENDS
         if ends or MORE.match(word):
             if flag:

@@ -9,6 +9,7 @@ from helpers.engine.errors import UserError, need
 from helpers.entries.entry import LONGEST_PATH, Entry, checked, text_of
 
 REFERENCE = re.compile(r"\$\{([^{}]+)\}")
+PRODUCT = re.compile(r"\$\{multiply:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")  # of NeMo's launcher
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
 # folders of launchers, by which one file of a job refers to itself: ${fine_tuning.model.data}
 LAUNCHERS = ("recipes", "training", "fine_tuning", "peft", "evaluation", "prompt_learning")
@@ -125,7 +126,7 @@ def _followed(path: str, values: dict[str, Any], known: dict[str, Any]) -> Any:
         return known[path]
     known[path] = value
     whole = REFERENCE.fullmatch(value.strip())
-    if whole:
+    if whole and not PRODUCT.fullmatch(value.strip()):
         key = _key(whole[1], path, values)
         known[path] = _followed(key, values, known) if key in values else value
         return known[path]
@@ -135,7 +136,11 @@ def _followed(path: str, values: dict[str, Any], known: dict[str, Any]) -> Any:
         return str(_followed(key, values, known)) if key in values else found[0]
 
     text = REFERENCE.sub(put, value)
-    known[path] = text if len(text) <= LONGEST_VALUE else value
+    product = PRODUCT.fullmatch(text.strip())
+    if product:
+        known[path] = int(product[1]) * int(product[2])
+    else:
+        known[path] = text if len(text) <= LONGEST_VALUE else value
     return known[path]
 
 

@@ -86,6 +86,11 @@ def _sized(facts: Facts, ranks: int) -> dict[str, int]:
 def _deepspeed(facts: Facts, ranks: int | None) -> Layout:
     if facts.get("zero") is None and not facts.get("beside"):
         facts.values["zero"] = 2  # accelerate's own
+    for name in ("cp", "tp"):
+        if facts.get(name, 1) > 1:
+            raise UserError(f"{name}_size is FSDP's: beside DeepSpeed there is sp_size alone")
+    if facts.get("sp", 1) > 1:
+        facts.values["cp"] = facts.get("sp")  # over all heads, as DeepSpeed's own key
     said = facts.get("precision")
     if said in deepspeed.HALF and not (facts.get("fp16") or facts.get("bf16")):
         facts.values[said] = True  # as accelerate turns it on in DeepSpeed's own configuration

@@ -10,8 +10,10 @@ from helpers.engine.plan import ParallelPlan
 GPT2_TOKENS = 50257  # of the tokenizer whose vocabulary a file need not name
 GPT2_NAMES = ("GPT2BPETokenizer",)
 SHARDED = "sharded adamw"  # NeMo's optimizers that share their state over the data ranks
+OWN_STRATEGY = "data-parallel-sharding-strategy = optim_grads_params (no_shard before 2026-04)"
 TORCH = "torch adamw"  # NeMo's name for torch's own, which decays by 0.01 where nothing is said
 TORCH_DECAY = 0.01
+NUMBERS = ("norm_eps", "std", "dropout", "attention_dropout")
 PARTS = {"layers": "layers", "hidden": "width", "heads": "heads"}
 
 
@@ -31,13 +33,17 @@ def sizes(facts: Facts) -> Sizes | None:
     common |= {"ffn": int(ffn) if ffn and ffn == int(ffn) else _width(facts, hidden)}
     if "tied" in facts.values:
         common["tied"] = bool(facts.get("tied"))
-    if rotary and swiglu and rms:
-        more = {"kv_heads": _groups(facts), "head_dim": facts.get("head_dim")}
+    common |= {name: facts.get(name) for name in NUMBERS}
+    bias = bool(facts.get("bias", not facts.get("no_bias")))
+    other = facts.get("other_form") or facts.get("rotary_share", 1) != 1
+    if rotary and swiglu and rms and not other:
+        more = {"kv_heads": _groups(facts), "head_dim": facts.get("head_dim"), "bias": bias}
         return Sizes("llama", **common, **more, rope_theta=facts.get("rope_theta"))
     plain = (
         facts.get("mlp", "gelu") == "gelu" and facts.get("positions_are", "learned") == "learned"
     )
-    if rotary or swiglu or rms or not plain or _groups(facts) or facts.get("head_dim"):
+    other = other or rotary or swiglu or rms or not plain or not bias
+    if other or _groups(facts) or facts.get("head_dim"):
         facts.lacks = "The file has a model's sizes, and its form is neither GPT-2's nor Llama's"
         return None
     return Sizes("gpt2", **common)
@@ -109,6 +115,7 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
     )
     _steps(facts, batch, lost)
     _rows(facts, lost)
+    _dropout(facts, model, lost)
     return Layout(plan, batch, lost, "megatron")
 
 
@@ -119,7 +126,11 @@ def _data(facts: Facts, dp: int) -> dict[str, int]:
         facts.values["optimizer"] = "adamw"
         if "weight_decay" in facts.silent:
             facts.own("weight_decay", TORCH_DECAY, f"model.optim.weight_decay = {TORCH_DECAY}")
-    strategy = facts.get("strategy", "full" if facts.get("fsdp") else "none")
+    strategy = "full" if facts.get("torch_fsdp") else "none"
+    if facts.get("fsdp"):  # the strategy is of this kind alone
+        strategy = facts.get("strategy", "full")
+        if "strategy" not in facts.said_by:
+            facts.own("strategy", "full", OWN_STRATEGY)
     stage = {"optim": 1, "grad": 2, "full": 3}.get(strategy, 1 if facts.get("zero1") else 0)
     if not stage:
         return {"dp_replicate": dp, "zero_stage": 1 if facts.get("cp", 1) > 1 else 3}
@@ -163,17 +174,33 @@ def _precision(facts: Facts) -> str:
 def _steps(facts: Facts, batch: int | None, lost: list[str]) -> None:
     """Steps and a warm-up, where the file counts samples and shares."""
     samples, share = facts.get("samples"), facts.get("warmup_share")
-    warm = facts.get("warmup_samples")
+    warm, falls = facts.get("warmup_samples"), facts.get("decay_steps")
     if warm and batch:
         facts.values.setdefault("warmup", round(warm / batch))
     if samples and batch and not facts.get("steps"):
         facts.values["steps"] = max(1, samples // batch)
-    if share and facts.get("steps") and not facts.get("warmup"):
-        facts.values["warmup"] = round(share * facts.get("steps"))
-    if share and not facts.get("steps"):
-        lost.append(f"lr-warmup-fraction {share:g}: the file says no steps of it; give --warmup N")
+    if facts.get("decay_samples") and batch:
+        falls = falls or max(1, facts.get("decay_samples") // batch)
+    steps = facts.get("steps")
+    falls = falls or steps
+    if share and falls and not facts.get("warmup"):
+        facts.values["warmup"] = round(share * falls)
+    if share and not falls:
+        key = facts.said_by["warmup_share"]
+        lost.append(f"{key} {share:g}: the file says no steps of it; give --warmup N")
+    if steps and falls != steps and facts.get("lr_schedule") != "constant":
+        lost.append(f"the learning rate falls over {falls} steps there, and over {steps} here")
     if not batch and (warm or samples):
         lost.append("samples of the run or its warm-up: the file says no batch; give --steps N")
+
+
+def _dropout(facts: Facts, model: Sizes | None, lost: list[str]) -> None:
+    """What drops out there and not here; a trained model has its own."""
+    share = facts.get("dropout") or facts.get("attention_dropout") or 0
+    if model is None and share and not facts.get("trained"):
+        lost.append(f"dropout of {share:g}: here it is the model's own, which --model says")
+    if model and model.model_type == "llama" and model.dropout:
+        lost.append(f"hidden dropout of {model.dropout:g}: a Llama drops only of its attention")
 
 
 def _rows(facts: Facts, lost: list[str]) -> None:

@@ -15,6 +15,7 @@ from helpers.tables import read_table
 
 FLAVORS = Path(__file__).parents[1] / "tables" / "flavors.csv"
 EIGHT_BITS = re.compile(r".*(float8|fp8).*")
+WITHIN_TEXTS = re.compile(r"_(flex|varlen)(_attn)?$")  # flavors with attn_mask_type block_causal
 LOOPED = ("interleaved", "zero-bubble-v")
 SPLIT = re.compile(r"layers\.(\d{1,6})")
 
@@ -78,6 +79,8 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
     changes = _recomputing(facts, lost) | _pipeline(
         facts, pp, batch, replicas * shards, parts, model
     )
+    if WITHIN_TEXTS.search(str(facts.get("flavor"))):
+        lost.append("attention is within each text of a row there, and over the whole row here")
     compiles = bool(facts.get("compile"))
     if compiles and changes["activation"] == "selective":
         lost.append("compile: beside activation=selective the engine compiles nothing")

@@ -41,6 +41,11 @@ def degrees(found):
         ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 1}\n", (1, 16, 1, 1, 1)),
         ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 0}\n", (16, 1, 1, 1, 0)),
         (
+            "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nparallelism_config:\n"
+            "  {parallelism_config_sp_size: 2, parallelism_config_sp_backend: deepspeed}\n",
+            (1, 8, 2, 1, 3),
+        ),
+        (
             "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  megatron_lm_tp_degree: 4\n"
             "  megatron_lm_use_distributed_optimizer: true\n",
             (1, 4, 1, 4, 1),
@@ -62,6 +67,10 @@ def test_layouts(read, text, want):
         ),
         ("distributed_type: FSDP\nfsdp_config: {fsdp_wrap: 1}\n", "no key fsdp_config.fsdp_wrap"),
         ("distributed_type: NO\n", "one process"),
+        (
+            "distributed_type: DEEPSPEED\nparallelism_config: {parallelism_config_cp_size: 2}\n",
+            "beside DeepSpeed there is sp_size alone",
+        ),
         ("distributed_type: FSDP\nparallelism_config: {tp_size: 3}\n", "for 3 ranks"),
         ("distributed_type: FSDP\nmixed_precision: int4\n", "no, bf16, fp16, fp8"),
         ("distributed_type: FSDP\ndynamo_config: {dynamo_backend: AOT_EAGER}\n", "inductor"),

@@ -18,6 +18,12 @@ def test_stages(read, stage):
     assert (found.plan.dp, found.batch, found.plan.microbatches) == (8, 48, 3)
 
 
+@pytest.mark.parametrize("key", ["_comment", "_comment_2", "comment", "//"])
+def test_a_remark_is_no_key(read, key):
+    assert of(read, **{key: "see the tutorial"}).refused == ""
+    assert of(read, zero_optimization={"stag": 3}).refused != ""
+
+
 @pytest.mark.parametrize("key", ["mics_shard_size", "zero_hpz_partition_size"])
 def test_shares_inside_of_replicas(read, key):
     found = of(read, zero_optimization={"stage": 3, key: 4})

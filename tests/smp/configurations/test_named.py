@@ -22,6 +22,9 @@ OF_A_SCRIPT += (
         ("sft.yaml", "finetuning_type: full\ngradient_accumulation_steps: 2\n", "LLaMA-Factory"),
         ("sft.json", '{"tuner_type": "lora", "gradient_accumulation_steps": 2}', "ms-swift"),
         ("run_clm.sh", OF_A_SCRIPT, "a script on transformers, which is not read: give the file"),
+        ("lora.yml", "base_model: a/b\nfsdp_config: {fsdp_version: 2}\n", "axolotl"),
+        ("args.yaml", "model_name_or_path: a\nfsdp_config: {x: 1}\n", "a script on transformers"),
+        ("tiny.yaml", "parallelism: {dp: 2, pp: 1, tp: 2, pp_engine: 1f1b}\n", "nanotron"),
         ("data.yaml", "_target_: a.B\ntrain_batch_size: 1\n", "is none of these"),
         ("steps.sh", "python x.py --gradient_accumulation_steps 2\n", "is none of these"),
     ],
@@ -57,6 +60,13 @@ def test_what_is_printed_is_no_flag(read, line):
     assert found.refused == "" and found.plan.tp == 1
     piped = read(f"echo yes | {flags} --tensor-model-parallel-size 2\n", "run.sh")
     assert piped.plan.tp == 2
+
+
+def test_an_arm_of_a_case_is_no_flag(read):
+    flags = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --micro-batch-size 1"
+    case = 'case "$1" in\n  --num-frames)\n    X=1\n    ;;\n  -n|--name) Y=2 ;;\nesac\n'
+    assert read(f"{case}{flags}\n", "run.sh").refused == ""
+    assert read(f"(cd a; {flags} --bf16)\n", "run.sh").refused != ""
 
 
 def test_a_command_in_a_variable_counts_once_it_is_run(read):

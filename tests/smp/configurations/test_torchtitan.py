@@ -36,6 +36,34 @@ def test_all_of_a_file(read):
     assert (found.model.num_hidden_layers, found.model.num_key_value_heads) == (32, 8)
 
 
+@pytest.mark.parametrize(("name", "flavor"), [("llama3", "8B"), ("llama", "1B")])
+def test_a_flavor_has_its_norms_epsilon(read, name, flavor):
+    """It was that of transformers' Llama, 1e-6."""
+    text = BASE.replace("8B", flavor).replace("llama3", name)
+    assert planned(read, "", text=text).model.rms_norm_eps == 1e-5
+
+
+@pytest.mark.parametrize("flavor", ["8B_flex", "8B_varlen", "debugmodel_flex_attn"])
+def test_attention_within_texts_is_said(read, flavor):
+    found = planned(read, "", text=BASE.replace("8B", flavor))
+    assert any("within each text" in one for one in found.lost)
+    assert not any("within each text" in one for one in planned(read, "").lost)
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("norm_type = 'layernorm'", True),
+        ("norm_type = 'rmsnorm'", False),
+        ("attn_mask_type = 'block_causal'", True),
+    ],
+)
+def test_another_form_of_the_model_is_lost_by_its_name(read, said, lost):
+    found = planned(read, "", text=BASE.replace("[model]", f"[model]\n{said}"))
+    line = next(one for one in found.lines if one.text.startswith(f"model.{said.split()[0]}"))
+    assert bool(line.lost) == lost
+
+
 def test_keys_of_other_years_say_the_same(read):
     new = planned(read, "[parallelism]\ntensor_parallel_degree = 2\n[compile]\nenable = true\n")
     old_text = BASE.replace("local_batch_size = 4", "batch_size = 4\ntensor_parallel_degree = 2")
