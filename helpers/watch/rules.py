@@ -84,9 +84,12 @@ def learning_rate_zero(history: History) -> str | None:
 
 
 def no_gradient(history: History) -> str | None:
-    """A parameter has no gradient, or one that is exactly 0."""
-    names = history.last.seen.silent
-    if not names or not history.last.grad_norm:
+    """In two looks, one after the other, a parameter has no gradient, or one that is exactly 0."""
+    *_, before, now = [None, *history.watched]
+    if before is None or not now.grad_norm:  # at first LoRA's A has none, since its B is 0
+        return None
+    names = [name for name in now.seen.silent if name in before.seen.silent]
+    if not names:
         return None
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"no gradient reaches {names[0]}{more}: is it a part of what the loss depends on?"
