@@ -121,6 +121,7 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(folder, capsys):
         ("summary.json", "{", r"summary.json cannot be read"),
         ("summary.json", "[]", r"summary.json is not a JSON object"),
         ("summary.json", "{}", r"summary.json has no phases_s"),
+        ("summary.json", '{"phases_s": {"train": "x"}}', r"summary.json has no phases_s"),
         ("launch.json", '{"command": ', r"launch.json cannot be read"),
     ],
 )
