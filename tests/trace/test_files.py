@@ -11,6 +11,7 @@ from torch.profiler import record_function
 
 from helpers.engine.errors import UserError
 from helpers.trace.recorder import FACTS, profiled
+from helpers.trace.timelines import read_timelines
 from helpers.trace.traces import read_traces
 
 
@@ -91,3 +92,11 @@ def test_ranks_are_held_together_by_the_steps_that_all_have(tmp_path):
     second(3, 4)
     with pytest.raises(UserError, match="other steps from rank to rank"):
         read_traces(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"steps": [[[[1, 2]]]]}', "[" * 100_000])
+def test_timelines_that_are_none_are_refused(text, tmp_path):
+    path = tmp_path / "timeline.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="holds no timelines"):
+        read_timelines(path)
