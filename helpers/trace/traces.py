@@ -30,6 +30,11 @@ from helpers.trace.recorder import FACTS, STEP
 BOARD = "shared_memory:"  # its copies and sums are a message's, on the thread that calls it
 COLLECTIVES = ("gloo:", BOARD, "ncclDevKernel", "ncclKernel")
 MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # posted early
+WRAPPERS = (
+    "autograd::",
+    "c10d::",
+    "_c10d_functional",
+)  # of operations, of messages and their waits
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's work
 MARKED = "user_annotation"  # the category of record_function
 ROUNDING_NS = 10  # that torch may leave a slice longer than the one it is in
@@ -159,9 +164,8 @@ class Trace:
 
 
 def _computes(name: str) -> bool:
-    """What only wraps operations (autograd's nodes, the start of a message) may wait. A compiled
-    region of several operations is one."""
-    return "Compiled" in name or ("::" in name and not name.startswith(("autograd::", "c10d::")))
+    """What only wraps operations may wait. A compiled region of several operations is one."""
+    return "Compiled" in name or ("::" in name and not name.startswith(WRAPPERS))
 
 
 def _innermost(slices: list[Slice]) -> Iterator[Slice]:
