@@ -26,6 +26,7 @@ from helpers.watch.rules import (
     overfitting,
     poor_initialisation,
     table,
+    vanishing_gradient,
 )
 from helpers.watch.watch import Watch, commonest_share
 from tests.support import scripts, tiny
@@ -308,6 +309,15 @@ def test_a_gradient_that_only_begins_at_zero_is_left_in_peace() -> None:
     assert no_gradient(History([healthy, look(10, "lora_A")])) is None
     said = no_gradient(History([first, look(5, "h.1.mlp")]))
     assert said.startswith("no gradient reaches h.1.mlp: ")
+
+
+def test_a_step_without_a_label_is_said_and_has_no_part_in_means() -> None:
+    watch = watch_over(dict.fromkeys(range(21, 81), 3.0), {})
+    for step in range(1, 21):
+        watch.judge(StepResult(step, 0.0, 0.0, 1e-3, 1.0))
+    assert loss_not_falling(watch.history) == "the loss was 3 at first and is 3 after 60 steps"
+    said = vanishing_gradient(History([Watched(1, 0.0, 0.0, 1e-3, Observation())]))
+    assert "have a label?" in said
 
 
 def test_the_documentation_has_the_table_of_the_rules() -> None:
