@@ -1,7 +1,8 @@
 """Where a step's time and memory went, from traces of all ranks.
 
 recorder.py traces some steps with torch's profiler, clocks.py says how far apart the ranks' clocks
-are, and traces.py reads the files onto one clock and writes one timeline for ui.perfetto.dev.
+are, files.py reads a rank's file or refuses it, and traces.py puts all of them onto one clock and
+writes one timeline for ui.perfetto.dev.
 step_times.py takes a step apart (intervals.py does the arithmetic of time), memory.py its memory,
 and findings.py says in words what is slow. timelines.py is a pipeline's actions, as they ran.
 

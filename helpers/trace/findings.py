@@ -12,8 +12,8 @@
 
 A finding lasts: it is there in at least four of five traced steps, and its numbers are those of the
 step where it shows least of these. A rank that waits in a collective waits for its message or for a
-rank that is late; the rank that waits least waits for the message alone, so that is what
-`communication` counts.
+rank that is late; the rank that comes last waits for the message alone, so of each collective
+`communication` counts as much as that rank waits in it.
 """
 
 import json
@@ -27,7 +27,7 @@ from typing import Any
 from helpers.engine.files.whole import replace_text
 from helpers.trace.recorder import MACHINE
 from helpers.trace.step_times import StepTimes, step_times
-from helpers.trace.traces import Trace, read_traces, write_timeline
+from helpers.trace.traces import Slice, Trace, read_traces, write_timeline
 
 # share of a step, of the limit for memory, times the others' work for a straggler
 THRESHOLDS = {
@@ -69,7 +69,7 @@ def find(traces: list[Trace]) -> list[Finding]:
     findings = [
         _input(steps),
         _launch(steps),
-        _communication(steps, traces),
+        _communication(traces),
         _bubble(steps),
         _straggler(steps),
         *_memory(traces),
@@ -155,15 +155,17 @@ def _launch(steps: list[Step]) -> Finding | None:
     )
 
 
-def _communication(steps: list[Step], traces: list[Trace]) -> Finding | None:
+def _communication(traces: list[Trace]) -> Finding | None:
     """Ranks that send the same messages are held together; a stage of a pipeline sends others."""
     alike: dict[frozenset, list[int]] = defaultdict(list)
     for rank, trace in enumerate(traces):
         alike[frozenset(Counter(s.name for s in trace.communication).items())].append(rank)
     by_group = []
     for ranks in alike.values():
-        share, step = _lasting(steps, lambda s, of=ranks: min(_exposed(s[r]) for r in of))
-        by_group.append((share, min((step[rank] for rank in ranks), key=_exposed), tuple(ranks)))
+        group = [traces[rank] for rank in ranks]
+        steps = list(zip(*map(step_times, group, _messages_alone(group))))
+        share, step = _lasting(steps, lambda s: min(map(_exposed, s)))
+        by_group.append((share, min(step, key=_exposed), tuple(ranks)))
     share, times, ranks = max(by_group, key=lambda group: group[0])
     if share <= THRESHOLDS["communication"]:
         return None
@@ -176,6 +178,29 @@ def _communication(steps: list[Step], traces: list[Trace]) -> Finding | None:
         f"step ({_of(times.exposed_s, times.step_s)}) in {name} with nothing computed meanwhile; "
         f"send during the backward, or send less",
     )
+
+
+def _messages_alone(traces: list[Trace]) -> list[list[Slice]]:
+    """The collectives of each rank without the wait for those that are late: of each the end, as
+    long as the rank took that was in it for the least time."""
+    numbered = [_numbered(trace.communication) for trace in traces]
+    least_s = {
+        key: min(one[key].end_s - one[key].start_s for one in numbered) for key in numbered[0]
+    }
+    return [
+        [one._replace(start_s=one.end_s - least_s[key]) for key, one in of_rank.items()]
+        for of_rank in numbered
+    ]
+
+
+def _numbered(slices: list[Slice]) -> dict[tuple[str, int], Slice]:
+    """Each by its name and how many of this name came before it."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for one in slices:
+        found[one.name, seen[one.name]] = one
+        seen[one.name] += 1
+    return found
 
 
 def _exposed(times: StepTimes) -> float:

@@ -40,18 +40,23 @@ class StepTimes:
         return self.step_s - self.data_s - self.wait_s - self.exposed_s
 
 
-def step_times(trace: Trace) -> list[StepTimes]:
-    """A rank's times by step."""
-    return [_times(trace, step) for step in trace.steps]
+def step_times(trace: Trace, messages: list[Slice] | None = None) -> list[StepTimes]:
+    """A rank's times by step.
+
+    Args:
+        messages: what counts as communication; all of the trace's unless told.
+    """
+    messages = trace.communication if messages is None else messages
+    return [_times(trace, messages, step) for step in trace.steps]
 
 
-def _times(trace: Trace, step: Slice) -> StepTimes:
+def _times(trace: Trace, communication: list[Slice], step: Slice) -> StepTimes:
     begin, end = step.start_s, step.end_s
 
     def inside(slices: list[Slice], gap: float = 0.0) -> Intervals:
         return union(clip(((s.start_s, s.end_s) for s in slices), begin, end), gap)
 
-    messages, kernels = inside(trace.communication), inside(trace.device_work)
+    messages, kernels = inside(communication), inside(trace.device_work)
     started = inside(trace.computing, GAP_S)
     if kernels:
         waits = inside([s for s in trace.slices if s.name.startswith(WAITS)])

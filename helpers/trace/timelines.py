@@ -46,7 +46,7 @@ def read_timelines(path: Path) -> list[Timeline]:
         raise UserError(
             f"{path} cannot be read ({error.strerror}): a run writes it with --timeline"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise UserError(f"{path} holds no timelines") from None
 
 

@@ -12,7 +12,6 @@ microseconds, `M` events name processes and threads, `C` events are counters. Sl
 nest: Perfetto drops one that only overlaps, so it gets a row of its own.
 """
 
-import gzip
 import json
 from bisect import bisect_left
 from collections import defaultdict
@@ -25,11 +24,13 @@ from typing import Any, NamedTuple
 
 from helpers.engine.errors import UserError
 from helpers.engine.files.whole import replace_text
+from helpers.trace.files import Document, read_document
 from helpers.trace.recorder import FACTS, STEP
 
 BOARD = "shared_memory:"  # its copies and sums are a message's, on the thread that calls it
 COLLECTIVES = ("gloo:", BOARD, "ncclDevKernel", "ncclKernel")
 MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # posted early
+WRAPPERS = ("autograd::", "c10d::", "_c10d_functional")  # of operations, messages and their waits
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's work
 MARKED = "user_annotation"  # the category of record_function
 ROUNDING_NS = 10  # that torch may leave a slice longer than the one it is in
@@ -100,7 +101,7 @@ class Trace:
             for s in self.slices
             if s.category == MARKED
             and s.thread == self.main
-            and not s.name.startswith(STEP)
+            and not s.name.removeprefix(STEP).isdecimal()
             and not {"#", ":"} & set(s.name)
         ]
 
@@ -159,9 +160,8 @@ class Trace:
 
 
 def _computes(name: str) -> bool:
-    """What only wraps operations (autograd's nodes, the start of a message) may wait. A compiled
-    region of several operations is one."""
-    return "Compiled" in name or ("::" in name and not name.startswith(("autograd::", "c10d::")))
+    """What only wraps operations may wait. A compiled region of several operations is one."""
+    return "Compiled" in name or ("::" in name and not name.startswith(WRAPPERS))
 
 
 def _innermost(slices: list[Slice]) -> Iterator[Slice]:
@@ -185,44 +185,43 @@ def read_traces(folder: str | Path) -> list[Trace]:
     """The traces in a profiler's folder, by rank, on one clock that starts at 0.
 
     Raises:
-        UserError: there are none, one is broken or holds no whole step, or a rank is missing.
+        UserError: there are none, one is broken or holds no whole step, a rank is missing, or the
+            ranks have no step in common.
     """
     files = sorted(Path(folder).glob("rank-*.json.gz"))
     if not files:
         raise UserError(f"{folder} holds no traces: a run writes them with --profile FIRST:LAST")
-    documents = sorted(map(_document, files), key=lambda one: one[FACTS]["rank"])
+    documents = sorted(map(read_document, files), key=lambda one: one[FACTS]["rank"])
     ranks = [one[FACTS]["rank"] for one in documents]
     world = documents[0].get("distributedInfo", {}).get("world_size", 1)
     if ranks != list(range(world)):
         raise UserError(f"{folder} has the traces of ranks {ranks}, of {world} ranks")
+    steps = _shared_steps(documents)
+    if not steps:
+        raise UserError(f"{folder} has traces of other steps from rank to rank, of several runs")
     # whole nanoseconds: a double holds today's microseconds only to a quarter of one
     shifts = [one["baseTimeNanoseconds"] - one[FACTS]["offset_ns"] for one in documents]
     begins = [shift + _first_ns(one) for shift, one in zip(shifts, documents)]
-    return [_trace(one, (min(begins) - shift) / 1e3) for one, shift in zip(documents, shifts)]
+    return [_trace(one, steps, (min(begins) - at) / 1e3) for one, at in zip(documents, shifts)]
 
 
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            document = json.load(file)
-        if document[FACTS]["steps"]:
-            return document
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is no trace of this profiler") from None
-    raise UserError(f"{path} holds no whole step: the run ended too early")
+def _shared_steps(documents: list[Document]) -> list[int]:
+    """The steps that every rank has whole: a run that ends early leaves some ranks one more."""
+    first, *others = (one[FACTS]["steps"] for one in documents)
+    return [step for step in first if all(step in steps for steps in others)]
 
 
-def _events(document: dict[str, Any]) -> Iterator[Event]:
+def _events(document: Document) -> Iterator[Event]:
     """Without torch's own marks of where the trace begins and ends."""
     return (event for event in document["traceEvents"] if event.get("cat") != "Trace")
 
 
-def _first_ns(document: dict[str, Any]) -> int:
+def _first_ns(document: Document) -> int:
     return min(int(event["ts"] * 1e3) for event in _events(document) if event["ph"] == "X")
 
 
-def _trace(document: dict[str, Any], origin_us: float) -> Trace:
-    """A rank's file; `origin_us` of its microseconds is 0 on the common clock."""
+def _trace(document: Document, steps: list[int], origin_us: float) -> Trace:
+    """A rank's file, of these steps; `origin_us` of its microseconds is 0 on the common clock."""
     slices, memory, threads = [], [], {}
     for event in _events(document):
         thread = (event.get("pid"), event.get("tid"))
@@ -236,7 +235,8 @@ def _trace(document: dict[str, Any], origin_us: float) -> Trace:
             threads[thread] = event["args"]["name"]
     slices.sort(key=lambda one: (one.start_s, -one.end_s))
     memory.sort(key=lambda one: one.at_s)
-    return Trace(document[FACTS], document.get("host_name", ""), slices, memory, threads)
+    facts = {**document[FACTS], "steps": steps}
+    return Trace(facts, document.get("host_name", ""), slices, memory, threads)
 
 
 def _change(args: Event, at_s: float) -> Change:

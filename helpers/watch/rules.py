@@ -40,7 +40,7 @@ class History:
     """Everything that the rules may look at.
 
     losses: by step, watched or not, in their order: from the one at which a run was resumed, and of
-        those whose loss is finite.
+        those that have one: it is finite, and something in the batch has a label.
     held_out: (step, loss on the held-out data).
     first_loss: what random weights should start at, ln(vocabulary); None for trained ones.
     """
@@ -84,9 +84,12 @@ def learning_rate_zero(history: History) -> str | None:
 
 
 def no_gradient(history: History) -> str | None:
-    """A parameter has no gradient, or one that is exactly 0."""
-    names = history.last.seen.silent
-    if not names or not history.last.grad_norm:
+    """In two looks, one after the other, a parameter has no gradient, or one that is exactly 0."""
+    *_, before, now = [None, *history.watched]
+    if before is None or not now.grad_norm:  # at first LoRA's A has none, since its B is 0
+        return None
+    names = [name for name in now.seen.silent if name in before.seen.silent]
+    if not names:
         return None
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"no gradient reaches {names[0]}{more}: is it a part of what the loss depends on?"
@@ -94,9 +97,12 @@ def no_gradient(history: History) -> str | None:
 
 def vanishing_gradient(history: History) -> str | None:
     """A layer's gradient is below 1e-5 of the largest layer's, or the whole norm below 1e-7."""
-    found = {n: one.rms("gradient") for n, one in history.last.seen.layers.items()}
-    if history.last.grad_norm < 1e-7:
-        return f"the gradient's norm is {history.last.grad_norm:.1e}"
+    now = history.last
+    found = {n: one.rms("gradient") for n, one in now.seen.layers.items()}
+    if now.loss == now.grad_norm == 0:
+        return "the loss and its gradient are exactly 0: does anything in the batch have a label?"
+    if now.grad_norm < 1e-7:
+        return f"the gradient's norm is {now.grad_norm:.1e}"
     least = min(found, key=found.get, default=None)
     if least is None or not 0 < found[least] < 1e-5 * max(found.values()):
         return None

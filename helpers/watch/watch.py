@@ -58,7 +58,8 @@ class Watch:
             observer: that looked at the step; None for a step that was not due.
             padding, label: of the batch, see `Watched`.
         """
-        if math.isfinite(result.loss):  # else it is no part of a mean
+        # a step that was skipped, or has nothing to learn, is no part of a mean
+        if math.isfinite(result.loss) and (result.loss or result.grad_norm):
             self.history.losses[result.step] = result.loss
         if observer is None:
             return []

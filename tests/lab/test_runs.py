@@ -121,6 +121,7 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(folder, capsys):
         ("summary.json", "{", r"summary.json cannot be read"),
         ("summary.json", "[]", r"summary.json is not a JSON object"),
         ("summary.json", "{}", r"summary.json has no phases_s"),
+        ("summary.json", '{"phases_s": {"train": "x"}}', r"summary.json has no phases_s"),
         ("launch.json", '{"command": ', r"launch.json cannot be read"),
     ],
 )
@@ -166,3 +167,9 @@ def test_folders_without_a_run(tmp_path):
         load_run(tmp_path / "none")
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)
+
+
+def test_a_run_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_run(tmp_path / "run", speeds=[1.0], launch=False)
+    assert load_run("~/run").path == tmp_path / "run"

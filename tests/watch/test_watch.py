@@ -19,10 +19,14 @@ from helpers.engine.trainer import StepResult, Trainer
 from helpers.watch.observe import Observation, Observer
 from helpers.watch.rules import (
     RULES,
+    History,
+    Watched,
     loss_not_falling,
+    no_gradient,
     overfitting,
     poor_initialisation,
     table,
+    vanishing_gradient,
 )
 from helpers.watch.watch import Watch, commonest_share
 from tests.support import scripts, tiny
@@ -291,6 +295,29 @@ def test_a_step_that_was_skipped_has_no_part_in_means() -> None:
     assert said == "the loss was 3 at first and is 3 after 60 steps"
     assert overfitting(history) is None
     assert poor_initialisation(watch_over({1: math.nan}, {}).history) is None
+
+
+def test_a_gradient_that_only_begins_at_zero_is_left_in_peace() -> None:
+    """LoRA's A has none in the first step, since B is 0 until then."""
+
+    def look(step: int, *silent: str) -> Watched:
+        return Watched(step, 3.0, 1.0, 1e-3, Observation(silent=list(silent)))
+
+    first, healthy = look(1, "lora_A", "h.1.mlp"), look(5)
+    assert no_gradient(History([first])) is None
+    assert no_gradient(History([first, healthy])) is None
+    assert no_gradient(History([healthy, look(10, "lora_A")])) is None
+    said = no_gradient(History([first, look(5, "h.1.mlp")]))
+    assert said.startswith("no gradient reaches h.1.mlp: ")
+
+
+def test_a_step_without_a_label_is_said_and_has_no_part_in_means() -> None:
+    watch = watch_over(dict.fromkeys(range(21, 81), 3.0), {})
+    for step in range(1, 21):
+        watch.judge(StepResult(step, 0.0, 0.0, 1e-3, 1.0))
+    assert loss_not_falling(watch.history) == "the loss was 3 at first and is 3 after 60 steps"
+    said = vanishing_gradient(History([Watched(1, 0.0, 0.0, 1e-3, Observation())]))
+    assert "have a label?" in said
 
 
 def test_the_documentation_has_the_table_of_the_rules() -> None:

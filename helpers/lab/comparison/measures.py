@@ -53,16 +53,23 @@ def curve(run: Run, window: int = 1) -> "pd.DataFrame":
             sizes are so smoothed alike.
 
     Returns:
-        Columns `samples` and `seconds` so far, the seconds of the steps alone, and `loss`.
+        Columns `samples` and `seconds` so far, the seconds of the steps alone, and `loss`. A step
+        whose loss is no number has no part in the mean.
+
+    Raises:
+        UserError: no step has a loss that is a number.
     """
     pandas = need("pandas", "notebooks")
     metrics = run.metrics
-    samples = metrics["samples"].cumsum()
-    summed = (metrics["loss"] * metrics["samples"]).cumsum()
+    losses = metrics["loss"].astype(float)  # null is not finite
+    if losses.isna().all():
+        raise UserError(f"no step of {shown(run.path)} has a loss that is a number")
+    samples, counted = metrics["samples"].cumsum(), metrics["samples"].where(losses.notna(), 0)
+    summed = pandas.DataFrame({"samples": counted, "loss": counted * losses.fillna(0.0)}).cumsum()
     # how many steps ended before the window begins, and what had been summed by then
     before = samples.searchsorted(samples - max(window, 1), side="right")
-    earlier = pandas.DataFrame({"samples": [0, *samples], "summed": [0.0, *summed]}).iloc[before]
-    loss = (summed - earlier["summed"].to_numpy()) / (samples - earlier["samples"].to_numpy())
+    inside = summed - summed.reindex(before - 1, fill_value=0.0).to_numpy()
+    loss = inside["loss"] / inside["samples"]
     seconds = metrics["step_s"].cumsum()
     return pandas.DataFrame({"samples": samples, "seconds": seconds, "loss": loss})
 

@@ -41,7 +41,7 @@ def plot_loss(runs: Mapping[str, Run], events: Mapping[int, str] | None = None) 
     """
     pandas = need("pandas", "notebooks")
     names = _names(runs)
-    losses = {name: runs[name].metrics.set_index("step")["loss"] for name in names}
+    losses = {name: runs[name].losses for name in names}
     fig, axes = new_figure()
     for i, (name, loss) in enumerate(losses.items()):
         # the first run is drawn broad, so that one that coincides with it is seen on top
@@ -77,12 +77,23 @@ def plot_loss(runs: Mapping[str, Run], events: Mapping[int, str] | None = None) 
     )
     sentence = f"The loss of {names[0]} goes from {first.iloc[0]:.3f} to {first.iloc[-1]:.3f}"
     if len(names) > 1:
-        apart = table["largest difference"].iloc[1:].max()
-        near = f"at no step is another run further from it than {apart:.2g}"
-        sentence += f"; {near if apart else 'the other runs are equal to it at every step'}"
+        sentence += f"; {_beside(first, list(losses.values())[1:])}"
     words = [f"step {step}, {word}" for step, word in sorted((events or {}).items())]
     marked = f" Marked: {'; '.join(words)}." if words else ""
     return fig, table, f"{sentence}.{marked}"
+
+
+def _beside(first: "pd.Series", others: "list[pd.Series]") -> str:
+    """How far the other runs' losses are from the first's, at steps at which both have one."""
+    apart = [(loss - first).abs() for loss in others]
+    if any(one.isna().all() for one in apart):
+        return "it and another run have a loss at no step in common"
+    if any(one.max() for one in apart):
+        return (
+            f"at no step is another run further from it than {max(one.max() for one in apart):.2g}"
+        )
+    both = " that both have" if any(one.isna().any() for one in apart) else ""
+    return f"the other runs are equal to it at every step{both}"
 
 
 def plot_throughput(runs: Mapping[str, Run]) -> Picture:

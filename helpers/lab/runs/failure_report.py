@@ -181,12 +181,12 @@ def _recorded(folder: Path) -> str | None:
     """The traceback that torch's @record wrote, without the frames of @record itself."""
     try:
         message = json.loads((folder / "error.json").read_text())["message"]
-    except (OSError, ValueError, KeyError):
+        if isinstance(message, str):
+            return message
+        traceback = message.get("extraInfo", {}).get("py_callstack") or message.get("message")
+        return _without_record(traceback.rstrip().splitlines()) if traceback else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a program's own words
         return None
-    if isinstance(message, str):
-        return message
-    traceback = message.get("extraInfo", {}).get("py_callstack") or message.get("message")
-    return _without_record(traceback.rstrip().splitlines()) if traceback else None
 
 
 def _without_record(lines: list[str]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, check_access, is_number, need
 from helpers.engine.files.run_record import PHASES, warmup_steps
+from helpers.engine.models.configurations import expanded
 from helpers.lab.paths import ROOT, shorten, shown
 from helpers.lab.runs.failure_report import rank_folder
 
@@ -52,6 +53,11 @@ class Run:
         """
         pandas = need("pandas", "notebooks")
         return pandas.DataFrame(_read_lines(self.path / "metrics.jsonl"))
+
+    @property
+    def losses(self) -> "pd.Series":
+        """The loss by step, NaN where it was not finite; a UserError where no step was taken."""
+        return self._column("loss").astype(float).set_axis(self._column("step"))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -176,8 +182,8 @@ class Run:
     @property
     def _phases_s(self) -> dict[str, float]:
         phases = self.summary.get("phases_s")
-        if not isinstance(phases, dict):
-            raise UserError(f"{shown(self.path / 'summary.json')} has no phases_s")
+        if not isinstance(phases, dict) or not all(map(_is_size, phases.values())):
+            raise UserError(f"{shown(self.path / 'summary.json')} has no phases_s in seconds")
         return phases
 
     def _column(self, name: str) -> "pd.Series":
@@ -194,7 +200,7 @@ def load_run(path: str | Path) -> Run:
     """
     if not isinstance(path, str | Path):
         raise UserError(f"give the folder of a run, not {path!r:.40}")
-    path = ROOT / path
+    path = ROOT / expanded(path)
     check_access(path / "launch.json")
     if not path.is_dir():
         raise UserError(f"there is no run folder {shown(path)}")
@@ -249,7 +255,7 @@ def _measures(run: Run) -> dict[str, Any]:
 
 
 def _is_size(value: object) -> bool:
-    """Is this a rank's number of bytes, or None where it was not measured?"""
+    """Is this a number of bytes or seconds, or None where it was not measured?"""
     return value is None or is_number(value)
 
 

@@ -338,6 +338,21 @@ def test_the_smoothed_loss_is_the_mean_over_the_last_samples(sizes, window, tmp_
         assert found[i] == pytest.approx(mean)
 
 
+def test_a_step_without_a_loss_has_no_part_in_the_mean(write):
+    """Three steps are a window; with the second skipped the mean is that of the others."""
+    folder = write("a", steps=4)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    def found(losses: list) -> list[float]:
+        told = ({**line, "loss": loss} for line, loss in zip(lines, losses))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+        return curve(load_run(folder), window=24)["loss"].tolist()
+
+    assert found([4.0, None, 3.0, 2.0]) == [4.0, 4.0, 3.5, 2.5]
+    with pytest.raises(UserError, match="has a loss that is a number"):
+        found([None] * 4)
+
+
 def test_settings_are_the_launchs_flags_where_the_summary_has_none(write):
     folder = write("a")
     summary = json.loads((folder / "summary.json").read_text())

@@ -98,6 +98,22 @@ def test_plot_loss_of_one_run_and_of_runs_of_unequal_length(runs, tmp_path):
     assert table.loc["short", "largest difference"] == pytest.approx(0)  # over the shared steps
 
 
+def test_plot_loss_of_runs_that_lost_their_loss(tmp_path):
+    states = {"parameters": 1, "gradients": 1, "optimizer": 1}
+
+    def run(name: str, losses: list) -> Run:
+        return write_run(tmp_path / name, losses=losses, speeds=[1.0] * 3, states=[states])
+
+    whole, holed = run("whole", [3.0, 2.0, 1.0]), run("holed", [3.0, None, 1.0])
+    gone = run("gone", [None] * 3)
+    assert "goes from nan to nan" in figures.plot_loss({"gone": gone})[2]
+    assert "at every step that both have" in figures.plot_loss({"whole": whole, "holed": holed})[2]
+    assert "a loss at no step in common" in figures.plot_loss({"whole": whole, "gone": gone})[2]
+    (tmp_path / "gone" / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="has no loss"):
+        figures.plot_loss({"none": load_run(tmp_path / "gone")})
+
+
 def test_plot_throughput_leaves_warm_up_out(runs):
     fig, table, sentence = figures.plot_throughput(runs)
     assert table.loc["one process", "tokens/s (median)"] == 1000

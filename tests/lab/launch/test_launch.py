@@ -141,6 +141,13 @@ def test_the_cause_is_told_from_its_consequences(ranks, rank, words, tmp_path):
     assert error.message.startswith(words)
 
 
+@pytest.mark.parametrize("words", ["[]", '{"message": null}', '{"message": {"extraInfo": "x"}}'])
+def test_words_of_a_program_of_another_shape_hide_no_failure(words, tmp_path):
+    write_failures(tmp_path, (1, False, "what happened"))
+    (tmp_path / "id/attempt_0/0/error.json").write_text(words)
+    assert "what happened" in explain(tmp_path, tmp_path, 1, []).message
+
+
 @pytest.mark.parametrize(
     ("recorded", "rank"),
     [("RuntimeError: mat1 and mat2", 1), ("Connection closed by peer", 0), (None, 0)],

@@ -1,0 +1,102 @@
+"""Traces as files: what is broken is refused in one line, and what only looks so is read."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import record_function
+
+from helpers.engine.errors import UserError
+from helpers.trace.recorder import FACTS, profiled
+from helpers.trace.timelines import read_timelines
+from helpers.trace.traces import read_traces
+
+
+def taken(folder: Path, name: str = "forward") -> dict[str, Any]:
+    """A rank's file of steps 2 to 4, with a range of this name in each."""
+    for _ in profiled(range(5), folder, 2, 4):
+        with record_function(name):
+            torch.ones(8).sum()
+    with gzip.open(folder / "rank-0.json.gz", "rt") as file:
+        return {} if '"' in name else json.load(file)
+
+
+def write(folder: Path, document: Any, rank: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"rank-{rank}.json.gz").write_bytes(gzip.compress(json.dumps(document).encode(), 1))
+
+
+def with_event(document: dict[str, Any], **event: Any) -> dict[str, Any]:
+    return {**document, "traceEvents": [*document["traceEvents"], event]}
+
+
+def without(document: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name != key}
+
+
+SLICE = {"ph": "X", "name": "aten::add", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1.0, "dur": 1.0}
+BROKEN = {
+    "no events": lambda one: without(one, "traceEvents"),
+    "no slices": lambda one: {**one, "traceEvents": []},
+    "no origin": lambda one: without(one, "baseTimeNanoseconds"),
+    "no rank": lambda one: {**one, FACTS: without(one[FACTS], "rank")},
+    "no duration": lambda one: with_event(one, **without(SLICE, "dur")),
+    "a time in words": lambda one: with_event(one, **{**SLICE, "ts": "1.0"}),
+    "a time that is no number": lambda one: with_event(one, **{**SLICE, "ts": float("nan")}),
+    "a step that is not there": lambda one: {**one, FACTS: {**one[FACTS], "steps": [2, 9]}},
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_file_without_what_is_asked_of_it_is_refused(what, tmp_path):
+    write(tmp_path, BROKEN[what](taken(tmp_path)))
+    with pytest.raises(UserError, match=r"rank-0\.json\.gz is no trace of this profiler"):
+        read_traces(tmp_path)
+
+
+def test_a_file_that_was_damaged_is_refused(tmp_path):
+    taken(tmp_path)
+    path = tmp_path / "rank-0.json.gz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:200] + bytes(byte ^ 255 for byte in whole[200:210]) + whole[210:])
+    with pytest.raises(UserError, match="or a broken one"):
+        read_traces(tmp_path)
+    path.write_bytes(gzip.compress(b"[" * 200_000))
+    with pytest.raises(UserError, match="or a broken one"):
+        read_traces(tmp_path)
+
+
+@pytest.mark.parametrize("name", ['say "hi"', '"', "step through the rows"])
+def test_a_range_may_be_called_anything(name, tmp_path):
+    taken(tmp_path, name)
+    [trace] = read_traces(tmp_path)
+    assert len(trace.ranges(name)) == len(trace.steps) == 3
+
+
+def test_ranks_are_held_together_by_the_steps_that_all_have(tmp_path):
+    document = taken(tmp_path)
+    document["distributedInfo"] = {"world_size": 2}
+    write(tmp_path, document)
+
+    def second(*steps: int) -> None:
+        write(tmp_path, {**document, FACTS: {**document[FACTS], "rank": 1, "steps": steps}}, 1)
+
+    second(3, 4)
+    for trace in read_traces(tmp_path):
+        assert [step.name for step in trace.steps] == ["step 3", "step 4"]
+    document[FACTS]["steps"] = [2]
+    write(tmp_path, document)
+    second(3, 4)
+    with pytest.raises(UserError, match="other steps from rank to rank"):
+        read_traces(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"steps": [[[[1, 2]]]]}', "[" * 100_000])
+def test_timelines_that_are_none_are_refused(text, tmp_path):
+    path = tmp_path / "timeline.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="holds no timelines"):
+        read_timelines(path)

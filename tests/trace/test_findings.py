@@ -1,0 +1,51 @@
+"""Findings from traces that are written down here, to the millisecond."""
+
+from helpers.trace.findings import find
+from helpers.trace.recorder import STEP
+from helpers.trace.traces import MARKED, Slice, Trace
+
+MAIN, CARRIER = (1, 1), (1, 2)
+STEPS, LAYERS = 5, 4
+WORK_S, LATE_S = 0.1, 0.1
+WAIT = "_c10d_functional::wait_tensor"  # what torch's functional collectives wait in
+
+
+def trace(rank: int, late: list[bool], message_s: float) -> Trace:
+    """Steps of `LAYERS` times work and an all-reduce, which ends for both ranks `message_s` after
+    the one that is late in this layer has come."""
+    slices, at_s = [], 0.0
+    for number in range(STEPS):
+        began_s = at_s
+        for is_late in late:
+            worked_s = at_s + WORK_S + (LATE_S if is_late else 0.0)
+            slices.append(Slice("aten::mm", "cpu_op", MAIN, at_s, worked_s))
+            at_s += WORK_S + LATE_S + message_s
+            slices.append(Slice("gloo:all_reduce", MARKED, CARRIER, worked_s, at_s))
+            slices.append(Slice(WAIT, "cpu_op", MAIN, worked_s, at_s))
+        slices.append(Slice(f"{STEP}{number}", MARKED, MAIN, began_s, at_s))
+    slices.sort(key=lambda one: (one.start_s, -one.end_s))
+    facts = {"rank": rank, "steps": list(range(STEPS)), "device": "cpu", "memory": {}}
+    return Trace(facts, "here", slices, [], {})
+
+
+def taking_turns(message_s: float) -> list[Trace]:
+    """Two ranks: one is late in every other layer, the other in those between."""
+    late = [layer % 2 == 0 for layer in range(LAYERS)]
+    return [trace(0, late, message_s), trace(1, [not one for one in late], message_s)]
+
+
+def test_waiting_for_a_rank_that_is_late_is_no_message():
+    """Each waits a fourth of the step for the other, and next to nothing for its messages."""
+    assert find(taking_turns(message_s=1e-3)) == []
+
+
+def test_an_operation_that_waits_for_a_message_computes_nothing():
+    [finding] = find([trace(0, [True] * LAYERS, 1e-3), trace(1, [False] * LAYERS, 1e-3)])
+    assert (finding.kind, finding.ranks) == ("straggler", (0,))
+
+
+def test_the_message_is_what_the_rank_that_comes_last_waits():
+    [finding] = find(taking_turns(message_s=0.1))
+    assert finding.kind == "communication"
+    assert finding.ranks == (0, 1)
+    assert abs(finding.amount - 1 / 3) < 1e-9
