@@ -21,10 +21,10 @@ from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
+from tests.engine.adapters.versions import skip_what_is_refused
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
 from tests.support.scripts import script
-from tests.support.versions import skip_what_is_refused
 
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")

@@ -18,9 +18,9 @@ from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
+from tests.engine.adapters.versions import skip_unknown, skip_without_conversion
 from tests.support.ranks import mesh_of, pool
 from tests.support.scripts import script
-from tests.support.versions import skip_unknown, skip_without_conversion
 
 peft = pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")

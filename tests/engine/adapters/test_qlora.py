@@ -26,10 +26,10 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from helpers.planner.model.adapters import adapted_state
+from tests.engine.adapters.versions import skip_what_is_refused
 from tests.support import parity, scripts, tiny
 from tests.support.matrix import each, part
 from tests.support.ranks import mesh_of, pool
-from tests.support.versions import skip_what_is_refused
 
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")

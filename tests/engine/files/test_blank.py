@@ -10,9 +10,9 @@ from helpers.engine.errors import UserError
 from helpers.engine.files.weights import whole_weights
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
+from tests.engine.adapters.versions import skip_unknown
 from tests.support.ranks import mesh_of, pool
 from tests.support.scripts import script
-from tests.support.versions import skip_unknown
 
 small_model = script("docs/small_models").small_model
 small_config = script("docs/small_models").small_config
