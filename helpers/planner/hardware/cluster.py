@@ -13,10 +13,12 @@ from typing import Any
 from helpers.engine.errors import UserError, check_count
 from helpers.planner.hardware.catalog import (
     GIB,
+    GIGA,
     GPU,
     MICRO,
     Instance,
     generation,
+    meshes,
     network,
 )
 from helpers.planner.hardware.devices import Cluster
@@ -169,6 +171,7 @@ def _cluster(
     flops = _matmul_flops(gpu, reached.products)
     low = flops.get("bf16", flops.get("fp16", flops.get("fp32", 0.0)))
     watts = gpu.watts * machine.gpus if gpu.watts else None
+    wire = machine.wire or "pcie"
     return Cluster(
         name=machine.name,
         nodes=nodes,
@@ -180,8 +183,13 @@ def _cluster(
             (machine.intra_node_bytes_per_s or inter) * REACHED["intra"],
             0.0,
             1,
-            machine.wire or "pcie",
+            wire,
         ),
+        few={
+            row.ranks: Link(row.gb_per_s * GIGA * REACHED["intra"], 0.0, 1, wire)
+            for row in meshes()
+            if row.instance == machine.name
+        },
         inter=Link(inter * out.share, out.extra_us * MICRO),
         multiprocessors=gpu.multiprocessors,
         attention_flops=dict.fromkeys(

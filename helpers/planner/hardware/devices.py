@@ -4,6 +4,7 @@ cluster.devices, cluster.rate("bf16")
 cluster.link_over([(8, 1)])       # the link that a group of neighbouring ranks has
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +32,8 @@ class Cluster:
         computes some slower than it moves their bytes; `memory_bytes_per_s` where None.
     operation_s: the least time of an operation, however small.
     intra, inter: links inside a node, and out of it for one device while all of them send.
+    few: links inside a node by the number of ranks that they join at most, where few have less than
+        `intra`.
     rails: network cards of a node; as many as devices where 0. oversubscription: how many times
         what the nodes can send is more than what the network between them carries.
     host_bytes_per_s: of a device's copies to host memory, while all devices of a node copy.
@@ -66,6 +69,7 @@ class Cluster:
     overlaps: bool = True
     measured: dict[str, Link] = field(default_factory=dict, hash=False)
     attention_flops: dict[str, float] = field(default_factory=dict, hash=False)
+    few: dict[int, Link] = field(default_factory=dict, hash=False)
     unit_s: float = 0.0
     others_bytes_per_s: float | None = None
     usd_per_hour: float | None = None
@@ -135,13 +139,19 @@ class Cluster:
         """
         span = axes_span(axes, self.devices_per_node, self.devices)
         if span.nodes == 1:
-            return self.measured.get(kind, self.intra)
+            ranks = 2 if kind == "send" else math.prod(ranks for ranks, _ in axes)
+            return self.measured.get(kind) or self._inside(ranks)
         share = self.inter.bytes_per_s * (1 if kind == "all_to_all" else span.least)
         if kind == "send":
             senders = min(min(stride for _, stride in axes), self.devices_per_node)
             share = min(self.card_bytes_per_s, self._node_bytes_per_s / senders)
         pace = min(self.intra.bytes_per_s, share / self.oversubscription)
         return Link(pace, self.inter.latency_s, span.nodes, self.intra.wire)
+
+    def _inside(self, ranks: int) -> Link:
+        """The link of so many ranks of a node."""
+        joins = [most for most in self.few if most >= ranks]
+        return self.few[min(joins)] if joins else self.intra
 
     def one_card(self, link: Link, share: float) -> Link:
         """A link on which, between nodes, only one network card of each is used, to that share."""
