@@ -77,7 +77,7 @@ def make_cluster(
     given = {"intra_gb_s": intra_gb_s, "inter_gb_s": inter_gb_s, "host_gib": host_gib, "kw": kw}
     for name, number in given.items():
         if number is not None and not is_amount(number):
-            raise UserError(f"{name} must be a number above 0, not {number!r}")
+            raise UserError(f"{name} must be a number above 0, not {number!r:.40}")
     for name, number in (("gpus", gpus), ("rails", rails)):
         if number is not None:
             check_count(name, number)
@@ -113,7 +113,7 @@ def check_cluster(cluster: Any) -> None:
     """Raise a UserError if it is none."""
     if not isinstance(cluster, Cluster):
         raise UserError(
-            f"give a cluster, as make_cluster('p4d.24xlarge', nodes=4), not {cluster!r}"
+            f"give a cluster, as make_cluster('p4d.24xlarge', nodes=4), not {cluster!r:.40}"
         )
 
 
@@ -128,7 +128,7 @@ def _own(
     """A machine that is in no table."""
     known = find_gpu(gpu)
     if gpus is None:
-        raise UserError(f"gpu={gpu!r} needs gpus, the number of them in a machine")
+        raise UserError(f"gpu={gpu!r:.40} needs gpus, the number of them in a machine")
     if gpus > 1 and intra_gb_s is None:
         raise UserError("several GPUs in a machine need intra_gb_s, GB/s between them one way")
     if nodes != 1 and inter_gb_s is None:

@@ -7,10 +7,12 @@ Ranks are numbered node by node, and the ranks of a group are `stride` apart. Wh
 does not divide a node some groups lie inside one and others over two: all wait for the slowest.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 from typing import NamedTuple
 
 from helpers.engine.errors import UserError
@@ -33,10 +35,11 @@ class Link:
     wire: str = ""
 
     def __post_init__(self) -> None:
-        if not self.bytes_per_s > 0 or not self.latency_s >= 0:
+        numbers = isinstance(self.bytes_per_s, Real) and isinstance(self.latency_s, Real)
+        if not numbers or not self.bytes_per_s > 0 or not 0 <= self.latency_s < math.inf:
             raise UserError(
-                f"a link has bytes/s above 0 and no negative seconds, not {self.bytes_per_s!r} "
-                f"and {self.latency_s!r}"
+                f"a link has bytes/s above 0 and no negative seconds, not {self.bytes_per_s!r:.40} "
+                f"and {self.latency_s!r:.40}"
             )
 
 
