@@ -162,8 +162,9 @@ class Cluster:
         """
         span = axes_span(axes, self.devices_per_node, self.devices)
         if span.nodes == 1:
-            ranks = 2 if kind == "send" else math.prod(ranks for ranks, _ in axes)
-            return self.measured.get(kind) or self._inside(ranks)
+            if kind in self.measured or not self.few:
+                return self.measured.get(kind, self.intra)
+            return self._of_few(2 if kind == "send" else math.prod(ranks for ranks, _ in axes))
         share = self.inter.bytes_per_s * (1 if kind == "all_to_all" else span.least)
         if kind == "send":
             senders = min(min(stride for _, stride in axes), self.devices_per_node)
@@ -171,8 +172,8 @@ class Cluster:
         pace = min(self.intra.bytes_per_s, share / self.oversubscription)
         return Link(pace, self.inter.latency_s, span.nodes, self.intra.wire)
 
-    def _inside(self, ranks: int) -> Link:
-        """The link of so many ranks of a node."""
+    def _of_few(self, ranks: int) -> Link:
+        """The link of so many ranks of a node whose wires go from pair to pair."""
         joins = [most for most in self.few if most >= ranks]
         return self.few[min(joins)] if joins else self.intra
 

@@ -1,6 +1,7 @@
 """Seconds of each pipeline stage in one micro-batch: its blocks, and the ends of the model."""
 
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from helpers.planner.hardware.devices import Cluster
@@ -48,6 +49,9 @@ class StageTime:
         return self.forward_s + self.input_s + self.weight_s
 
 
+NUMBERS = attrgetter(*(field.name for field in fields(StageTime)))
+
+
 def stage_times(job: Job, cluster: Cluster) -> list[StageTime]:
     """Seconds of every stage, in the model's order, without the messages of the data axes: the same
     for all plans that differ in how they shard. Where rows do not divide by micro-batches, of which
@@ -67,8 +71,8 @@ def stage_times(job: Job, cluster: Cluster) -> list[StageTime]:
 
 def _mean(one: StageTime, other: StageTime, share: float) -> StageTime:
     """Of two times of a stage, of which the first has this share."""
-    both = ((getattr(one, field.name), getattr(other, field.name)) for field in fields(StageTime))
-    return StageTime(*(share * of_one + (1 - share) * of_other for of_one, of_other in both))
+    both = zip(NUMBERS(one), NUMBERS(other))
+    return StageTime(*[share * of_one + (1 - share) * of_other for of_one, of_other in both])
 
 
 def _of_largest(job: Job, cluster: Cluster) -> list[StageTime]:
