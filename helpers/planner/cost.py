@@ -19,7 +19,7 @@ from helpers.planner.shape.parameters import (
     blocks_parameters,
     end_parameters,
 )
-from helpers.planner.shape.shape import Shape
+from helpers.planner.shape.shape import Shape, check_shape
 
 # precision: bytes per parameter of (parameters, gradients, optimizer); Adam keeps two moments.
 BYTES_PER_PARAMETER = {
@@ -35,6 +35,7 @@ BYTES_PER_PARAMETER = {
 def parameters(shape: Shape) -> int:
     """Parameters of the whole model, as transformers counts them: embeddings, biases, norms, head;
     a tied head once."""
+    check_shape(shape)
     ends = _all(begin_parameters(shape)) + _all(end_parameters(shape))
     once = _all(begin_parameters(shape)[:1]) if shape.tied else 0
     return sum(map(_all, blocks_parameters(shape, 1))) + ends - once
@@ -53,6 +54,7 @@ def train_flops_per_token(shape: Shape, seq_len: int, attention: str = "full") -
 
     Sources: arXiv 2204.02311 (PaLM), appendix B; of experts arXiv 2101.03961 (Switch), section 2.
     """
+    check_shape(shape)
     check_amounts(seq_len=seq_len)
     scores = 12 * shape.layers * shape.heads * shape.head_dim * seq_len
     return 6 * (parameters(shape) - shape.idle) + scores * _attended(attention)
@@ -160,6 +162,7 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
         UserError: tp below 1 or a rank outside 0..tp-1.
     Source: arXiv 1909.08053 (Megatron-LM), section 3.
     """
+    check_shape(shape)
     _check_degrees(tp=tp)
     if type(rank) is not int or not 0 <= rank < tp:
         raise UserError(f"rank must be 0 to {tp - 1}, not {rank!r:.40}")

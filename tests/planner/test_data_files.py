@@ -43,6 +43,7 @@ FILES = [
     File(catalog.GPUS, catalog.gpus, {"memory_gib": "16 GB"}, "memory_gib must be of type int"),
     File(catalog.INSTANCES, catalog.instances, {"gpus": 4}, "several need it, one has none"),
     File(catalog.PRICES, catalog.prices, {"usd_per_hour": -1}, "usd_per_hour must be above 0"),
+    File(catalog.MESHES, catalog.meshes, {"ranks": 0}, "ranks must be above 0"),
     File(
         catalog.NETWORKS, lambda path: catalog.network("tcp", path), {"share": "all"}, "share must"
     ),

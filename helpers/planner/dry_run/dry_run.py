@@ -137,7 +137,7 @@ def dry_run(
     check_counts(batch, seq_len)
     check_length(config, seq_len)
     if type(rank) is not int or not 0 <= rank < plan.world_size:
-        raise UserError(f"rank must be 0 to {plan.world_size - 1}, not {rank!r}")
+        raise UserError(f"rank must be 0 to {plan.world_size - 1}, not {rank!r:.40}")
     for switch in ("offload", "compile"):
         if getattr(plan, switch) and (switch, device) != ("offload", "meta"):
             raise UserError(f"a dry run cannot {switch}: leave {switch} out of the plan")

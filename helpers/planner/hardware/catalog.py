@@ -16,7 +16,7 @@ from helpers.tables import read_table
 HERE = Path(__file__).parent
 GPUS, INSTANCES, PRICES = HERE / "gpus.csv", HERE / "instances.csv", HERE / "prices.csv"
 GENERATIONS, NETWORKS = HERE / "generations.csv", HERE / "networks.csv"
-PROTOCOLS = HERE / "protocols.csv"
+PROTOCOLS, MESHES = HERE / "protocols.csv", HERE / "meshes.csv"
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 WIRES = ("nvlink", "pcie")
 KINDS = ("on demand", "spot")
@@ -160,6 +160,20 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Mesh:
+    """What few neighbours have of a machine's wires, see the top of meshes.csv."""
+
+    instance: str
+    ranks: int
+    gb_per_s: float
+    date: str
+    source: str
+
+    def __post_init__(self) -> None:
+        _check_above_zero(self, "ranks", "gb_per_s")
+
+
+@dataclass(frozen=True)
 class Protocol:
     """One of NCCL's ways to send, see the top of protocols.csv."""
 
@@ -217,6 +231,11 @@ def network(name: str, path: Path = NETWORKS) -> Network:
     return _named(name, read_table(path, Network), "network")
 
 
+def meshes(path: Path = MESHES) -> tuple[Mesh, ...]:
+    """The rows of meshes.csv, or of another file with its columns."""
+    return read_table(path, Mesh)
+
+
 def protocols(path: Path = PROTOCOLS) -> tuple[Protocol, ...]:
     """The rows of protocols.csv, or of another file with its columns."""
     return read_table(path, Protocol)
@@ -229,7 +248,7 @@ def _named(name: str, rows: tuple[Any, ...], kind: str) -> Any:
     return by_name[name]
 
 
-def _check_above_zero(row: GPU | Instance | Price, *names: str) -> None:
+def _check_above_zero(row: GPU | Instance | Mesh | Price, *names: str) -> None:
     for name in names:
         if not getattr(row, name) > 0:
             raise UserError(f"{name} must be above 0, not {getattr(row, name)!r}")

@@ -13,10 +13,12 @@ from typing import Any
 from helpers.engine.errors import UserError, check_count
 from helpers.planner.hardware.catalog import (
     GIB,
+    GIGA,
     GPU,
     MICRO,
     Instance,
     generation,
+    meshes,
     network,
 )
 from helpers.planner.hardware.devices import Cluster
@@ -75,7 +77,7 @@ def make_cluster(
     given = {"intra_gb_s": intra_gb_s, "inter_gb_s": inter_gb_s, "host_gib": host_gib, "kw": kw}
     for name, number in given.items():
         if number is not None and not is_amount(number):
-            raise UserError(f"{name} must be a number above 0, not {number!r}")
+            raise UserError(f"{name} must be a number above 0, not {number!r:.40}")
     for name, number in (("gpus", gpus), ("rails", rails)):
         if number is not None:
             check_count(name, number)
@@ -111,7 +113,7 @@ def check_cluster(cluster: Any) -> None:
     """Raise a UserError if it is none."""
     if not isinstance(cluster, Cluster):
         raise UserError(
-            f"give a cluster, as make_cluster('p4d.24xlarge', nodes=4), not {cluster!r}"
+            f"give a cluster, as make_cluster('p4d.24xlarge', nodes=4), not {cluster!r:.40}"
         )
 
 
@@ -126,7 +128,7 @@ def _own(
     """A machine that is in no table."""
     known = find_gpu(gpu)
     if gpus is None:
-        raise UserError(f"gpu={gpu!r} needs gpus, the number of them in a machine")
+        raise UserError(f"gpu={gpu!r:.40} needs gpus, the number of them in a machine")
     if gpus > 1 and intra_gb_s is None:
         raise UserError("several GPUs in a machine need intra_gb_s, GB/s between them one way")
     if nodes != 1 and inter_gb_s is None:
@@ -169,6 +171,7 @@ def _cluster(
     flops = _matmul_flops(gpu, reached.products)
     low = flops.get("bf16", flops.get("fp16", flops.get("fp32", 0.0)))
     watts = gpu.watts * machine.gpus if gpu.watts else None
+    wire = machine.wire or "pcie"
     return Cluster(
         name=machine.name,
         nodes=nodes,
@@ -180,8 +183,13 @@ def _cluster(
             (machine.intra_node_bytes_per_s or inter) * REACHED["intra"],
             0.0,
             1,
-            machine.wire or "pcie",
+            wire,
         ),
+        few={
+            row.ranks: Link(row.gb_per_s * GIGA * REACHED["intra"], 0.0, 1, wire)
+            for row in meshes()
+            if row.instance == machine.name
+        },
         inter=Link(inter * out.share, out.extra_us * MICRO),
         multiprocessors=gpu.multiprocessors,
         attention_flops=dict.fromkeys(

@@ -4,8 +4,10 @@ cluster.devices, cluster.rate("bf16")
 cluster.link_over([(8, 1)])       # the link that a group of neighbouring ranks has
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from helpers.engine.errors import UserError, check_count
 from helpers.planner.hardware.catalog import GIB
@@ -17,6 +19,12 @@ HOST_BYTES_PER_S = 25e9  # a device's copies to host memory: PCIe 4 x16 at 0.8
 CONTEXT_BYTES = 0.8 * GIB  # a CUDA context, NCCL's buffers and cuBLAS's workspaces
 DEVIATION = 0.006  # of nodes' seconds for equal work, as a share of them
 MOST_DEVICES = 1_000_000  # more than anyone has joined
+# numbers of a Cluster, and which of them may be None
+ABOVE_0 = ("memory_bytes", "memory_bytes_per_s", "host_bytes_per_s", "oversubscription")
+ABOVE_0 += ("others_bytes_per_s", "together", "host_memory_bytes", "usd_per_hour", "kw")
+FROM_0 = ("operation_s", "unit_s", "context_bytes", "deviation", "multiprocessors")
+FROM_0 += ("host_operation_s",)
+UNKNOWN = (*ABOVE_0[4:], "host_operation_s")
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Cluster:
         computes some slower than it moves their bytes; `memory_bytes_per_s` where None.
     operation_s: the least time of an operation, however small.
     intra, inter: links inside a node, and out of it for one device while all of them send.
+    few: links inside a node by the number of ranks that they join at most, where few have less than
+        `intra`.
     rails: network cards of a node; as many as devices where 0. oversubscription: how many times
         what the nodes can send is more than what the network between them carries.
     host_bytes_per_s: of a device's copies to host memory, while all devices of a node copy.
@@ -66,6 +76,7 @@ class Cluster:
     overlaps: bool = True
     measured: dict[str, Link] = field(default_factory=dict, hash=False)
     attention_flops: dict[str, float] = field(default_factory=dict, hash=False)
+    few: dict[int, Link] = field(default_factory=dict, hash=False)
     unit_s: float = 0.0
     others_bytes_per_s: float | None = None
     usd_per_hour: float | None = None
@@ -88,17 +99,33 @@ class Cluster:
                 f"{self.nodes:,} nodes of {self.devices_per_node} are {self.devices:,} devices; "
                 f"the planner knows nothing about more than {MOST_DEVICES:,}"
             )
-        for name in ("memory_bytes", "memory_bytes_per_s", "host_bytes_per_s", "oversubscription"):
-            if not is_amount(getattr(self, name)):
-                raise UserError(f"{name} must be a number above 0, not {getattr(self, name)!r}")
+        for name in ABOVE_0:
+            number = getattr(self, name)
+            if not (is_amount(number) or (number is None and name in UNKNOWN)):
+                raise UserError(f"{name} must be a number above 0, not {number!r:.40}")
+        for name in FROM_0:
+            number = getattr(self, name)
+            if not (_is_from_0(number) or (number is None and name in UNKNOWN)):
+                raise UserError(f"{name} must be 0 or a number above it, not {number!r:.40}")
         for name in ("matmul_flops", "attention_flops"):
-            for dtype, rate in getattr(self, name).items():
+            for dtype, rate in _rows(name, getattr(self, name)):
                 if not is_amount(rate):
-                    raise UserError(f"{name} in {dtype} must be a number above 0, not {rate!r}")
+                    raise UserError(f"{name} in {dtype} must be a number above 0, not {rate!r:.40}")
+        links = [("intra", self.intra), ("inter", self.inter)]
+        for name in ("measured", "few"):
+            links += [(f"{name} of {of}", link) for of, link in _rows(name, getattr(self, name))]
+        for name, link in links:
+            if not isinstance(link, Link):
+                raise UserError(f"{name} must be a Link(bytes_per_s, latency_s), not {link!r:.40}")
         if self.oversubscription < 1:
-            raise UserError(f"oversubscription is 1 or more, not {self.oversubscription!r}")
+            raise UserError(f"oversubscription is 1 or more, not {self.oversubscription!r:.40}")
         if type(self.rails) is not int or self.rails < 0:
-            raise UserError(f"rails is a whole number of network cards, not {self.rails!r}")
+            raise UserError(f"rails is a whole number of network cards, not {self.rails!r:.40}")
+        if not isinstance(self.overlaps, bool):
+            raise UserError(f"overlaps must be True or False, not {self.overlaps!r:.40}")
+        for name in ("name", "device", "gpu", "generation"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"{name} must be a word, not {getattr(self, name)!r:.40}")
 
     @property
     def devices(self) -> int:
@@ -135,13 +162,20 @@ class Cluster:
         """
         span = axes_span(axes, self.devices_per_node, self.devices)
         if span.nodes == 1:
-            return self.measured.get(kind, self.intra)
+            if kind in self.measured or not self.few:
+                return self.measured.get(kind, self.intra)
+            return self._of_few(2 if kind == "send" else math.prod(ranks for ranks, _ in axes))
         share = self.inter.bytes_per_s * (1 if kind == "all_to_all" else span.least)
         if kind == "send":
             senders = min(min(stride for _, stride in axes), self.devices_per_node)
             share = min(self.card_bytes_per_s, self._node_bytes_per_s / senders)
         pace = min(self.intra.bytes_per_s, share / self.oversubscription)
         return Link(pace, self.inter.latency_s, span.nodes, self.intra.wire)
+
+    def _of_few(self, ranks: int) -> Link:
+        """The link of so many ranks of a node whose wires go from pair to pair."""
+        joins = [most for most in self.few if most >= ranks]
+        return self.few[min(joins)] if joins else self.intra
 
     def one_card(self, link: Link, share: float) -> Link:
         """A link on which, between nodes, only one network card of each is used, to that share."""
@@ -158,3 +192,14 @@ class Cluster:
     @property
     def _node_bytes_per_s(self) -> float:
         return self.inter.bytes_per_s * self.devices_per_node
+
+
+def _is_from_0(value: object) -> bool:
+    none = isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+    return none or is_amount(value)
+
+
+def _rows(name: str, table: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(table, dict):
+        raise UserError(f"{name} must be a dictionary, not {table!r:.40}")
+    return table.items()

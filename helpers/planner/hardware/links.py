@@ -7,6 +7,7 @@ Ranks are numbered node by node, and the ranks of a group are `stride` apart. Wh
 does not divide a node some groups lie inside one and others over two: all wait for the slowest.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,10 +34,14 @@ class Link:
     wire: str = ""
 
     def __post_init__(self) -> None:
-        if not self.bytes_per_s > 0 or not self.latency_s >= 0:
+        try:  # a search makes a link for every message
+            right = self.bytes_per_s > 0 and 0 <= self.latency_s < math.inf
+        except TypeError:
+            right = False
+        if not right:
             raise UserError(
-                f"a link has bytes/s above 0 and no negative seconds, not {self.bytes_per_s!r} "
-                f"and {self.latency_s!r}"
+                f"a link has bytes/s above 0 and no negative seconds, not {self.bytes_per_s!r:.40} "
+                f"and {self.latency_s!r:.40}"
             )
 
 

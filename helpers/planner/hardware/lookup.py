@@ -69,6 +69,7 @@ def peak_flops(device_name: str, dtype: object) -> float | None:
             table is another device: it gives None, not its relative's peak.
         dtype: `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, or a torch dtype.
     """
+    _check_name("device", device_name)
     gpu = _by_torch_name(device_name)
     if gpu is None:
         return None
@@ -96,10 +97,10 @@ def price(
     """
     if override is not None:
         if not is_amount(override):
-            raise UserError(f"a price is dollars per hour above 0, not {override!r}")
+            raise UserError(f"a price is dollars per hour above 0, not {override!r:.40}")
         return Price(instance, service or "yours", float(override), "yours", "now", "given by you")
     if service is not None and service not in services():
-        raise UserError(f"service is one of {', '.join(services())}, not {service!r}")
+        raise UserError(f"service is one of {', '.join(services())}, not {service!r:.40}")
     name = find_instance(instance).name
     recorded = recorded_prices(name)
     for dated in recorded:
@@ -138,7 +139,7 @@ def check_amounts(**numbers: float) -> None:
 
 def _check_name(kind: str, name: object) -> None:
     if not isinstance(name, str):
-        raise UserError(f"give the name of the {kind}, not {name!r}")
+        raise UserError(f"give the name of the {kind}, not {name!r:.40}")
 
 
 def _by_torch_name(name: str) -> GPU | None:
@@ -162,4 +163,6 @@ def _unknown(kind: str, name: str, table: tuple[Row, ...]) -> UserError:
     close = [key for key in known if wanted and wanted in key]
     close = close or get_close_matches(wanted, known, n=3, cutoff=0.4)
     word, shown = ("close", close) if close else ("known", known)
-    return UserError(f"unknown {kind} {name!r}; {word}: {', '.join(known[key] for key in shown)}")
+    return UserError(
+        f"unknown {kind} {name!r:.40}; {word}: {', '.join(known[key] for key in shown)}"
+    )

@@ -20,7 +20,7 @@ def groups(degrees: Mapping[str, int], axis: str, placement: str = "cluster") ->
     """
     grid = rank_grid(degrees, placement)
     if not isinstance(axis, str) or axis not in degrees:
-        raise UserError(f"no axis {axis!r} in the degrees; there is {', '.join(degrees)}")
+        raise UserError(f"no axis {axis!r:.40} in the degrees; there is {', '.join(degrees)}")
     return grid.movedim(list(degrees).index(axis), -1).reshape(-1, degrees[axis]).tolist()
 
 

@@ -42,7 +42,7 @@ class Adapters:
         """Raise a UserError if the engine does not train them so, or they cannot be counted."""
         check_count("rank", self.rank)
         if self.quantize not in (None, "nf4"):
-            raise UserError(f"quantize is 'nf4' or None, not {self.quantize!r}")
+            raise UserError(f"quantize is 'nf4' or None, not {self.quantize!r:.40}")
         if shape.held or shape.family not in (*FUSED, *APART):
             raise UserError(f"no formula knows the layers of {shape.family} that adapters stand at")
         most = max(map(min, matrices(shape)))

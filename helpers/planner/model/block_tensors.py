@@ -150,9 +150,9 @@ class Program:
         if set(self.kept) != set(KEEPS):
             raise UserError(f"kept is of {' and '.join(KEEPS)}, not of {', '.join(self.kept)}")
         if self.attention not in ("one kernel", "scores"):
-            raise UserError(f"attention is 'one kernel' or 'scores', not {self.attention!r}")
+            raise UserError(f"attention is 'one kernel' or 'scores', not {self.attention!r:.40}")
         if self.again not in AGAIN:
-            raise UserError(f"again is one of {', '.join(AGAIN)}, not {self.again!r}")
+            raise UserError(f"again is one of {', '.join(AGAIN)}, not {self.again!r:.40}")
 
 
 INPUT = Widths(outside=1)  # of a block: all that `full` keeps
@@ -166,7 +166,7 @@ def _rows(path: Path = PROGRAMS) -> tuple[Program, ...]:
     for where, values in read_rows(path):
         like = values.get("like", "")
         if like and like not in written:
-            raise UserError(f"{where}: there is no row {like!r} before it")
+            raise UserError(f"{where}: there is no row {like!r:.40} before it")
         values = {
             name: one for name, one in written.get(like, {}).items() if name != "also"
         } | values
@@ -183,7 +183,7 @@ def program(name: str, path: Path = PROGRAMS) -> Program:
     """
     by_name = {each: row for row in _rows(path) for each in (row.name, *row.also)}
     if name not in by_name:
-        raise UserError(f"no program {name!r} in {path.name}; there is {', '.join(by_name)}")
+        raise UserError(f"no program {name!r:.40} in {path.name}; there is {', '.join(by_name)}")
     return by_name[name]
 
 
@@ -256,5 +256,5 @@ def _by_others(name: str, generation: str, saves: bool) -> Program:
     found = next((row for row in rows if name in (row.name, *row.also)), None)
     if found is None:
         known = ", ".join(program_names())
-        raise UserError(f"no program {name!r} in {PROGRAMS.name}; there is {known}")
+        raise UserError(f"no program {name!r:.40} in {PROGRAMS.name}; there is {known}")
     return found

@@ -56,7 +56,7 @@ def in_8_bits(program: "Program") -> "Program":
     more = by_name.get(program.name) or by_name.get(program.like)
     if more is None:
         raise UserError(
-            f"no formula knows precision=fp8 of the program {program.name!r}; there is "
+            f"no formula knows precision=fp8 of the program {program.name!r:.40}; there is "
             f"{', '.join(by_name)}"
         )
     forward, backward = (a + b for a, b in zip(program.operations, more.operations, strict=True))

@@ -284,7 +284,7 @@ def make_job(
             makes no sense.
     """
     if not isinstance(plan, ParallelPlan):
-        raise UserError(f"give a plan, as ParallelPlan(dp_shard=8), not {plan!r}")
+        raise UserError(f"give a plan, as ParallelPlan(dp_shard=8), not {plan!r:.40}")
     check_counts(batch, seq_len)
     shape = model_shape(model)
     check_length(shape, seq_len)
@@ -301,10 +301,10 @@ def make_job(
     check_ulysses(shape, plan)
     if adapters is not None:
         if not isinstance(adapters, Adapters):
-            raise UserError(f"give adapters as Adapters(rank=8), not {adapters!r}")
+            raise UserError(f"give adapters as Adapters(rank=8), not {adapters!r:.40}")
         adapters.check(shape, plan)
     if optimizer not in OPTIMIZERS:
-        raise UserError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
+        raise UserError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r:.40}")
     way = program or program_of(shape, plan.precision, device, shape.narrow(seq_len))
     return Job(shape, plan, batch, seq_len, way, adapters, optimizer, device)
 

@@ -98,6 +98,6 @@ def named_program(
         program = "engine-compiled"
     saves = plan.sequence_parallel or plan.activation == "selective"
     if not isinstance(program, str):
-        raise UserError(f"program is a name, as 'megatron', or a Program, not {program!r}")
+        raise UserError(f"program is a name, as 'megatron', or a Program, not {program!r:.40}")
     on = cluster.generation, cluster.device
     return program_for(program, shape, plan.precision, *on, saves, shape.narrow(seq_len))

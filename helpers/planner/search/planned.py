@@ -9,7 +9,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import start_of_a_node
 from helpers.planner.cost import money, train_flops_per_token
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.hardware.lookup import find_gpu
+from helpers.planner.hardware.lookup import check_amounts, find_gpu
 from helpers.planner.memory.categories import Memory
 from helpers.planner.model.training_job import Job
 from helpers.planner.search.ranges import Range, time_range
@@ -75,12 +75,14 @@ class Choice:
             return None
         return find_gpu(self.cluster.gpu).peak_flops.get(self.plan.precision)
 
-    def mfu(self, peak_flops: float) -> float | None:
-        """Model FLOPs utilisation against one device's dense peak, as in cost.mfu; None where its
-        count of FLOPs is far from the work: with adapters, for a frozen base does less, and where
-        tables, which multiply nothing, are so much of the model that it would be above 1."""
-        if self.job.adapters is not None:
+    def mfu(self, peak_flops: float | None) -> float | None:
+        """Model FLOPs utilisation against one device's dense peak, as in cost.mfu, of which none is
+        known where it is None; None, too, where its count of FLOPs is far from the work: with
+        adapters, for a frozen base does less, and where tables, which multiply nothing, are so much
+        of the model that it would be above 1."""
+        if self.job.adapters is not None or peak_flops is None:
             return None
+        check_amounts(peak_flops=peak_flops)
         flops = train_flops_per_token(self.job.shape, self.job.seq_len)
         utilisation = self.tokens_per_s * flops / (self.cluster.devices * peak_flops)
         return utilisation if utilisation <= 1 else None

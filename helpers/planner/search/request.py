@@ -66,7 +66,7 @@ def check(question: Question) -> None:
     for cluster in question.clusters:
         check_cluster(cluster)
     if question.by not in GOALS:
-        raise UserError(f"plans are ranked by {', '.join(GOALS)}, not {question.by!r}")
+        raise UserError(f"plans are ranked by {', '.join(GOALS)}, not {question.by!r:.40}")
     for cluster in question.clusters:
         cluster.rate(question.precision)
     check_timed(question.shape)
@@ -85,7 +85,7 @@ def check(question: Question) -> None:
     for name in ("tokens", "deadline_s"):
         number = getattr(question, name)
         if number is not None and not is_amount(number):
-            raise UserError(f"{name} must be a number above 0, not {number!r}")
+            raise UserError(f"{name} must be a number above 0, not {number!r:.40}")
     if question.deadline_s is not None and question.tokens is None:
         raise UserError("a deadline needs the number of tokens to train on")
 
@@ -170,7 +170,7 @@ def too_late(question: Question, choices: list[Choice], search: Search) -> str:
         if days * DAY_S <= question.deadline_s:
             instead = f"{nodes} nodes would do, in {days:.3g}"
             break
-    days = question.deadline_s / DAY_S
+    days = float(question.deadline_s / DAY_S)
     return (
         f"the deadline of {days:.3g} day{'' if days == 1 else 's'} cannot be met: the fastest "
         f"plan, {fastest.plan.describe()} on {cluster.nodes} x {cluster.name}, takes "

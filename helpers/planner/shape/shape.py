@@ -5,6 +5,7 @@ one block as a list of linear layers.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from helpers.engine.errors import UserError
 from helpers.engine.models.architecture import Same
 from helpers.engine.pipeline.partition import Costs
 
@@ -107,6 +108,13 @@ class Shape:
     def ffn(self) -> int:
         """Width of the MLP's middle layer: what its last linear layer reads."""
         return self.block[-1].inputs
+
+
+def check_shape(shape: Any) -> None:
+    """Raise a UserError if it is none."""
+    if not isinstance(shape, Shape):
+        words = "give a model's shape, as model_shape(load_config('gptj-6b'))"
+        raise UserError(f"{words}, not a {type(shape).__name__}")
 
 
 def token_flops(shape: Shape, seq_len: int) -> float:

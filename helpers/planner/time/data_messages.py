@@ -36,7 +36,7 @@ def _of_ddp(job: Job, rank: int) -> list[Message]:
 
 def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
     plan, parameters = job.plan, job.trained_of(rank)
-    axis, shards, copies = _shard_axis(job), plan.shards, plan.dp_replicate
+    axis, shards, copies = shard_axis(job), plan.shards, plan.dp_replicate
     gradients = parameters * job.sum_bytes
     each_time = plan.zero == 2 and not plan.splits_backward
     times, when = (job.microbatches, "backward") if each_time else (1, "last")
@@ -50,7 +50,7 @@ def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
 
 def _of_zero_3(job: Job, rank: int) -> list[Message]:
     layers, count, m = job.layers_of(rank), job.parameters_of(rank), job.microbatches
-    axis, shards, copies = _shard_axis(job), job.plan.shards, job.plan.dp_replicate
+    axis, shards, copies = shard_axis(job), job.plan.shards, job.plan.dp_replicate
     of_blocks = math.ceil(layers / group_size(job.plan.activation))
     units = of_blocks + 1  # of blocks, and embedding with head, which stay for the backward
     parameters, gradients = count * job.element_bytes, count * job.sum_bytes
@@ -71,7 +71,7 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
     ]
 
 
-def _shard_axis(job: Job) -> str:
+def shard_axis(job: Job) -> str:
     """Of the ranks that share a copy's state."""
     return "dp_shard" if job.plan.cp == 1 else "dp_shard x cp"
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.context_messages import context_messages
-from helpers.planner.time.data_messages import data_messages
+from helpers.planner.time.data_messages import data_messages, shard_axis
 from helpers.planner.time.messages import Message, link_of, seconds
 from helpers.planner.time.pipeline_messages import pipeline_messages
 from helpers.planner.time.tensor_messages import shared_messages, tensor_messages
@@ -87,6 +87,14 @@ def _hidden(job: Job, cluster: Cluster, message: Message) -> float:
     return hidden.gathers if message.kind == "all_gather" else hidden.sums
 
 
+def _on_one_wire(job: Job, cluster: Cluster) -> bool:
+    """Do replicas sum over the same wire as the ranks that share a copy's state, inside a node or
+    between nodes? Then their sums wait for those ranks' messages, as these for each other."""
+    axes = (shard_axis(job), "dp_replicate")
+    shards, replicas = (link_of(job, cluster, axis).nodes > 1 for axis in axes)
+    return shards == replicas
+
+
 def _in_node(job: Job, cluster: Cluster) -> bool:
     """Do all groups of the data axes lie inside a node?"""
     return link_of(job, cluster, "dp x cp").nodes == 1
@@ -113,7 +121,7 @@ def late_data_s(
 
     Source: Li et al. 2020, PyTorch Distributed, section 3.2.
     """
-    sums_s = last_s = after_s = hidden_s = 0.0
+    sums_s = last_s = after_s = hidden_s = earlier_s = 0.0
     for message in data_messages(job, rank):
         message_s = seconds(job, cluster, message)
         if message.when == "last":
@@ -122,6 +130,10 @@ def late_data_s(
             last_s = max(last_s, message_s)
         elif message.when == "step":
             after_s += message_s * message.count
+        elif message.when == "backward":
+            earlier_s += message_s * message.count / job.microbatches
+    if sums_s and earlier_s and _on_one_wire(job, cluster):
+        backward_s -= earlier_s
     updates_s = job.program.hidden.updates * after_s if cluster.overlaps else 0.0
     sums_s = _shown_s(job, sums_s, last_s, hidden_s, backward_s)
     return sums_s + _shown_s(job, after_s, 0.0, updates_s, forward_s)

@@ -1,6 +1,7 @@
 """Seconds of each pipeline stage in one micro-batch: its blocks, and the ends of the model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from helpers.planner.hardware.devices import Cluster
@@ -48,14 +49,34 @@ class StageTime:
         return self.forward_s + self.input_s + self.weight_s
 
 
+NUMBERS = attrgetter(*(field.name for field in fields(StageTime)))
+
+
 def stage_times(job: Job, cluster: Cluster) -> list[StageTime]:
     """Seconds of every stage, in the model's order, without the messages of the data axes: the same
-    for all plans that differ in how they shard.
+    for all plans that differ in how they shard. Where rows do not divide by micro-batches, of which
+    some have one more then, in the mean.
 
     Raises:
         UserError: as check_timed.
     """
     check_timed(job.shape)
+    largest, m = _of_largest(job, cluster), job.microbatches
+    fewer, larger = divmod(job.rows, m)
+    if not larger or not fewer:  # a micro-batch without rows computes one nonetheless
+        return largest
+    others = _of_largest(replace(job, batch=fewer * m * job.plan.dp), cluster)
+    return [_mean(one, other, larger / m) for one, other in zip(largest, others)]
+
+
+def _mean(one: StageTime, other: StageTime, share: float) -> StageTime:
+    """Of two times of a stage, of which the first has this share."""
+    both = zip(NUMBERS(one), NUMBERS(other))
+    return StageTime(*[share * of_one + (1 - share) * of_other for of_one, of_other in both])
+
+
+def _of_largest(job: Job, cluster: Cluster) -> list[StageTime]:
+    """Seconds of every stage, of a micro-batch with as many rows as any has."""
     blocks: dict[Mix, BlockTime] = {}
     seen: dict[tuple[int, bool, bool, Mix], StageTime] = {}
     stages = []
@@ -124,16 +145,15 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
             host_forward_s += end.host_s
             host_backward_s += end.host_s
     copies_s = layers * offloaded_s(job, cluster)
-    backward_s = input_s + weight_s
     forward_waits_s = max(0.0, host_forward_s - forward_s, copies_s - forward_s)
-    backward_waits_s = max(0.0, host_backward_s - backward_s, copies_s - backward_s)
+    weight_waits_s, host_input_s = 0.0, host_backward_s - weight_s
     if job.plan.splits_backward:  # into two actions, each of which waits for its own operations
         host_weight_s = layers * len(job.shape.block) * start_s(cluster, job.program)
         host_input_s = host_backward_s - host_weight_s
         weight_waits_s = max(0.0, host_weight_s - weight_s)
-        backward_waits_s = max(0.0, host_input_s - input_s, copies_s - backward_s)
         weight_s += weight_waits_s
-    forward_s, input_s = forward_s + forward_waits_s, input_s + backward_waits_s
+    input_waits_s = max(0.0, host_input_s - input_s, copies_s - input_s - weight_s)
+    forward_s, input_s = forward_s + forward_waits_s, input_s + input_waits_s
     if job.program.waits_for_sends and len(job.layers) > 1:
         forward_s += link_s(job, cluster)
         input_s += link_s(job, cluster)
@@ -145,7 +165,7 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
         tensor_forward_s,
         tensor_backward_s,
         context_forward_s + context_backward_s,
-        forward_waits_s + backward_waits_s,
+        forward_waits_s + input_waits_s + weight_waits_s,
     )
 
 

@@ -2,6 +2,8 @@
 
 import inspect
 import math
+from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -9,8 +11,12 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.bill.whole_bill import whole_bill
+from helpers.planner.cost import parameters, tensor_parallel_share, train_flops_per_token
 from helpers.planner.dry_run.dry_run import dry_run
 from helpers.planner.hardware.cluster import make_cluster, with_nodes
+from helpers.planner.hardware.devices import ABOVE_0, FROM_0
+from helpers.planner.hardware.links import Link
+from helpers.planner.hardware.lookup import peak_flops
 from helpers.planner.hardware.rank_groups import coordinates, groups
 from helpers.planner.published.posts import find_post
 from helpers.planner.scaling import efficiencies, speedups
@@ -44,6 +50,8 @@ EACH = [
 
 
 SIZES = {"batch": 8, "seq_len": 8}
+ASKED = WORK | {"plan": PLAN, "cluster": P4D}
+TABLES = ("matmul_flops", "attention_flops", "measured", "few")
 WRONG_OBJECTS = {
     "a search for a bill": (lambda: whole_bill(found(), 1e9, 60), "search_plans(...).best"),
     "a choice to explain": (lambda: explain(found().best), "give all that search_plans(...)"),
@@ -61,7 +69,31 @@ WRONG_OBJECTS = {
     "a word for machines": (lambda: speedups({"a": 1}), "not 1 for 'a'"),
     "a list of times": (lambda: speedups([1]), "by number of machines"),
     "no times": (lambda: efficiencies(None), "by number of machines"),
+    "a configuration for a shape": (lambda: parameters(CONFIG), "model_shape(load_config"),
+    "a model's name for a shape": (
+        lambda: train_flops_per_token("x", 8),
+        "model_shape(load_config",
+    ),
+    "no shape": (lambda: tensor_parallel_share(None, 2), "model_shape(load_config"),
+    "no device of a peak": (lambda: peak_flops(None, "bf16"), "name of the device"),
+    "a peak below nothing": (lambda: estimate(**ASKED).mfu(-1e12), "peak_flops must be a number"),
+    "a word for a peak": (lambda: estimate(**ASKED).mfu("1e12"), "peak_flops must be a number"),
+    "a link in words": (lambda: Link("fast", 0), "a link has bytes/s above 0"),
+    "a link that never starts": (lambda: Link(1e9, math.inf), "a link has bytes/s above 0"),
+    "several clusters by name": (
+        lambda: search_plans(GPTJ_6B, {"a": P4D}, 64, 1024),
+        "give a cluster, as make_cluster",
+    ),
+    "a long word": (lambda: search_plans(GPTJ_6B, P4D, 64, 1024, by="x" * 500), "ranked by time"),
 }
+# of a Cluster that is made by hand, or of one with other numbers
+NO_FIELD = [
+    *((name, value) for name in (*ABOVE_0, *FROM_0) for value in (-1, math.nan, math.inf, "x", [])),
+    *((name, value) for name in ("intra", "inter") for value in (None, 1e9, "x", [])),
+    *((name, value) for name in TABLES for value in (None, 1e12, "x", [], {"bf16": "x"})),
+    *((name, value) for name in ("name", "device", "gpu", "generation") for value in (None, 1, [])),
+    *(("overlaps", value) for value in (None, 1, "x")),
+]
 
 
 def found():
@@ -92,3 +124,23 @@ def test_nonsense_is_one_line(question, argument):
             assert argument in AMOUNTS, value
             assert type(value) in (int, float), value
             assert 0 < value < math.inf, value
+
+
+@pytest.mark.parametrize(("name", "value"), NO_FIELD)
+def test_a_cluster_of_nonsense_is_one_line(name, value):
+    """Without a check of its own a field gave nan seconds, or an error of Python's."""
+    with pytest.raises(UserError, match=f"^{name} ") as error:
+        replace(P4D, **{name: value})
+    assert len(str(error.value)) < 200
+
+
+def test_where_no_peak_is_known_there_is_no_utilisation():
+    choice = estimate(**ASKED | {"cluster": replace(P4D, gpu="")})
+    assert choice.mfu(choice.peak_flops) is None
+
+
+def test_a_deadline_may_be_any_number():
+    with pytest.raises(UserError, match=r"the deadline of .* days cannot be met"):
+        search_plans(
+            GPTJ_6B, P4D, 64, 1024, by="cost under a deadline", tokens=1e12, deadline_s=Fraction(8)
+        )
