@@ -19,12 +19,11 @@ HOST_BYTES_PER_S = 25e9  # a device's copies to host memory: PCIe 4 x16 at 0.8
 CONTEXT_BYTES = 0.8 * GIB  # a CUDA context, NCCL's buffers and cuBLAS's workspaces
 DEVIATION = 0.006  # of nodes' seconds for equal work, as a share of them
 MOST_DEVICES = 1_000_000  # more than anyone has joined
-# numbers of a Cluster, and which of them may be None
+# numbers of a Cluster
 ABOVE_0 = ("memory_bytes", "memory_bytes_per_s", "host_bytes_per_s", "oversubscription")
-ABOVE_0 += ("others_bytes_per_s", "together", "host_memory_bytes", "usd_per_hour", "kw")
 FROM_0 = ("operation_s", "unit_s", "context_bytes", "deviation", "multiprocessors")
-FROM_0 += ("host_operation_s",)
-UNKNOWN = (*ABOVE_0[4:], "host_operation_s")
+ABOVE_0_OR_NONE = ("others_bytes_per_s", "together", "host_memory_bytes", "usd_per_hour", "kw")
+FROM_0_OR_NONE = ("host_operation_s",)
 
 
 @dataclass(frozen=True)
@@ -99,24 +98,16 @@ class Cluster:
                 f"{self.nodes:,} nodes of {self.devices_per_node} are {self.devices:,} devices; "
                 f"the planner knows nothing about more than {MOST_DEVICES:,}"
             )
-        for name in ABOVE_0:
-            number = getattr(self, name)
-            if not (is_amount(number) or (number is None and name in UNKNOWN)):
-                raise UserError(f"{name} must be a number above 0, not {number!r:.40}")
-        for name in FROM_0:
-            number = getattr(self, name)
-            if not (_is_from_0(number) or (number is None and name in UNKNOWN)):
-                raise UserError(f"{name} must be 0 or a number above it, not {number!r:.40}")
+        for name in (*ABOVE_0, *ABOVE_0_OR_NONE, *FROM_0, *FROM_0_OR_NONE):
+            _check_number(name, getattr(self, name))
         for name in ("matmul_flops", "attention_flops"):
             for dtype, rate in _rows(name, getattr(self, name)):
-                if not is_amount(rate):
-                    raise UserError(f"{name} in {dtype} must be a number above 0, not {rate!r:.40}")
-        links = [("intra", self.intra), ("inter", self.inter)]
+                _check_number(f"{name} in {dtype}", rate)
+        for name in ("intra", "inter"):
+            _check_link(name, getattr(self, name))
         for name in ("measured", "few"):
-            links += [(f"{name} of {of}", link) for of, link in _rows(name, getattr(self, name))]
-        for name, link in links:
-            if not isinstance(link, Link):
-                raise UserError(f"{name} must be a Link(bytes_per_s, latency_s), not {link!r:.40}")
+            for of, link in _rows(name, getattr(self, name)):
+                _check_link(f"{name} of {of}", link)
         if self.oversubscription < 1:
             raise UserError(f"oversubscription is 1 or more, not {self.oversubscription!r:.40}")
         if type(self.rails) is not int or self.rails < 0:
@@ -194,9 +185,19 @@ class Cluster:
         return self.inter.bytes_per_s * self.devices_per_node
 
 
-def _is_from_0(value: object) -> bool:
-    none = isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
-    return none or is_amount(value)
+def _check_number(name: str, number: Any) -> None:
+    if number is None and name in (*ABOVE_0_OR_NONE, *FROM_0_OR_NONE):
+        return
+    may_be_0 = name in (*FROM_0, *FROM_0_OR_NONE)
+    if is_amount(number) or (may_be_0 and type(number) in (int, float) and number == 0):
+        return
+    words = "0 or a number above it" if may_be_0 else "a number above 0"
+    raise UserError(f"{name} must be {words}, not {number!r:.40}")
+
+
+def _check_link(name: str, link: Any) -> None:
+    if not isinstance(link, Link):
+        raise UserError(f"{name} must be a Link(bytes_per_s, latency_s), not {link!r:.40}")
 
 
 def _rows(name: str, table: Any) -> Iterable[tuple[Any, Any]]:
