@@ -97,10 +97,16 @@ def _beside(first: "pd.Series", others: "list[pd.Series]") -> str:
 
 
 def plot_throughput(runs: Mapping[str, Run]) -> Picture:
-    """Tokens per second, a bar per run: the median after warm-up, 10th to 90th percentile."""
+    """Tokens per second, a bar per run: the median after warm-up, 10th to 90th percentile.
+
+    Raises:
+        UserError: a run has no step whose speed was measured.
+    """
     names = _names(runs)
     measured = compare(*(runs[name] for name in names), names=names)
     speed, low, high = (measured[key] for key in ("tokens_per_s", "p10", "p90"))
+    if speed.isna().any():
+        raise UserError(f"{speed.isna().idxmax()} has no step whose speed was measured")
     fig, axes = new_figure(1.1 + 0.55 * len(names), grid="x")
     colours, hatches = zip(*(part_look(i) for i in range(len(names))))
     axes.barh(

@@ -1,6 +1,7 @@
 """Figures and tables as a reader meets them: picture, real table, sentence, and files on disk."""
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -112,6 +113,14 @@ def test_plot_loss_of_runs_that_lost_their_loss(tmp_path):
     (tmp_path / "gone" / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match="has no loss"):
         figures.plot_loss({"none": load_run(tmp_path / "gone")})
+
+
+def test_plot_throughput_of_a_run_without_a_speed(tmp_path):
+    states = {"parameters": 1, "gradients": 1, "optimizer": 1}
+    one = write_run(tmp_path / "one", losses=[3.0], speeds=[1.0], states=[states])
+    slow = write_run(tmp_path / "slow", losses=[3.0], speeds=[math.nan], states=[states])
+    with pytest.raises(UserError, match="slow has no step whose speed was measured"):
+        figures.plot_throughput({"one": one, "slow": slow})
 
 
 def test_plot_throughput_leaves_warm_up_out(runs):
