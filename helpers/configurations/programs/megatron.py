@@ -190,6 +190,8 @@ def _steps(facts: Facts, batch: int | None, lost: list[str]) -> None:
         lost.append(f"{key} {share:g}: the file says no steps of it; give --warmup N")
     if steps and falls != steps and facts.get("lr_schedule") != "constant":
         lost.append(f"the learning rate falls over {falls} steps there, and over {steps} here")
+    if steps and facts.get("epochs"):
+        lost.append(f"it ends after {facts.get('epochs')} epochs there, where these are sooner")
     if not batch and (warm or samples):
         lost.append("samples of the run or its warm-up: the file says no batch; give --steps N")
 

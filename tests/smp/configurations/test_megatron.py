@@ -202,6 +202,13 @@ def test_nemo_s_warm_up_is_a_share_of_its_schedule_s_steps(read):
     assert any("over 50 steps there, and over 100 here" in one for one in found.lost)
 
 
+def test_nemo_ends_at_what_comes_first(read):
+    both = NEMO.replace("max_steps: 100", "max_steps: 100, max_epochs: 3")
+    assert any("ends after 3 epochs there" in one for one in read(both, "gpt.yaml").lost)
+    alone = NEMO.replace("max_steps: 100", "max_steps: 100, max_epochs: -1")
+    assert not any("epochs" in one for one in read(alone, "gpt.yaml").lost)
+
+
 @pytest.mark.parametrize("four", ["${multiply:4, 64}", "${multiply:4, ${.hidden_size}}"])
 def test_a_product_of_nemo_s_launcher(read, four):
     sizes = "hidden_size: 64\n  num_layers: 2\n  num_attention_heads: 4\n  vocab_size: 256\n"
