@@ -159,7 +159,8 @@ class Trainer:
         Args:
             input_ids, labels: [batch, seq], aligned, or labels [batch] of a model that classifies
                 rows; -100 labels are ignored.
-            documents: [batch, seq] of packed rows, see models/documents.py.
+            documents: [batch, seq] of packed rows, see models/documents.py. The first token of
+                a document would be predicted from the document before: its label is -100.
             masks: `attention_mask` and `token_type_ids`, [batch, seq], as transformers takes them.
             replay: forward and backward twice, and compare: see precision/replay.py.
             observer: looks at the parts before and after the update, and changes nothing.
