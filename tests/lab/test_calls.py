@@ -1,5 +1,9 @@
 """A function and a cell on every rank: what comes back, and what is said where nothing does."""
 
+import math
+import os
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,9 +11,9 @@ import torch.distributed as dist
 pytest.importorskip("cloudpickle")
 pytest.importorskip("IPython")
 from helpers.engine.errors import UserError
-from helpers.lab.calls.cell import register, run_cell
+from helpers.lab.calls.cell import _words, register, run_cell
 from helpers.lab.calls.on_ranks import CallFailed, on_ranks
-from helpers.lab.calls.side_by_side import side_by_side
+from helpers.lab.calls.side_by_side import compared, side_by_side
 from helpers.lab.launch.warm.ranks import Ranks
 
 pytestmark = pytest.mark.slow
@@ -143,3 +147,54 @@ def test_ipython_knows_the_magic_after_load_ext():
 def test_tensors_are_compared_over_the_ranks(values, words):
     table = side_by_side(values)
     assert table.loc["value", "over the ranks"] == words
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"nproc": "2"}, "nproc must be a whole number"),
+        ({"timeout_s": "5"}, "timeout_s is '5'"),
+        ({"timeout_s": -1}, "timeout_s is -1"),
+        ({"ranks": 3}, "ranks is 3: give warm ranks"),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused(given, words):
+    with pytest.raises(UserError, match=words):
+        on_ranks(int, **{"nproc": 2} | given)
+
+
+def test_what_cannot_be_sent_is_refused():
+    with pytest.raises(UserError, match="this cannot be sent to the ranks: TypeError"):
+        on_ranks(list, (one for one in [1]), nproc=2)
+
+
+def test_a_rank_that_leaves_is_named(ranks):
+    def leaves():
+        raise SystemExit(0)
+
+    def ends():
+        os._exit(0)
+
+    with pytest.raises(CallFailed, match=r"rank . raised SystemExit: 0 in line"):
+        on_ranks(leaves, nproc=2, ranks=ranks)
+    with pytest.raises(CallFailed, match="rank 0 ended without a result"):
+        on_ranks(ends, nproc=2, ranks=ranks)
+
+
+def test_a_raised_two_is_no_number_of_ranks():
+    with pytest.raises(UserError, match="the notebook has no such name"):
+        _words("²", 2, {})
+
+
+def test_ranks_are_compared_by_all_of_their_numbers():
+    assert compared([torch.tensor(1j), torch.tensor(2j)]) == "differ by up to 1; sum 0+3j"
+    assert compared([torch.tensor([math.nan, 1.0])] * 2) == "equal"
+    large = torch.tensor([2**60, 1])
+    assert compared([large, large + 1]).startswith("differ by up to 1")
+    small = torch.ones(2).to(torch.float8_e4m3fn)
+    assert compared([small, small]) == "equal"
+    zeros = np.zeros(3000)
+    other = zeros.copy()
+    other[1500] = 1e-9
+    table = side_by_side([zeros, other])
+    assert table["over the ranks"].iloc[0].startswith("differ by up to 1e-09")

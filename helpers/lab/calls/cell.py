@@ -66,7 +66,7 @@ def run_cell(line: str, cell: str, names: dict[str, Any]) -> None:
 def _words(line: str, count: int, names: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     given = {}
     for word in line.split():
-        if word.isdigit():
+        if word.isascii() and word.isdigit():
             count = int(word)
         elif word in names:
             given[word] = names[word]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import need
+from helpers.engine.errors import UserError, check_count, is_number, named_reason, need
 from helpers.lab.calls.program import CALL, ERROR, RESULT, WAITS
 from helpers.lab.launch.launch import launch
 from helpers.lab.launch.warm.ranks import Ranks
@@ -56,14 +56,24 @@ def on_ranks(
 
     Raises:
         CallFailed: a rank raised, or ranks still waited when the time was over.
-        UserError: the package cloudpickle is missing.
+        UserError: the package cloudpickle is missing, a number is none, or what is called cannot
+            be sent to another process.
     """
     cloudpickle = need("cloudpickle", "notebooks")
+    check_count("nproc", nproc)
+    if not is_number(timeout_s) or not timeout_s > 0:
+        raise UserError(f"timeout_s is {timeout_s!r:.40}: give a number of seconds above 0")
+    if ranks is not None and not isinstance(ranks, Ranks):
+        raise UserError(f"ranks is {ranks!r:.40}: give warm ranks, as ranks = Ranks(2)")
+    try:
+        call = cloudpickle.dumps((function, arguments))
+    except Exception as error:  # each type refuses in its own way
+        raise UserError(f"this cannot be sent to the ranks: {named_reason(error)}") from None
     if ranks is not None and ranks.count < nproc:
         ranks = None
     with tempfile.TemporaryDirectory(prefix="call-") as folder:
         path = Path(folder)
-        path.joinpath(CALL).write_bytes(cloudpickle.dumps((function, arguments)))
+        path.joinpath(CALL).write_bytes(call)
         try:
             launch(
                 "helpers.lab.calls.program",
@@ -77,7 +87,17 @@ def on_ranks(
         except RunFailed as failed:
             raise _explained(failed, path, nproc, timeout_s) from None
         # written by ranks of our own, in a folder that only we can enter
-        return [pickle.loads((path / RESULT.format(rank)).read_bytes()) for rank in range(nproc)]
+        return [_result(path / RESULT.format(rank), rank) for rank in range(nproc)]
+
+
+def _result(path: Path, rank: int) -> Any:
+    if not path.exists():
+        raise CallFailed(f"rank {rank} ended without a result", path, rank, False)
+    try:
+        return pickle.loads(path.read_bytes())
+    except Exception as error:  # a class whose objects cannot be made again
+        words = f"rank {rank} returned what cannot be read here: {named_reason(error)}"
+        raise CallFailed(words, path, rank, False) from None
 
 
 def _explained(failed: RunFailed, path: Path, nproc: int, timeout_s: float) -> CallFailed:

@@ -41,7 +41,7 @@ def main() -> None:
     try:
         function, given = pickle.loads((folder / CALL).read_bytes())
         returned = _pickled(function(*given))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # one that left at its will would leave no result
         _write(folder / ERROR.format(rank), _raised(error))
         sys.stdout.flush()
         os._exit(1)
@@ -88,7 +88,7 @@ def _line_of_the_call(frame: FrameType | None) -> dict[str, Any]:
     return {"file": frame.f_code.co_filename, "line": frame.f_lineno}
 
 
-def _raised(error: Exception) -> dict[str, Any]:
+def _raised(error: BaseException) -> dict[str, Any]:
     lines = traceback.extract_tb(error.__traceback__)
     own = [line for line in lines if not line.filename.startswith(OURS)]
     words = " ".join(str(error).split())[:300]

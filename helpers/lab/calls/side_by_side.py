@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,11 +57,22 @@ def compared(values: Sequence[Any]) -> str:
         return "equal" if all(described(v) == described(values[0]) for v in values) else "differ"
     if len({(value.shape, value.dtype) for value in values}) > 1:
         return "shapes or types differ"
-    if all(torch.equal(value, values[0]) for value in values):
+    stacked = torch.stack([_wide(value) for value in values])
+    same = (stacked == stacked[0]) | ((stacked != stacked) & (stacked[0] != stacked[0]))
+    if same.all():
         return "equal"
-    stacked = torch.stack(list(values)).double()
-    apart = (stacked.max(0).values - stacked.min(0).values).max()
+    if stacked.is_complex():
+        apart = max((one - other).abs().max() for one in stacked for other in stacked)
+    else:
+        apart = (stacked.max(0).values - stacked.min(0).values).max()
     return f"differ by up to {apart:.4g}; sum {described(stacked.sum(0))}"
+
+
+def _wide(value: Tensor) -> Tensor:
+    """In a type that can be compared and added; whole numbers of 8 bytes are exact as they are."""
+    if value.is_complex() or value.dtype == torch.int64:
+        return value
+    return value.double()
 
 
 def _named(value: Any) -> dict[str, Any]:
@@ -68,4 +80,6 @@ def _named(value: Any) -> dict[str, Any]:
         return {str(name): one for name, one in value.items()}
     if isinstance(value, (tuple, list)):
         return {f"value {number}": one for number, one in enumerate(value, 1)}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":  # it prints itself shortened
+        value = torch.from_numpy(value)
     return {} if value is None else {"value": value}

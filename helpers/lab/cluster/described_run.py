@@ -1,15 +1,24 @@
 """A run for a cluster, by the arguments that `launch` takes, checked before it waits in a queue."""
 
+import contextlib
+import io
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import find_program
 from helpers.lab.launch.flags import to_words
+
+MOST = 65_000  # of anything: Slurm counts CPUs, tasks and nodes in 16 bits
+FLAG = re.compile(r"[a-z]\w*", re.ASCII | re.IGNORECASE)
+VARIABLE = re.compile(r"[a-z_]\w*", re.ASCII | re.IGNORECASE)  # what a shell can export
+READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}  # bash(1)
+THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -58,33 +67,62 @@ def describe(
         flags: the script's own, as for `launch`.
 
     Raises:
-        UserError: no such script, a flag that cannot be one, or a plan for another number of ranks.
+        UserError: no such script, a flag that cannot be one or that training does not take, a
+            variable that a shell cannot export, or a plan for another number of ranks.
     """
-    counts = {"nodes": (nodes, 1), "nproc": (nproc, 1), "threads": (threads, 1)}
-    for what, (count, least) in (counts | {"restarts": (restarts, 0)}).items():
-        if type(count) is not int or count < least:
-            raise UserError(f"{what} is {count!r}: at least {least} is needed")
+    for what, count, least in (
+        ("nodes", nodes, 1),
+        ("nproc", nproc, 1),
+        ("threads", threads, 1),
+        ("restarts", restarts, 0),
+    ):
+        check_count(what, count, least)
+        if count > MOST:
+            raise UserError(f"{what} must be at most {MOST}")
+    if not isinstance(script, (str, os.PathLike)):
+        raise UserError(f"script is {script!r:.40}: give the name of a file or a module")
     program = find_program(script)
     if Path(program.words[0]).is_absolute():
         raise UserError(f"{script} lies outside the project, which is all that the nodes have")
-    if program.trains:
-        _check_ranks(nodes * nproc, flags)
-    to_words(flags)  # a flag that cannot be one fails here
-    name = _name(str(flags.get("model") or program.label))
     given = {flag: value for flag, value in flags.items() if value is not None}
-    return ClusterRun(
-        name=name,
-        program=program.words,
-        nodes=nodes,
-        nproc=nproc,
-        flags=given | {"out": str(out or f"runs/{name}")},
-        env={
-            "OMP_NUM_THREADS": str(threads),
-            "PYTHONUNBUFFERED": "1",
-            **{key: str(value) for key, value in (env or {}).items()},
-        },
-        restarts=restarts,
-    )
+    name = _name(str(given.get("model") or program.label))
+    if out is not None and (not isinstance(out, (str, os.PathLike)) or not str(out)):
+        raise UserError(f"out is {out!r:.40}: give the name of a folder")
+    given |= {"out": f"runs/{name}" if out is None else str(out)}
+    words = _checked_words(given)
+    if program.trains:
+        _check_ranks(nodes * nproc, given)
+        _check_flags(words)
+    variables = {THREADS: str(threads), "PYTHONUNBUFFERED": "1", **_checked_variables(env)}
+    return ClusterRun(name, program.words, nodes, nproc, given, variables, restarts)
+
+
+def check_run(run: Any) -> None:
+    """Raise a UserError if this is no run that `describe` has made."""
+    if not isinstance(run, ClusterRun):
+        raise UserError(f"run is {run!r:.40}: give what describe(...) returns")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raise a UserError if a value is no text, or has room in it that a name has not."""
+    if not isinstance(value, str) or not value or re.search(r"\s|\0", value):
+        raise UserError(f"{name} is {value!r:.40}: give a name without spaces")
+
+
+def _checked_words(flags: Mapping[str, Any]) -> list[str]:
+    for name in flags:
+        if not FLAG.fullmatch(name):
+            raise UserError(f"{name!r:.40} is no name of a flag: letters, digits and _ make one")
+    words = to_words(flags)  # a flag that cannot be one fails here
+    for word in words:
+        _check_carried(word)
+    return words
+
+
+def _check_carried(text: str) -> None:
+    """A file and a command line must be able to hold it."""
+    if "\0" in text or re.search(r"[\ud800-\udfff]", text):
+        raise UserError(f"{text!a:.40} has a character that no command line can carry")
 
 
 def _check_ranks(ranks: int, flags: Mapping[str, Any]) -> None:
@@ -96,6 +134,36 @@ def _check_ranks(ranks: int, flags: Mapping[str, Any]) -> None:
             f"the plan is for {plan.world_size} ranks, but nodes x nproc is {ranks}: "
             "their numbers must be equal"
         )
+
+
+def _check_flags(words: list[str]) -> None:
+    """Training takes them: it is asked here as it would be asked on the nodes."""
+    from helpers.train.arguments import parse
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            parse(words)
+    except SystemExit:
+        reason = said.getvalue().strip().removeprefix("error: ")
+        raise UserError(reason or "help is no flag of a run") from None
+
+
+def _checked_variables(env: Any) -> dict[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise UserError(f"env is {env!r:.40}: give variables, as {{'NAME': 'value'}}")
+    for name, value in env.items():
+        if not isinstance(name, str) or not VARIABLE.fullmatch(name) or name in READ_ONLY:
+            raise UserError(f"env has {name!r:.40}, which is no variable that a shell can export")
+        if not isinstance(value, str | int | float):
+            raise UserError(f"env has {name} = {value!r:.40}: give a text or a number")
+        _check_carried(str(value))
+    threads = str(env.get(THREADS, 1))
+    if not re.fullmatch(r"[1-9]\d{0,4}", threads, re.ASCII):
+        raise UserError(f"{THREADS} is {threads!r:.40}: give a whole number, as threads")
+    return {name: str(value) for name, value in env.items()}
 
 
 def _name(text: str) -> str:

@@ -13,10 +13,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.lab.figures.tables import table_of
 from helpers.lab.launch.launch import launch
 from helpers.lab.paths import unused
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STEPS = 2
+LARGE = 1e18  # far beyond any batch
 FULL = (  # what a rank says whose memory is full
     "out of memory",
     "can't allocate memory",
@@ -97,6 +99,14 @@ def find_batch(
         UserError: not even the smallest size fits, or the sizes make no sense.
         RunFailed: a try failed for another reason than memory.
     """
+    for name, value in (("first", first), ("most", most), ("step", step)):
+        check_count(name, value)
+    if not isinstance(limit_bytes, Real) or not limit_bytes > 0:
+        raise UserError(f"limit_bytes is {limit_bytes!r:.40}: give a number of bytes above 0")
+    if not isinstance(out, (str, Path)) or not str(out):
+        raise UserError(f"out is {out!r:.40}: give the name of a folder")
+    if taken := sorted({"batch_size", "steps", "show"} & flags.keys()):
+        raise UserError(f"{taken[0]} is chosen by the search itself: leave it out")
     if not 1 <= step <= first <= most:
         raise UserError(f"first={first} must lie between step={step} and most={most}")
     tries: list[Try] = []
@@ -156,8 +166,10 @@ def scaled_lr(lr: float, batch_size: int, base_batch_size: int, rule: str) -> fl
     Raises:
         UserError: there is no such rule, or a number is not above 0.
     """
-    if rule not in RULES:
+    if not isinstance(rule, str) or rule not in RULES:
         raise UserError(f"no rule {rule!r}; there is: {', '.join(RULES)}")
-    if not (lr > 0 and batch_size > 0 and base_batch_size > 0):
-        raise UserError("learning rate and batches must be above 0")
+    for number in (lr, batch_size, base_batch_size):
+        real = isinstance(number, Real) and not isinstance(number, bool)
+        if not real or not 0 < number < LARGE:
+            raise UserError("learning rate and batches must be numbers above 0")
     return lr * RULES[rule](batch_size / base_batch_size)

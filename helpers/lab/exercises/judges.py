@@ -13,9 +13,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from helpers.engine.errors import named_reason
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent
+# what the reader's code may raise, to be shown to them: a script's sys.exit is no end of a notebook
+READERS_ERRORS = (Exception, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,15 @@ def judge_function(
     for case in cases:
         try:
             returned = answer(*deepcopy(case))
-        except Exception as error:  # the reader's code: whatever it raises is shown to them
-            return Result(words=f"It raises {type(error).__name__}: {error}.")
+        except READERS_ERRORS as error:
+            return Result(words=f"It raises {named_reason(error)}.")
         if returned is None:
             return NOT_DONE
-        if words := look(returned, *case):
+        try:
+            words = look(returned, *case)
+        except Exception as error:  # something that cannot even be compared
+            words = f"It returns {kind_of(returned)}, of no use here: {named_reason(error)}."
+        if words:
             return Result(words=words)
     return Result(True, praise)
 
@@ -139,20 +146,35 @@ def incomplete(answer: Any, keys: Collection[str]) -> Result | None:
     return Result(words=f"There is no {missing[0]!r} in the answer yet.") if missing else None
 
 
-def raised(error: Exception) -> str:
+def raised(error: BaseException) -> str:
     """What the reader's code raised, and in which of its lines, where it got so far."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if Path(last.filename).is_relative_to(HERE) else f" (line {last.lineno})"
-    return f"raised {type(error).__name__}: {error}{where}"
+    return f"raised {named_reason(error)}{where}"
 
 
 def number_of(value: Any) -> float | None:
-    """The value as a finite number, or None; a tensor or array of one element is one."""
+    """The value as a finite number, or None; a tensor or array of one element is one, True none."""
+    number = float_of(value)
+    return None if number is None or math.isinf(number) else number
+
+
+def float_of(value: Any) -> float | None:
+    """The same, where a number may be infinite."""
+    value = plain(value)
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) else float(value)
+    except Exception:  # types of any package: each refuses in its own way
         return None
-    return number if math.isfinite(number) else None
+    return None if math.isnan(number) else number
+
+
+def plain(value: Any) -> Any:
+    """Python's own number in place of a package's, an array of one element too."""
+    try:
+        return value.item()
+    except Exception:  # there is no such method, or more than one element
+        return value
 
 
 def near(number: float, expected: float, tolerance: float = 0.005) -> bool:

@@ -28,11 +28,21 @@ def to_words(flags: Mapping[str, Any]) -> list[str]:
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, (str, Real, Path)):
             words += [f"--{flag}", str(value)]
-        elif isinstance(value, Iterable) and not isinstance(value, Mapping):
+        elif _is_list(value):
             words += [f"--{flag}", *map(str, value)]
         else:
             raise UserError(f"{name} is a {type(value).__name__}, which no flag can carry")
     return words
+
+
+def _is_list(value: Any) -> bool:
+    """Of what a command line has words for."""
+    if not isinstance(value, Iterable) or isinstance(value, (Mapping, bytes)):
+        return False
+    try:
+        return all(isinstance(one, (str, Real, Path)) for one in value)
+    except TypeError:  # a tensor of one number
+        return False
 
 
 def from_words(words: Iterable[str]) -> dict[str, Any]:

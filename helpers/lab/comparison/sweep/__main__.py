@@ -51,8 +51,13 @@ def main(argv: list[str] | None = None) -> int:
     add("--out", help="the sweep's folder; that of a killed sweep goes on with it")
     args = vars(parser.parse_args(argv[:at]))
     try:
-        space = dict(map(from_words, args.pop("space")))
+        pairs = list(map(from_words, args.pop("space")))
+        space = dict(pairs)
+        if len(space) < len(pairs):
+            raise UserError("--space names a flag twice: give all that may be tried at once")
         flags = flags_of(argv[at + 1 :])
+        if taken := sorted(flags.keys() & {*args, "ranks", "show"}):
+            raise UserError(f"--{taken[0]} is of the sweep: give it before the --")
         ranks = Ranks(args["nproc"]) if args["nproc"] > 0 else None
         found = sweep(args.pop("script"), space, ranks=ranks, **args, **flags)
     except UserError as error:

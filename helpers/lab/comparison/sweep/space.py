@@ -7,6 +7,7 @@ A range of two whole numbers is of whole numbers; `log` before it spreads it by 
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from helpers.engine.errors import UserError
 
 LOG = "log"
+LARGE = 1e300
+NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 SPREADS = (LOG, "float", "int", "choice")  # words before a range on a command line
 
 
@@ -51,19 +54,27 @@ def read_space(space: Any) -> Space:
     """
     if not isinstance(space, Mapping) or not space:
         raise UserError('a space is of flags and their values: {"lr": ("log", 1e-4, 1e-2)}')
-    return {str(name): _one(str(name), values) for name, values in space.items()}
+    for name in space:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise UserError(f"{name!r:.40} is no name of a flag: letters, digits and _ make one")
+    return {name: _one(name, values) for name, values in space.items()}
 
 
 def _one(name: str, values: Any) -> Range | list[Any]:
     if isinstance(values, list):
         plain = all(isinstance(one, bool | int | float | str) for one in values)
+        plain = plain and not any(one != one for one in values)  # a nan is equal to no trial's
         if not values or not plain or len(set(map(repr, values))) < len(values):
             raise UserError(f"{name}: a list of different numbers, words or True and False")
         return values
     if not isinstance(values, tuple):
         raise UserError(f"{name}={values!r}: give a list of values, or a range as (low, high)")
     log, ends = values[:1] == (LOG,), values[1:] if values[:1] == (LOG,) else values
-    if len(ends) != 2 or not all(map(_is_number, ends)) or not all(map(math.isfinite, ends)):
+    if (
+        len(ends) != 2
+        or not all(map(_is_number, ends))
+        or not all(abs(end) < LARGE for end in ends)
+    ):
         raise UserError(f'{name}={values!r}: a range is (low, high), or ("log", low, high)')
     low, high = ends
     if not low < high or (log and low <= 0):

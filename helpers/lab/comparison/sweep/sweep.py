@@ -17,6 +17,7 @@ from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.paths import ROOT, shown, unused
 
 SAMPLERS = ("tpe", "random", "grid")
+MOST_SEEDS = 2**31  # a trial takes the sweep's seed and its own number
 DIRECTIONS = ("minimize", "maximize")
 OBJECTIVES = ("final_loss", "eval_loss", "eval_accuracy")
 
@@ -71,6 +72,8 @@ def sweep(
         script, checked, trials, sampler, halving, objective, direction, seed, nproc, flags
     )
     facts |= {"price_per_hour": price_per_hour, "trials_wanted": trials}
+    if out is not None and (not isinstance(out, (str, Path)) or not str(out)):
+        raise UserError(f"out is {out!r:.40}: give the name of a folder")
     folder = Path(ROOT / (out if out is not None else unused("runs/sweep")))
     with claim(folder):
         found = _begun(folder, facts)
@@ -107,6 +110,8 @@ def _facts(
             raise UserError(f"{name} is one of {', '.join(allowed)}, not {value!r}")
     if type(trials) is not int or trials < 1:
         raise UserError(f"trials is {trials!r}: it must be a whole number of at least 1")
+    if type(seed) is not int or not 0 <= seed < MOST_SEEDS:
+        raise UserError(f"seed is {seed!r:.40}: it must be a whole number from 0 to 2^31")
     if type(flags.get("steps")) is not int or flags["steps"] < 1:
         raise UserError("steps must be given: every trial takes as many")
     both = sorted(set(space) & set(flags))

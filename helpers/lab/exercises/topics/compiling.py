@@ -6,6 +6,7 @@ from typing import Any
 from helpers.lab.exercises.judges import (
     Expected,
     Result,
+    float_of,
     judge_function,
     judge_numbers,
     kind_of,
@@ -67,6 +68,7 @@ def trained(answer: Any) -> Result:
 
 def _look_at_counts(counts: Any, rows: int, batch: int, epochs: int, drop_last: bool) -> str:
     case = f"{rows} rows in batches of {batch}, {epochs} epochs, drop_last={drop_last}"
+    counts = counts.tolist() if hasattr(counts, "tolist") else counts  # an array, or a tensor
     if not isinstance(counts, (tuple, list)) or len(counts) != 2:
         return f"Two numbers are wanted, samples and steps, not {kind_of(counts)}."
     given = tuple(number_of(count) for count in counts)
@@ -100,8 +102,8 @@ def break_even(answer: Any) -> Result:
 def _look_at_steps(steps: Any, compile_s: float, native_s: float, compiled_s: float) -> str:
     gained_s = native_s - compiled_s
     right = math.ceil(compile_s / gained_s) if gained_s > 0 else math.inf
-    given = number_of(steps) if steps != math.inf else math.inf
-    if given == right and not isinstance(steps, bool):
+    given = float_of(steps)
+    if given == right:
         return ""
     case = f"{compile_s:g} s of compiling, {native_s:g} and {compiled_s:g} s a step"
     return f"Not right for {case}: {_why_not(given, right)}"
@@ -115,7 +117,7 @@ def _why_not(given: float | None, right: float) -> str:
         return "nothing is gained a step: it never catches up."
     if given == math.inf:
         return "it does catch up."
-    if given != int(given):
+    if given == -math.inf or given != int(given):
         return "whole steps are wanted."
     if given == right - 1:
         return "after so many steps it is still behind: round up."

@@ -42,7 +42,7 @@ def words_for_flags(answer: Any) -> Result:
         if found is REFUSED:
             return f"{word!r} is refused."
         neither = "" if word in WORDS else " neither, and is"
-        return f"{word!r} is{neither} read as {found!r}."
+        return f"{word!r} is{neither} read as {found!r:.60}."
 
     praise = "A word that is neither ends in one line, before anything is trained."
     function = tried if callable(answer) else answer
@@ -71,8 +71,10 @@ def never_read(answer: Any) -> Result:
 def _look(found: Any, source: str) -> str:
     if not isinstance(found, (set, frozenset, list, tuple)):
         return f"A set of names is wanted, not {kind_of(found)}."
+    if strange := [one for one in found if not isinstance(one, str)]:
+        return f"A set of names is wanted, and {kind_of(strange[0])} is none."
     right = SCRIPTS[source.removeprefix(HEAD)]
-    if extra := sorted(map(str, set(found) - right)):
-        return f"{extra[0]!r} is no argument that this script never reads:\n{source}"
+    if extra := sorted(set(found) - right):
+        return f"{extra[0]!r:.60} is no argument that this script never reads:\n{source}"
     missing = sorted(right - set(found))
     return f"{missing[0]!r} is missing, of this script:\n{source}" if missing else ""

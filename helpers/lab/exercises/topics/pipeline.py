@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -9,6 +10,7 @@ from helpers.engine.pipeline.schedules import Action, Schedule, make_schedule
 from helpers.engine.pipeline.simulator import Timeline, Times, simulate
 from helpers.lab.exercises.judges import (
     NOT_DONE,
+    READERS_ERRORS,
     Result,
     incomplete,
     no_function,
@@ -22,7 +24,8 @@ SLOWEST = 1.3 * 3 * SAMPLES  # a sample's forward takes 1, its backward 2
 ROOM = 16  # samples whose activations fit on a rank
 
 SIZES = ((2, 4), (4, 8), (3, 7), (4, 2), (8, 12))  # ranks and micro-batches that 2b and 2c get
-WRITTEN = re.compile(r"([FBIW])(\d+)")
+WRITTEN = re.compile(r"([FBIW])(\d{1,9})", re.ASCII)
+MOST = 4  # more actions than a micro-batch has: an order may be a generator that never ends
 
 Orders = Callable[[int, int, int], Any]
 
@@ -36,9 +39,9 @@ def try_plan(schedule: str, microbatches: int) -> Timeline:
     Raises:
         UserError: there is no such schedule, or the batch makes no such parts.
     """
-    order = make_schedule(schedule, RANKS, microbatches)
-    if microbatches > SAMPLES:
+    if microbatches > SAMPLES:  # a schedule of a billion would not end
         raise UserError(f"{SAMPLES} samples make at most {SAMPLES} micro-batches")
+    order = make_schedule(schedule, RANKS, microbatches)
     if SAMPLES % microbatches:
         raise UserError(f"{SAMPLES} samples make no {microbatches} equal micro-batches")
     part = SAMPLES / microbatches / (order.stages // order.pp)
@@ -112,11 +115,13 @@ def _schedule(order: Orders, ranks: int, microbatches: int) -> Schedule | None:
     for rank in range(ranks):
         try:
             returned = order(rank, ranks, microbatches)
-            written = None if returned is None else [str(action) for action in returned]
-        except Exception as error:  # the reader's code: whatever it raises is shown to them
+            if returned is None:
+                return None
+            written = [str(action) for action in islice(returned, MOST * microbatches)]
+        except READERS_ERRORS as error:
             raise UserError(f"it {raised(error)}") from None
-        if written is None:
-            return None
+        if len(written) == MOST * microbatches:
+            raise UserError(f"rank {rank} has {MOST * microbatches} actions or more")
         actions.append(tuple(_action(text, rank) for text in written))
     return Schedule("your schedule", tuple(actions), tuple(range(ranks)), microbatches)
 
@@ -124,7 +129,7 @@ def _schedule(order: Orders, ranks: int, microbatches: int) -> Schedule | None:
 def _action(text: str, rank: int) -> Action:
     parts = WRITTEN.fullmatch(text)
     if parts is None:
-        raise UserError(f"an action is written F0, B0, I0 or W0, not {text!r}")
+        raise UserError(f"an action is written F0, B0, I0 or W0, not {text!r:.40}")
     kind, microbatch = parts.groups()
     return Action(kind, rank, int(microbatch))
 

@@ -17,6 +17,7 @@ from helpers.lab.exercises.judges import (
     mistake,
     near,
     number_of,
+    plain,
 )
 from helpers.planner.cost import money, parameters
 from helpers.planner.hardware.cluster import make_cluster
@@ -67,7 +68,7 @@ def layout(answer: Any) -> Result:
     """6b: fields of a plan that fits and takes at most MOST_S."""
     if not isinstance(answer, Mapping):
         return Result(words=f"A dictionary is wanted, not {kind_of(answer)}.")
-    fields = {str(name): value for name, value in answer.items() if value is not None}
+    fields = {str(name): plain(value) for name, value in answer.items() if value is not None}
     if not fields:
         return NOT_DONE
     try:

@@ -41,9 +41,9 @@ def diagnosis(answer: Any) -> Result:
     words = []
     for case, right in PLANTED.items():
         said = answer[case]
-        if said == right:
+        if isinstance(said, str) and said == right:
             continue
-        if said not in THRESHOLDS:
+        if not isinstance(said, str) or said not in THRESHOLDS:
             words.append(f"case {case}: a kind is one of {', '.join(THRESHOLDS)}.")
         else:
             words.append(f"case {case}, {said}: {LOOK[said]}")
