@@ -253,7 +253,7 @@ def test_hyperparameters_come_back_as_the_scripts_flags(job):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nodes": 0}, "nodes must be a whole number of at least 1, not 0"),
+        ({"nodes": 0}, "nodes is 0: at least 1"),
         ({"script": "none.py"}, "there is no script none.py"),
         ({"script": sys.executable}, "lies outside the project"),
         ({"nodes": 2, "nproc": 8, "tp": 4}, "the plan is for 4 ranks, but nodes x nproc is 16"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, check_count
+from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import find_program
 from helpers.lab.launch.flags import to_words
@@ -76,9 +76,10 @@ def describe(
         ("threads", threads, 1),
         ("restarts", restarts, 0),
     ):
-        check_count(what, count, least)
+        if type(count) is not int or count < least:
+            raise UserError(f"{what} is {count!r:.40}: at least {least} is needed")
         if count > MOST:
-            raise UserError(f"{what} must be at most {MOST}")
+            raise UserError(f"{what} is {count}: at most {MOST}")
     if not isinstance(script, (str, os.PathLike)):
         raise UserError(f"script is {script!r:.40}: give the name of a file or a module")
     program = find_program(script)

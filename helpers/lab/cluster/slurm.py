@@ -15,11 +15,7 @@ from helpers.engine.errors import UserError, check_count
 from helpers.lab.cluster.described_run import MOST, THREADS, ClusterRun, check_run
 
 A_YEAR = 366 * 24 * 60  # minutes; of very large numbers sbatch makes no limit at all
-RANKS = (
-    "nodes",
-    "ntasks",
-    "ntasks-per-node",
-)  # they make the ranks
+RANKS = ("nodes", "ntasks", "ntasks-per-node")  # options that make them
 UNREAD = re.compile(r"""[\s'"\\#\0]""")  # in a script, sbatch ends or changes a value at these
 
 
