@@ -79,7 +79,7 @@ def describe(
         if type(count) is not int or count < least:
             raise UserError(f"{what} is {count!r:.40}: at least {least} is needed")
         if count > MOST:
-            raise UserError(f"{what} is {count}: at most {MOST}")
+            raise UserError(f"{what} must be at most {MOST}")
     if not isinstance(script, (str, os.PathLike)):
         raise UserError(f"script is {script!r:.40}: give the name of a file or a module")
     program = find_program(script)
