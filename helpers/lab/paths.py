@@ -5,6 +5,9 @@ import re
 import sysconfig
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
+
+from helpers.engine.errors import UserError
 
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder that holds helpers/
 
@@ -24,6 +27,12 @@ def unused(path: str | Path) -> str:
     """
     names = chain([str(path)], (f"{path}-{number}" for number in count(2)))
     return next(name for name in names if not (ROOT / name).exists())
+
+
+def check_out(out: Any) -> None:
+    """Raise a UserError if it can be no folder's name."""
+    if not isinstance(out, (str, os.PathLike)) or not str(out):
+        raise UserError(f"out is {out!r:.40}: give the name of a folder")
 
 
 def shown(path: str | Path) -> str:

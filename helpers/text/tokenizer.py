@@ -109,9 +109,7 @@ def copy_tokenizer(source: str | Path, folder: Path) -> None:
         copy_tokenizer(path.parent, folder)  # what is said of it there
         shutil.copyfile(path, folder / FILES[0])
     else:
-        transformers = need("transformers", "hf")
-        loaded = transformers.AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
-        loaded.save_pretrained(folder)
+        _by_transformers(source).save_pretrained(folder)
 
 
 def _from_file(path: Path) -> Tokenizer:

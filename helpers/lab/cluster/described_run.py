@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,10 +11,10 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import find_program
-from helpers.lab.launch.flags import to_words
+from helpers.lab.launch.flags import carried_words, check_carried, check_names, to_words
+from helpers.lab.paths import check_out
 
 MOST = 65_000  # of anything: Slurm counts CPUs, tasks and nodes in 16 bits
-FLAG = re.compile(r"[a-z]\w*", re.ASCII | re.IGNORECASE)
 VARIABLE = re.compile(r"[a-z_]\w*", re.ASCII | re.IGNORECASE)  # what a shell can export
 READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}  # bash(1)
 THREADS = "OMP_NUM_THREADS"
@@ -80,17 +79,16 @@ def describe(
             raise UserError(f"{what} is {count!r:.40}: at least {least} is needed")
         if count > MOST:
             raise UserError(f"{what} must be at most {MOST}")
-    if not isinstance(script, (str, os.PathLike)):
-        raise UserError(f"script is {script!r:.40}: give the name of a file or a module")
     program = find_program(script)
     if Path(program.words[0]).is_absolute():
         raise UserError(f"{script} lies outside the project, which is all that the nodes have")
     given = {flag: value for flag, value in flags.items() if value is not None}
     name = _name(str(given.get("model") or program.label))
-    if out is not None and (not isinstance(out, (str, os.PathLike)) or not str(out)):
-        raise UserError(f"out is {out!r:.40}: give the name of a folder")
+    if out is not None:
+        check_out(out)
     given |= {"out": f"runs/{name}" if out is None else str(out)}
-    words = _checked_words(given)
+    check_names(given)
+    words = carried_words(given)
     if program.trains:
         _check_ranks(nodes * nproc, given)
         _check_flags(words)
@@ -108,22 +106,6 @@ def check_text(name: str, value: Any) -> None:
     """Raise a UserError if a value is no text, or has room in it that a name has not."""
     if not isinstance(value, str) or not value or re.search(r"\s|\0", value):
         raise UserError(f"{name} is {value!r:.40}: give a name without spaces")
-
-
-def _checked_words(flags: Mapping[str, Any]) -> list[str]:
-    for name in flags:
-        if not FLAG.fullmatch(name):
-            raise UserError(f"{name!r:.40} is no name of a flag: letters, digits and _ make one")
-    words = to_words(flags)  # a flag that cannot be one fails here
-    for word in words:
-        _check_carried(word)
-    return words
-
-
-def _check_carried(text: str) -> None:
-    """A file and a command line must be able to hold it."""
-    if "\0" in text or re.search(r"[\ud800-\udfff]", text):
-        raise UserError(f"{text!a:.40} has a character that no command line can carry")
 
 
 def _check_ranks(ranks: int, flags: Mapping[str, Any]) -> None:
@@ -160,7 +142,7 @@ def _checked_variables(env: Any) -> dict[str, str]:
             raise UserError(f"env has {name!r:.40}, which is no variable that a shell can export")
         if not isinstance(value, str | int | float):
             raise UserError(f"env has {name} = {value!r:.40}: give a text or a number")
-        _check_carried(str(value))
+        check_carried(str(value))
     threads = str(env.get(THREADS, 1))
     if not re.fullmatch(r"[1-9]\d{0,4}", threads, re.ASCII):
         raise UserError(f"{THREADS} is {threads!r:.40}: give a whole number, as threads")

@@ -13,14 +13,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers.engine.errors import UserError, check_count
+from helpers.engine.errors import UserError, check_count, is_number
 from helpers.lab.figures.tables import table_of
 from helpers.lab.launch.launch import launch
-from helpers.lab.paths import unused
+from helpers.lab.paths import check_out, unused
 from helpers.lab.runs.failure_report import RunFailed
 
 if TYPE_CHECKING:
@@ -101,10 +100,9 @@ def find_batch(
     """
     for name, value in (("first", first), ("most", most), ("step", step)):
         check_count(name, value)
-    if not isinstance(limit_bytes, Real) or not limit_bytes > 0:
+    if not is_number(limit_bytes) or not limit_bytes > 0:
         raise UserError(f"limit_bytes is {limit_bytes!r:.40}: give a number of bytes above 0")
-    if not isinstance(out, (str, Path)) or not str(out):
-        raise UserError(f"out is {out!r:.40}: give the name of a folder")
+    check_out(out)
     if taken := sorted({"batch_size", "steps", "show"} & flags.keys()):
         raise UserError(f"{taken[0]} is chosen by the search itself: leave it out")
     if not 1 <= step <= first <= most:
@@ -169,7 +167,6 @@ def scaled_lr(lr: float, batch_size: int, base_batch_size: int, rule: str) -> fl
     if not isinstance(rule, str) or rule not in RULES:
         raise UserError(f"no rule {rule!r}; there is: {', '.join(RULES)}")
     for number in (lr, batch_size, base_batch_size):
-        real = isinstance(number, Real) and not isinstance(number, bool)
-        if not real or not 0 < number < LARGE:
+        if not is_number(number) or not 0 < number < LARGE:
             raise UserError("learning rate and batches must be numbers above 0")
     return lr * RULES[rule](batch_size / base_batch_size)

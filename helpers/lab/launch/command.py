@@ -13,9 +13,9 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
-from helpers.lab.launch.flags import from_words, to_words
+from helpers.lab.launch.flags import carried_words, from_words
 from helpers.lab.machine.hardware import cores
-from helpers.lab.paths import PACKAGES, ROOT, shorten, shown
+from helpers.lab.paths import PACKAGES, ROOT, check_out, shorten, shown
 from helpers.lab.runs.run import holds_run
 
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")  # nodes on this machine
@@ -115,18 +115,12 @@ def prepare(
     Raises:
         UserError: no such program, a flag that cannot be one, or a folder that cannot be used.
     """
-    if not isinstance(script, (str, os.PathLike)):
-        raise UserError(f"script is {script!r:.40}: give the name of a file or a module")
     program = find_program(script)
-    words = tuple(to_words(flags))
-    for word in words:
-        if "\0" in word:
-            raise UserError(f"{word!r:.40} has a character that no command line can carry")
+    words = tuple(carried_words(flags))
     if out is None:
         out = _fresh_folder(str(flags.get("model") or program.label))
     else:
-        if not isinstance(out, (str, os.PathLike)):
-            raise UserError(f"out is {out!r:.40}: give the name of a folder")
+        check_out(out)
         out = Path(os.path.abspath(ROOT / expanded(out)))
         if ROOT.is_relative_to(out):
             raise UserError(f"out is {str(out)!r}, which holds the project: name a folder in it")
@@ -177,8 +171,10 @@ def find_program(script: str | Path) -> Program:
     scripts/train.py is the module helpers.train, and that is run where there is no such script.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or this is no name of one.
     """
+    if not isinstance(script, (str, os.PathLike)):
+        raise UserError(f"script is {script!r:.40}: give the name of a file or a module")
     for folder in (ROOT, Path.cwd()):
         if os.path.isfile(folder / script):  # which is no file, too, where no file can be so called
             path = (folder / script).resolve()

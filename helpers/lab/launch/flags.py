@@ -4,6 +4,7 @@
 --batch-size 8 --save --no-tie --at 1 2
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from numbers import Real
@@ -11,6 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError
+
+NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
+UNCARRIED = re.compile(r"[\0\ud800-\udfff]")
+
+
+def check_names(names: Iterable[Any]) -> None:
+    """Raise a UserError if one of them can be no flag's."""
+    for name in names:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise UserError(f"{name!r:.40} is no name of a flag: letters, digits and _ make one")
 
 
 def to_words(flags: Mapping[str, Any]) -> list[str]:
@@ -33,6 +44,24 @@ def to_words(flags: Mapping[str, Any]) -> list[str]:
         else:
             raise UserError(f"{name} is a {type(value).__name__}, which no flag can carry")
     return words
+
+
+def carried_words(flags: Mapping[str, Any]) -> list[str]:
+    """The same, of which a command line can carry each.
+
+    Raises:
+        UserError: one has a character that it cannot, or as to_words.
+    """
+    words = to_words(flags)
+    for word in words:
+        check_carried(word)
+    return words
+
+
+def check_carried(text: str) -> None:
+    """Raise a UserError if no command line, and no file, can hold it."""
+    if UNCARRIED.search(text):
+        raise UserError(f"{text!a:.40} has a character that no command line can carry")
 
 
 def _is_list(value: Any) -> bool:

@@ -7,16 +7,15 @@ A range of two whole numbers is of whole numbers; `log` before it spreads it by 
 
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from helpers.engine.errors import UserError
+from helpers.lab.launch.flags import check_names
 
 LOG = "log"
 LARGE = 1e300
-NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 SPREADS = (LOG, "float", "int", "choice")  # words before a range on a command line
 
 
@@ -54,9 +53,7 @@ def read_space(space: Any) -> Space:
     """
     if not isinstance(space, Mapping) or not space:
         raise UserError('a space is of flags and their values: {"lr": ("log", 1e-4, 1e-2)}')
-    for name in space:
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise UserError(f"{name!r:.40} is no name of a flag: letters, digits and _ make one")
+    check_names(space)
     return {name: _one(name, values) for name, values in space.items()}
 
 

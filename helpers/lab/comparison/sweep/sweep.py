@@ -14,7 +14,7 @@ from helpers.lab.comparison.sweep.result import FILE, Sweep, load_sweep
 from helpers.lab.comparison.sweep.runner import Runner
 from helpers.lab.comparison.sweep.space import Range, Space, read_space
 from helpers.lab.launch.warm.ranks import Ranks
-from helpers.lab.paths import ROOT, shown, unused
+from helpers.lab.paths import ROOT, check_out, shown, unused
 
 SAMPLERS = ("tpe", "random", "grid")
 MOST_SEEDS = 2**31  # a trial takes the sweep's seed and its own number
@@ -72,8 +72,8 @@ def sweep(
         script, checked, trials, sampler, halving, objective, direction, seed, nproc, flags
     )
     facts |= {"price_per_hour": price_per_hour, "trials_wanted": trials}
-    if out is not None and (not isinstance(out, (str, Path)) or not str(out)):
-        raise UserError(f"out is {out!r:.40}: give the name of a folder")
+    if out is not None:
+        check_out(out)
     folder = Path(ROOT / (out if out is not None else unused("runs/sweep")))
     with claim(folder):
         found = _begun(folder, facts)
