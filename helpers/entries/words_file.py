@@ -28,6 +28,8 @@ MORE = re.compile(
 ARM = re.compile(r"\A\s*-[\w-]+(?:\s*\|\s*-[\w-]+)*\)")  # of a case: --layers) LAYERS=$2 ;;
 DEEPEST, LONGEST = 6, 2**17
 OPENS, CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
+# before an arm's first command, and where the case begins on the same line
+LABEL = re.compile(r"\A\s*(?:case\s.*?\sin\s+)?\(?[^\s()$=]+(?:\s*\|\s*[^\s()$=]+)*\)\s+")
 SOMETIMES = re.compile(r"\s*(?:if|elif|else|then|do|case|\[\[?|test)\s")
 PART = re.compile(r";|&&|\|\||\b(?:then|else|do)\s")
 SCRIPT = ".py"
@@ -54,8 +56,9 @@ def read_words(path: Path) -> list[Entry]:
             _set(variables, open_ones, line, name, text, depth > 0)
             continue
         found += _flags(path, _put(text, variables), number)
-        parts = [part.strip() for part in PART.split(line)] if SOMETIMES.match(line) else []
-        for part in parts:
+        sometimes = SOMETIMES.match(line) or LABEL.match(line)
+        for part in PART.split(line) if sometimes else ():
+            part = LABEL.sub("", part).strip()
             name, text = _given(part)
             if name:
                 _set(variables, open_ones, part, name, text, True)
@@ -188,5 +191,5 @@ def _value(words: list[str]) -> object:
     if not words:
         return True
     if words[0].startswith(("$(", "`")):  # what a program of the shell would work out
-        return f"$({' '.join(words)})"
+        return words[0] if words[0].startswith("$((") else f"$({' '.join(words)})"
     return words[0] if len(words) == 1 else words

@@ -69,6 +69,22 @@ def test_an_arm_of_a_case_is_no_flag(read):
     assert read(f"(cd a; {flags} --bf16)\n", "run.sh").refused != ""
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "case $SIZE in 7b) LAYERS=32 ;; 13b) LAYERS=40 ;; esac",
+        "case $SIZE in\n  7b) LAYERS=32; NAME=a ;;\n  13b|'13B')\n    LAYERS=40\n    ;;\nesac",
+        "case $SIZE in\n  (7b) export LAYERS=32 ;;\n  *)\n    LAYERS=40 ;;\nesac",
+    ],
+)
+def test_what_the_arms_of_a_case_set_is_for_the_shell_to_say(read, case):
+    """The second read as 40 layers: a label before an assignment hid it."""
+    command = "torchrun pretrain_gpt.py --num-layers $LAYERS --micro-batch-size 1"
+    found = read(f"{case}\n{command}\n", "run.sh", 8)
+    assert "num-layers: '$LAYERS'" in [line.text for line in found.lines]
+    assert "not in the file" in found.refused
+
+
 def test_a_command_in_a_variable_counts_once_it_is_run(read):
     text = 'cmd="torchrun pretrain_gpt.py --num-layers 2 --micro-batch-size 1 --bf16"\n'
     found = read(f"{text}echo $cmd\n$cmd\n", "run.sh", 8)
