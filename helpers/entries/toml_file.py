@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -16,19 +19,23 @@ def read_toml(path: Path) -> list[Entry]:
     """All keys of a file that have a value of their own: not those of other keys.
 
     Raises:
-        UserError: it cannot be read, or is no TOML, or this is Python 3.10.
+        UserError: it cannot be read, or is no TOML, or this is Python 3.10 without tomli.
     """
     text = text_of(path)
     try:
-        import tomllib  # of Python's own since 3.11
-    except ModuleNotFoundError:
-        raise UserError(f"{path}: TOML is read by Python 3.11 and newer") from None
-    try:
-        values = tomllib.loads(text)
+        values = _reader(path).loads(text)
         entries = list(_entries(values, "", _lines(text)))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no TOML: {' '.join(str(error).split())[:120]}") from None
     return checked(path, entries)
+
+
+def _reader(path: Path) -> ModuleType:
+    """Python's own since 3.11, and before it the package that became it."""
+    for name in ("tomllib", "tomli"):
+        with suppress(ModuleNotFoundError):
+            return import_module(name)
+    raise UserError(f"{path}: TOML is read by Python 3.11 and newer, or with pip install tomli")
 
 
 def _entries(values: dict[str, Any], path: str, lines: dict[str, int]) -> Iterator[Entry]:
