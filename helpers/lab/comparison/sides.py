@@ -21,6 +21,7 @@ from helpers.lab.comparison.results import Comparison
 from helpers.lab.launch.launch import launch
 from helpers.lab.paths import shown, unused
 from helpers.lab.runs.run import Run, load_run
+from helpers.planner.hardware.lookup import check_amounts
 from helpers.planner.published.equal_work import Difference, Work, check_equal, differences
 
 WINDOW = 0.05  # of the samples: what a loss is the mean of
@@ -99,6 +100,8 @@ def compare_runs(
     """
     if len(sides) < 2:
         raise UserError("a comparison needs two sides or more")
+    if price_per_hour:
+        check_amounts(price_per_hour=price_per_hour)
     loaded = {name: tuple(_load(run) for run in _repeats(runs)) for name, runs in sides.items()}
     works = {name: [work_of(run) for run in runs] for name, runs in loaded.items()}
     _check_repeats(works)

@@ -129,6 +129,9 @@ def test_a_first_trial_that_fails_is_a_mistake_of_the_call(tmp_path, warm):
         ({"objective": "eval_loss"}, "give eval_data"),
         ({"direction": "maximize", "halving": True}, "minimize one"),
         ({"sampler": "grid", "trials": 1}, "too few"),
+        ({"halving": "no"}, "halving is True or False"),
+        ({"price_per_hour": "4 USD"}, "price_per_hour must be a number"),
+        ({"checkpoint_every": -1}, "checkpoint_every must be a whole number"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_swept_is_refused_before_anything_starts(changes, words, tmp_path):
@@ -136,6 +139,12 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(changes, words, 
     with pytest.raises(UserError, match=words):
         sweep("helpers.train", **call)
     assert not (tmp_path / "s/trial-000").exists()
+
+
+def test_a_sweep_of_no_script_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError, match="there is no script"):
+        sweep("scripts/trian.py", RATES, 2, steps=2, out=tmp_path / "s", **TINY)
+    assert not (tmp_path / "s").exists()
 
 
 @given(st.integers(1, 200), st.integers(1, 3), st.integers(0, 2))

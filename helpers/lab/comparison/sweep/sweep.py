@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, check_count, need
 from helpers.engine.files.run_record import claim
 from helpers.lab.comparison.sweep.result import FILE, Sweep, load_sweep
 from helpers.lab.comparison.sweep.runner import Runner
 from helpers.lab.comparison.sweep.space import Range, Space, read_space
+from helpers.lab.launch.command import find_program
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.paths import ROOT, check_out, shown, unused
+from helpers.planner.hardware.lookup import check_amounts
 
 SAMPLERS = ("tpe", "random", "grid")
 MOST_SEEDS = 2**31  # a trial takes the sweep's seed and its own number
@@ -72,6 +74,7 @@ def sweep(
         script, checked, trials, sampler, halving, objective, direction, seed, nproc, flags
     )
     facts |= {"price_per_hour": price_per_hour, "trials_wanted": trials}
+    _check(script, halving, price_per_hour, checkpoint_every)
     if out is not None:
         check_out(out)
     folder = Path(ROOT / (out if out is not None else unused("runs/sweep")))
@@ -82,6 +85,19 @@ def sweep(
         runner = Runner(found, checked, script, flags, options | {"resume": "auto"}, show)
         runner.run(optuna, trials)
     return found
+
+
+def _check(
+    script: str | Path, halving: bool, price_per_hour: float | None, checkpoint_every: int | None
+) -> None:
+    """What would else be found wrong once runs were made."""
+    find_program(script)
+    if not isinstance(halving, bool):
+        raise UserError(f"halving is True or False, not {halving!r:.40}")
+    if price_per_hour:
+        check_amounts(price_per_hour=price_per_hour)
+    if checkpoint_every is not None:
+        check_count("checkpoint_every", checkpoint_every, least=0)
 
 
 def _facts(
