@@ -262,8 +262,11 @@ def data_parallel(
     """The plan's row of the table.
 
     Raises:
-        UserError: a communication hook is given, and state is sharded: no sum would be its.
+        UserError: a communication hook is given that is none, or where state is sharded: no sum
+            would be its.
     """
+    if hook is not None and not callable(hook):
+        raise UserError(f"hook must be one of torch's communication hooks, not {hook!r:.40}")
     if hook is not None and plan.zero:
         raise UserError(
             f"a communication hook sums the gradients of DDP, and {plan.describe()} shards state "
