@@ -170,3 +170,19 @@ def test_the_mean_over_no_label_is_no_number_and_answers_are_tokens() -> None:
         nothing["tokens"] == 0 and math.isnan(nothing["loss"]) and math.isnan(nothing["accuracy"])
     )
     assert all("answer" in words and "\n" not in words for words in said)
+
+
+def losses_from_fp16(plan: ParallelPlan) -> tuple[list[float], set[torch.dtype]]:
+    model = parallelize(tiny.fresh("llama", torch.float32).half(), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR, eps=1e-6)
+    losses = [trainer.step(*tiny.batch(step)).loss for step in range(4)]
+    return losses, {part.tensor.dtype for part in trainer.parts}
+
+
+def test_the_masters_of_a_model_in_16_bits_are_float32_under_zero_3_too() -> None:
+    """With masters in fp16 Adam's eps was none, and the third loss off by 0.025."""
+    layouts = ("ddp2", "zero3")
+    plans = [ParallelPlan(**LAYOUTS[layout], precision="fp16") for layout in layouts]
+    (ddp, _), (sharded, dtypes) = (pool(2).run(losses_from_fp16, plan)[0] for plan in plans)
+    assert dtypes == {torch.float32}
+    parity.close("losses", sharded, ddp, 1e-4)
