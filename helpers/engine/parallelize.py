@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
 from .tensor.split import apply_tensor
 
-LAID_OUT_BY = ("dp_replicate", "dp_shard", "pp", "cp", "tp", "zero_stage")
+# all of a plan but what a step reads anew
+LAID_OUT_BY = tuple(x.name for x in fields(ParallelPlan) if x.name != "microbatches")
 
 
 def parallelize(
@@ -125,7 +127,8 @@ def lay_out(
 
 
 def check_laid_out(model: nn.Module, plan: ParallelPlan) -> None:
-    """Raise a UserError if the model is not laid out, or over other ranks than the plan says."""
+    """Raise a UserError if the model is not laid out, or otherwise than the plan says: the trainer
+    would send messages that no other rank waits for, or leave a switch out in silence."""
     if not isinstance(own := getattr(model, "plan", None), ParallelPlan):
         raise UserError("the model is not laid out: parallelize(model, plan, mesh) comes first")
     for name in LAID_OUT_BY:

@@ -23,6 +23,7 @@ from .errors import Diverged, UserError
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
 from .models.architecture import text_config
+from .models.causal_loss import check_answers
 from .parallelize import check_laid_out, lay_out
 from .pipeline.micro_batches import (
     MASKS,
@@ -39,6 +40,7 @@ from .precision.loss_scaling import MOST_BAD_STEPS, LossScaler
 from .precision.not_finite import not_finite
 from .precision.optimizer import (
     adamw,
+    check_changed,
     check_schedule,
     check_settings,
     gradient_norm,
@@ -216,6 +218,9 @@ class Trainer:
         **masks: Tensor | None,
     ) -> Tensor:
         """Leave the gradients of the batch's mean loss with the data ranks; returns that loss."""
+        if not torch.is_grad_enabled():
+            raise UserError("a step needs gradients: take it outside of no_grad and inference_mode")
+        check_changed(self.lr, self.clip)
         batch = MicroBatch(input_ids, labels, documents, **masks)
         batches = self._micro_batches(batch)
         check_trained(self.model, self.trains)
@@ -258,6 +263,7 @@ class Trainer:
 
     def update(self, gradients: dict[str, Tensor]) -> None:
         """One optimizer step with these gradients of the parts."""
+        check_changed(self.lr, self.clip)
         self.last_lr = set_lr(self.optimizer, self.last_lr, self.lr * self._lr_factor())
         for part in self.parts:
             gradient = gradients.get(part.name)
@@ -281,7 +287,12 @@ class Trainer:
             batches: of what a step takes: (input_ids, labels), each [batch, seq], and where there
                 are documents and masks; the same on every rank.
             answers: the token ids that a label can be; the one with the largest logit is chosen.
+
+        Returns:
+            `loss`, `tokens` or `rows`, and `accuracy`; without a label the means are not a number.
         """
+        if answers is not None:
+            check_answers(answers, self.model.vocabulary)
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, labels, right
         objective = self.model.objective
@@ -302,8 +313,9 @@ class Trainer:
         totals = self._over_samples(totals)
         loss, count, right = totals.tolist()
         unit = "rows" if objective.of_rows else "tokens"
-        result: dict[str, float | int] = {"loss": loss / max(1, count), unit: int(count)}
-        return result if allowed is None else result | {"accuracy": right / max(1, count)}
+        loss, accuracy = (total / count if count else math.nan for total in (loss, right))
+        result: dict[str, float | int] = {"loss": loss, unit: int(count)}
+        return result if allowed is None else result | {"accuracy": accuracy}
 
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own

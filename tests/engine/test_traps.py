@@ -433,7 +433,11 @@ def other_plans() -> list[str]:
     plan = ParallelPlan(dp_shard=2)
     laid = laid_out("llama", plan)
     cases = [(laid, ParallelPlan(dp_replicate=2)), (laid, ParallelPlan(dp_shard=2, zero_stage=1))]
+    cases.append((laid, ParallelPlan(dp_shard=2, precision="bf16")))  # ZeRO-3 would train in fp32
     cases.append((tiny.fresh("llama", torch.float64), plan))
+    staged = ParallelPlan(pp=2)
+    for schedule in ("zero-bubble", "zero-bubble-v"):  # one hung, the other was a KeyError
+        cases.append((laid_out("llama", staged), replace(staged, schedule=schedule)))
     said = []
     for model, other in cases:
         with pytest.raises(UserError) as raised:
@@ -443,7 +447,9 @@ def other_plans() -> list[str]:
 
 
 def test_a_trainer_has_the_plan_of_its_model() -> None:
-    for replicas, stage, bare in pool(2).run(other_plans):
+    for replicas, stage, bits, bare, *schedules in pool(2).run(other_plans):
         assert "dp_replicate=1" in replicas and "says 2" in replicas
         assert "zero_stage=3" in stage and "says 1" in stage
+        assert "precision=fp32" in bits and "says bf16" in bits
         assert "parallelize(model, plan, mesh) comes first" in bare
+        assert [" says zero-bubble" in words for words in schedules] == [True, True]

@@ -66,7 +66,10 @@ def _is_plain(name: str, value: Any) -> bool:
         return str(value).lower() in STARTS
     if name == "peft_type":
         return value == "LORA"
-    return name in PLAIN or not value or value == _defaults().get(name)
+    if name in PLAIN or value in (None, []) or value == _defaults().get(name):
+        return True
+    # what peft knows, or is configured by a table, may be on where that is empty
+    return not value and value != {} and name not in _defaults()
 
 
 @cache

@@ -64,11 +64,7 @@ def add_adapters(
             one.
     """
     peft = need("peft", "qlora")
-    check_count("rank", rank)
-    if not is_number(dropout) or not 0 <= dropout < 1:
-        raise UserError(f"dropout must be a number from 0 to below 1, not {dropout!r:.40}")
-    if not is_number(alpha) or not math.isfinite(alpha):
-        raise UserError(f"alpha must be a finite number, not {alpha!r:.40}")
+    check_numbers(rank, alpha, dropout)
     places = places or places_of(model)
     config = peft.LoraConfig(
         r=rank,
@@ -89,6 +85,15 @@ def add_adapters(
         _set(layer, "lora_A", first)
         _set(layer, "lora_B", nn.init.zeros_(second))
     return model
+
+
+def check_numbers(rank: int, alpha: float, dropout: float) -> None:
+    """Raise a UserError if no adapter can have these."""
+    check_count("rank", rank)
+    if not is_number(dropout) or not 0 <= dropout < 1:
+        raise UserError(f"dropout must be a number from 0 to below 1, not {dropout!r:.40}")
+    if not is_number(alpha) or not math.isfinite(alpha):
+        raise UserError(f"alpha must be a finite number, not {alpha!r:.40}")
 
 
 def _inject(model: nn.Module, config: Any, places: Places) -> None:
@@ -217,11 +222,13 @@ def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = 
         _inject(model, config, places)
     except UserError:
         raise
-    except (ValueError, TypeError, KeyError) as error:  # peft's, of what it cannot use
+    except Exception as error:  # peft's, of what it cannot use; of all kinds
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the adapters in {folder} do not fit this model: {reason}") from None
-    _check_layers((path for path, _ in adapted(model)), folder, places)
-    _check_names(model, folder, places.paths)
+    here = dict(adapted(model))
+    _check_layers(here, folder, places)
+    _check_scaling(here, folder)
+    _check_names(model, folder, here.keys() | set(reached(config, places.modules)))
     files = WeightFiles(folder, dict.fromkeys(adapter_weights(model), FILE))
     for path, layer in adapted(model):
         for half, held in zip(HALVES, halves(layer), strict=True):
@@ -244,7 +251,7 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
         UserError: it has no configuration that can be read.
     """
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
         return config["r"], config["lora_alpha"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{folder} holds no adapters: it has no readable {CONFIG}") from None
@@ -262,9 +269,17 @@ def _check_layers(targeted: Iterable[str], folder: Path, places: Places) -> None
             )
 
 
-def _check_names(model: nn.Module, folder: Path, paths: list[str]) -> None:
-    """Raise a UserError if a file's adapter has no layer. Other pipeline ranks' layers and head
-    count."""
+def _check_scaling(layers: dict[str, nn.Module], folder: Path) -> None:
+    """Raise a UserError if a layer's adapter is multiplied by no number."""
+    for path, layer in layers.items():
+        scaling = layer.scaling[NAME]
+        if not is_number(scaling) or not math.isfinite(scaling):
+            raise UserError(f"the adapters in {folder} have no finite alpha for {path}")
+
+
+def _check_names(model: nn.Module, folder: Path, paths: Iterable[str]) -> None:
+    """Raise a UserError if a file's adapter has no layer, of those that the configuration targets.
+    Other pipeline ranks' layers and head count."""
     known = {f"{PREFIX}{path}.{half}.weight" for path in paths for half in HALVES}
     head = tuple(f"{PREFIX}{path}." for path in head_modules(model))
     for name in sorted(stored_names(folder / FILE)):

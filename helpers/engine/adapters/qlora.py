@@ -21,7 +21,7 @@ from ..memory.cpu_allocator import large_blocks_apart
 from ..parallelize import parallelize
 from ..plan import ParallelPlan
 from .linear_layers import places_of
-from .lora import add_adapters, fuse, load_adapters
+from .lora import add_adapters, check_numbers, fuse, load_adapters
 from .nf4 import fill_quantized
 
 SHARES_CODES = (2, 12)  # torch's fully_shard before it takes codes for numbers, and casts them
@@ -45,6 +45,10 @@ class Adapting:
     def check(self, plan: ParallelPlan) -> None:
         """Raise a UserError if adapters cannot be trained so, or a package is missing."""
         need("peft", "qlora")
+        if self.adapters is None:
+            check_numbers(self.rank, self.alpha, self.dropout)
+        if self.quantize not in (None, "nf4"):
+            raise UserError(f"quantize must be 'nf4' or None, not {self.quantize!r:.40}")
         if self.quantize:
             need("bitsandbytes", "qlora")
             if plan.zero == 3 and torch.__version__ < SHARES_CODES:

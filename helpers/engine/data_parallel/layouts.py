@@ -30,13 +30,14 @@ from .chunks import scatter_rows
 from .gathers import Gathers
 from .given import Heard
 from .hsdp import ReplicaSums
-from .owned_shards import OwnedShard, lower_, make_owned_shard
+from .owned_shards import OwnedShard, lower_, make_owned_shard, raise_
 
 
 def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
     """ZeRO-3: shard every block, and what is left, over dp_shard and cp. The sum over dp_replicate
     is hsdp.py's.
 
+    In low precision the shards are the float32 masters, and what is gathered are their copies.
     Blocks are gathered one ahead of their use, beside the stage's block before, and freed after it.
 
     Raises:
@@ -45,6 +46,8 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     low = plan.low_dtype(mesh.device_type)
+    if low is not None:
+        raise_(model)
     policy = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=plan.sum_dtype if low else None, cast_forward_inputs=False
     )
@@ -262,8 +265,11 @@ def data_parallel(
     """The plan's row of the table.
 
     Raises:
-        UserError: a communication hook is given, and state is sharded: no sum would be its.
+        UserError: a communication hook is given that is none, or where state is sharded: no sum
+            would be its.
     """
+    if hook is not None and not callable(hook):
+        raise UserError(f"hook must be one of torch's communication hooks, not {hook!r:.40}")
     if hook is not None and plan.zero:
         raise UserError(
             f"a communication hook sums the gradients of DDP, and {plan.describe()} shards state "

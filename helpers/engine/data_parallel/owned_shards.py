@@ -4,6 +4,7 @@ A shard may be the whole local parameter, a chunk of it, or a float32 master cop
 knows where it lies in the whole, so gradients, norms and checkpoints need not know the layout.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -85,10 +86,19 @@ def make_owned_shard(
 
 def lower_(model: nn.Module, dtype: torch.dtype) -> None:
     """Replace the model's float parameters by copies in `dtype`."""
+    _replace(model, dtype, lambda parameter: parameter.is_floating_point())
+
+
+def raise_(model: nn.Module) -> None:
+    """Replace what trains in 16 bits by float32: the masters of arithmetic in fewer bits."""
+    _replace(model, torch.float32, lambda p: p.requires_grad and p.dtype.itemsize < 4)
+
+
+def _replace(model: nn.Module, dtype: torch.dtype, which: Callable[[Tensor], bool]) -> None:
     replaced: dict[int, nn.Parameter] = {}  # tied modules share one copy
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if not parameter.is_floating_point():
+            if not which(parameter):
                 continue
             if id(parameter) not in replaced:
                 replaced[id(parameter)] = nn.Parameter(

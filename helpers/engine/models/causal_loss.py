@@ -29,6 +29,18 @@ def check_tokens(
         _check_range("label", labels, classes or vocabulary, "class" if classes else "token")
 
 
+def check_answers(answers: Any, vocabulary: int) -> None:
+    """Raise a UserError if these are not token ids that a label can be."""
+    try:
+        ids = torch.as_tensor(answers)
+    except (TypeError, ValueError, RuntimeError):
+        ids = torch.empty(0)
+    whole = not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool
+    if ids.dim() != 1 or not whole or not ids.numel():
+        raise UserError(f"answers must be a list of token ids, not {answers!r:.40}")
+    _check_range("answer", ids, vocabulary)
+
+
 def _check_range(what: str, values: Tensor, count: int, kind: str = "token") -> None:
     if not values.numel():
         return

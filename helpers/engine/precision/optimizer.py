@@ -7,6 +7,7 @@ of a sharded parameter need nothing from each other; the norm is the one quantit
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,20 @@ def check_settings(
     for name, number in {"eps": eps, "clip": 1.0 if clip is None else clip}.items():
         if not is_number(number) or not 0 < number < math.inf:
             raise UserError(f"{name} must be a number above 0, not {number!r}")
+
+
+def check_changed(lr: float, clip: float | None) -> None:
+    """Raise a UserError if what was set on a trainer between steps is nothing to go on with."""
+    if _finite(lr) < 0:
+        raise UserError(f"trainer.lr must be a finite number from 0, not {lr!r:.40}")
+    if clip is not None and _finite(clip) <= 0:
+        raise UserError(f"trainer.clip must be a number above 0 or None, not {clip!r:.40}")
+
+
+def _finite(value: Any) -> float:
+    """What is no finite number is -1. Another library's schedule may give one of its own kind."""
+    number = value.item() if getattr(value, "shape", None) == () else value
+    return number if is_number(number) and math.isfinite(number) else -1
 
 
 def adamw(

@@ -29,10 +29,19 @@ OTHER: list[tuple[dict[str, Any], str]] = [
     ({"lora_bias": True}, "lora_bias=True"),
     ({"peft_type": "LOHA"}, "peft_type=LOHA"),
     ({"invented_tomorrow": True}, "invented_tomorrow=True"),
+    ({"kasa_config": {}}, "kasa_config={}"),  # which peft takes for its defaults
+    ({"lora_alpha": float("inf")}, "no finite alpha for model.layers.0.self_attn.q_proj"),
+    ({"alpha_pattern": {"v_proj": float("nan")}}, "no finite alpha"),
+    # of these peft raises an AttributeError, a NotImplementedError
+    ({"rank_pattern": None}, "do not fit this model"),
+    ({"alpha_pattern": ["v_proj"]}, "do not fit this model"),
+    ({"bias": "some"}, "do not fit this model"),
+    # peft would leave what is in the file of v_proj out, and say so in a warning
+    ({"target_modules": ["q_proj"]}, "v_proj.lora_A.weight, for which this model has no place"),
 ]
 PLAIN: list[dict[str, Any]] = [
     {},
-    {"invented_tomorrow": None},
+    {"invented_tomorrow": None, "target_parameters": []},
     *({"init_lora_weights": start} for start in (True, False, "gaussian", "orthogonal", "eva")),
     {"use_rslora": True, "alpha_pattern": {"v_proj": 3}},
     {"inference_mode": True, "task_type": "FEATURE_EXTRACTION"},

@@ -212,6 +212,21 @@ def test_plans_that_adapters_do_not_allow(plan: dict[str, Any], words: str) -> N
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"quantize": "fp4"}, "quantize must be 'nf4' or None, not 'fp4'"),
+        ({"quantize": True}, "quantize must be 'nf4' or None, not True"),
+        ({"rank": 0}, "rank must be a whole number"),
+        ({"alpha": float("nan")}, "alpha must be a finite number"),
+        ({"dropout": 1.0}, "dropout must be a number"),
+    ],
+)
+def test_adapters_that_there_are_not(how: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Adapting(**how).check(ParallelPlan())
+
+
 def test_a_torch_that_would_cast_codes_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cu130"))
     with pytest.raises(UserError, match=r"torch 2\.12 on, and this is 2\.11\.0") as caught:

@@ -1,10 +1,12 @@
 """bf16 and fp16 with float32 masters; the loss scaler sees what all ranks see."""
 
 import copy
+import math
 
 import pytest
 import torch
 
+from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.loss_scaling import LossScaler
@@ -116,3 +118,71 @@ def test_without_a_scale_a_bad_step_is_skipped_and_counted() -> None:
     fixed = LossScaler.for_precision("bf16")
     assert [fixed.overflowed(finite) for finite in (False, True, False, False)] == [1, 0, 1, 1]
     assert (fixed.scale, fixed.skipped, fixed.bad_steps) == (1.0, 3, 2)
+
+
+GOOD = (0, 1e-3, torch.tensor(1e-3))
+BAD = (float("nan"), float("inf"), -1.0, "x", None, True, torch.ones(2))
+
+
+def set_between_steps() -> list[str]:
+    trainer, said = make(ParallelPlan()), []
+    ids, labels = tiny.batch(0)
+    before = [part.tensor.detach().clone() for part in trainer.parts]
+    for name, value in [(name, value) for name in ("lr", "clip") for value in BAD]:
+        if (name, value) != ("clip", None):
+            kept = getattr(trainer, name)
+            setattr(trainer, name, value)
+            said.append(refused(trainer.step, ids, labels))
+            setattr(trainer, name, kept)
+    with torch.no_grad():
+        said.append(refused(trainer.step, ids, labels))
+    assert all(torch.equal(old, part.tensor) for old, part in zip(before, trainer.parts))
+    for value in GOOD:
+        trainer.lr = value
+        assert trainer.step(ids, labels).lr == value
+    return said
+
+
+def refused(call, *arguments) -> str:
+    with pytest.raises(UserError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_a_rate_or_limit_that_is_no_number_trains_nothing() -> None:
+    """A negative one would climb, in silence."""
+    *said, no_grad = pool(1).run(set_between_steps)[0]
+    assert {words.partition(" must be")[0] for words in said} == {"trainer.lr", "trainer.clip"}
+    assert "take it outside of no_grad" in no_grad
+
+
+def evaluated() -> tuple:
+    trainer = make(ParallelPlan())
+    ids, labels = tiny.batch(0)
+    nothing = trainer.evaluate([(ids, torch.full_like(labels, -100))], answers=[1, 2])
+    wrong = ([], [-1], [tiny.VOCAB], ["x"], 5, [True], [0.5])
+    return nothing, [refused(trainer.evaluate, [(ids, labels)], answers) for answers in wrong]
+
+
+def test_the_mean_over_no_label_is_no_number_and_answers_are_tokens() -> None:
+    nothing, said = pool(1).run(evaluated)[0]
+    assert (
+        nothing["tokens"] == 0 and math.isnan(nothing["loss"]) and math.isnan(nothing["accuracy"])
+    )
+    assert all("answer" in words and "\n" not in words for words in said)
+
+
+def losses_from_fp16(plan: ParallelPlan) -> tuple[list[float], set[torch.dtype]]:
+    model = parallelize(tiny.fresh("llama", torch.float32).half(), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR, eps=1e-6)
+    losses = [trainer.step(*tiny.batch(step)).loss for step in range(4)]
+    return losses, {part.tensor.dtype for part in trainer.parts}
+
+
+def test_the_masters_of_a_model_in_16_bits_are_float32_under_zero_3_too() -> None:
+    """With masters in fp16 Adam's eps was none, and the third loss off by 0.025."""
+    layouts = ("ddp2", "zero3")
+    plans = [ParallelPlan(**LAYOUTS[layout], precision="fp16") for layout in layouts]
+    (ddp, _), (sharded, dtypes) = (pool(2).run(losses_from_fp16, plan)[0] for plan in plans)
+    assert dtypes == {torch.float32}
+    parity.close("losses", sharded, ddp, 1e-4)
