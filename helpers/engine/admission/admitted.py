@@ -15,7 +15,7 @@ from ..context.attention import Context
 from ..errors import UserError
 from ..memory.recomputing import group_size
 from ..messages.carriers import sum_of
-from ..models.architecture import candidates
+from ..models.architecture import candidates, text_config
 from ..models.families import Family
 from ..models.objectives import build
 from ..pipeline.micro_batches import MicroBatch, own_tokens
@@ -39,7 +39,9 @@ class Kind:
 
 
 def kind_of(model: nn.Module) -> Kind:
-    return Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
+    attention = text_config(model.config)._attn_implementation  # which is in no file
+    facts = f"{attention} {model.config.to_json_string(use_diff=False)}"
+    return Kind(type(model), facts, model.config)
 
 
 def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: LayOut) -> Family:

@@ -92,7 +92,8 @@ def _few_words(config: Any, tp: int, each: int) -> None:
     for name in (*WINDOWS, *REACHES):
         if getattr(config, name, None):
             setattr(config, name, min(4, getattr(config, name)))
-    config._attn_implementation_internal = None  # the class's own
+    if config._attn_implementation != "eager":  # others may want a device, or more of a head
+        config._attn_implementation_internal = None  # the class's own
 
 
 def _small_parts(config: Any, tp: int, each: int) -> None:

@@ -199,18 +199,27 @@ def test_a_hook_that_would_sum_nothing_is_refused() -> None:
     assert all("a communication hook" in said for said in pool(2).run(refused, build, IDS, IDS))
 
 
-def left_padded(family: str, labelled: bool, plan: ParallelPlan) -> tuple[float, float] | str:
+def left_padded(
+    family: str, labelled: bool, plan: ParallelPlan, attention: str = "sdpa"
+) -> tuple[float, float] | str:
     """Loss and norm of rows that begin with padding, and of transformers; or a refusal's words."""
+
+    def fresh() -> torch.nn.Module:
+        model = tiny.fresh(family, torch.float32)
+        if attention != model.config._attn_implementation:
+            model.set_attn_implementation(attention)
+        return model
+
     ids, _ = tiny.batch(0)
     mask = torch.ones_like(ids)
     mask[1:, :3] = 0
     labels = ids.where(mask == 1, -100)
     labels[1:, 3] = ids[1:, 3] if labelled else -100
-    own = tiny.fresh(family, torch.float32)
+    own = fresh()
     loss = own(input_ids=ids, labels=labels, attention_mask=mask).loss
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in own.parameters() if p.grad is not None])
-    model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
+    model = parallelize(fresh(), plan, mesh_of(plan))
     try:
         result = Trainer(model, plan, mesh_of(plan), lr=1e-3).step(ids, labels, attention_mask=mask)
     except UserError as error:
@@ -229,3 +238,12 @@ def test_padding_predicts_as_in_the_class_or_not_at_all(family: str, layout: str
             refused = labelled and family == "gptj" and hasattr(GPTJAttention, "_attn")
             assert isinstance(found, str) == refused, found
             assert not refused or "would not be exact where padding before a row" in found
+
+
+def test_padding_sees_what_the_given_attention_shows_it() -> None:
+    """The formula gives a token that sees none the mean of all, a kernel of torch another thing."""
+    plan = ParallelPlan()
+    for attention in ("sdpa", "eager", "sdpa"):  # of one configuration: none passes for the other
+        for labelled in (False, True):
+            [found] = pool(1).run(left_padded, "llama", labelled, plan, attention)
+            assert isinstance(found, str) == (labelled and attention == "eager"), found
