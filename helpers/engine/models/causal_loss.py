@@ -1,6 +1,7 @@
 """The model's own forward with a loss that never holds the logits of all tokens, stage by stage."""
 
 from contextlib import nullcontext
+from inspect import signature
 from types import MethodType
 from typing import Any
 
@@ -71,7 +72,10 @@ def apply_loss(model: nn.Module, family: Family) -> None:
     model.objective = objective_of(model)
     model.classes = model.config.num_labels if model.objective.of_rows else None
 
-    def forward(self: nn.Module, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, input_ids: Tensor | None = None, *more: Any, **kwargs: Any) -> Any:
+        if more:  # in the class's own order
+            named = signature(plain).bind_partial(input_ids, *more).arguments
+            return forward(self, **named, **kwargs)
         given = [kwargs.get(name) for name in ("labels", "shift_labels")]
         labels = next((value for value in given if value is not None), None)
         if kwargs.get("stage") is None:
