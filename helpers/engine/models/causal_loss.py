@@ -24,13 +24,14 @@ def check_tokens(
     A vocabulary that is split over ranks would take such an id for another rank's.
     """
     if ids is not None:
-        _check_range("input id", ids, vocabulary)
+        check_range("input id", ids, vocabulary)
     if labels is not None:
         labels = labels.where(labels != IGNORED, 0)
-        _check_range("label", labels, classes or vocabulary, "class" if classes else "token")
+        check_range("label", labels, classes or vocabulary, "class" if classes else "token")
 
 
-def _check_range(what: str, values: Tensor, count: int, kind: str = "token") -> None:
+def check_range(what: str, values: Tensor, count: int, kind: str = "token") -> None:
+    """Raise NoToken if a value is not from 0 to below `count`."""
     if not values.numel():
         return
     lowest, highest = (int(value) for value in values.aminmax())
