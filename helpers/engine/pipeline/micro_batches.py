@@ -120,6 +120,8 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             raise UserError(f"{name} must be a tensor")
         if mask.shape != batch.ids.shape:
             raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
+        if name == "attention_mask" and not ((mask == 0) | (mask == 1)).all():
+            raise UserError("attention_mask must be zeros, where there is padding, and ones")
     if batch.token_type_ids is not None:
         _check_types(batch.token_type_ids, model)
 
