@@ -31,17 +31,20 @@ Axes = tuple[DeviceMesh | None, DeviceMesh | None]  # tp and cp, where they are 
 
 @dataclass(frozen=True)
 class Kind:
-    """A model's class and configuration. Two are alike if they say the same."""
+    """A model's class and configuration. Two are alike if they say the same.
+
+    attention: transformers' name of the implementation, which no configuration tells.
+    """
 
     model_class: type[nn.Module]
+    attention: str | None
     facts: str
     config: Any = field(compare=False)
 
 
 def kind_of(model: nn.Module) -> Kind:
-    attention = text_config(model.config)._attn_implementation  # which is in no file
-    facts = f"{attention} {model.config.to_json_string(use_diff=False)}"
-    return Kind(type(model), facts, model.config)
+    attention = text_config(model.config)._attn_implementation
+    return Kind(type(model), attention, model.config.to_json_string(use_diff=False), model.config)
 
 
 def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: LayOut) -> Family:
