@@ -94,6 +94,11 @@ def admitted_kind(
     heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
     pairs = group_size(plan.activation) > 1 or plan.stages > plan.pp
     trial = Trial(kind.model_class, kind.config, heads, 2 if pairs else 1, device)
+    if kind.attention == "eager" and trial.differs_with("eager"):
+        raise UserError(
+            f"{kind.config.model_type} computes something else with attn_implementation='eager', "
+            "which a laid-out model does not: leave it out"
+        )
     with torch.device("meta"):
         model = kind.model_class._from_config(copy.deepcopy(kind.config))
 
