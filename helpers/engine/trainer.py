@@ -29,6 +29,7 @@ from .pipeline.micro_batches import (
     MASKS,
     MicroBatch,
     check_batch,
+    in_64_bits,
     own_tokens,
     placed,
     some_rows,
@@ -225,7 +226,7 @@ class Trainer:
         batches = self._micro_batches(batch)
         check_trained(self.model, self.trains)
         self.model.train()
-        labelled = max(1, self.model.objective.count(labels))
+        labelled = max(1, self.model.objective.count(labels.long()))
         with products(self.plan, self.device):
             loss = self.pipeline.train(batches, labelled, self.scaler.scale)
         self.given = set(self.data.given)
@@ -320,6 +321,7 @@ class Trainer:
     def _micro_batches(self, batch: MicroBatch) -> list[MicroBatch]:
         """This data rank's rows of a global batch in equal parts, of which a rank of cp has its own
         tokens, on the device; once the model can train on them."""
+        batch = in_64_bits(batch)
         check_batch(batch, self.model, self.plan.cp)
         check_padding(batch, self.model, self.device, lay_out)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")

@@ -15,7 +15,7 @@ from ..context.attention import Context
 from ..errors import UserError
 from ..memory.recomputing import group_size
 from ..messages.carriers import sum_of
-from ..models.architecture import candidates
+from ..models.architecture import candidates, text_config
 from ..models.families import Family
 from ..models.objectives import build
 from ..pipeline.micro_batches import MicroBatch, own_tokens
@@ -31,15 +31,20 @@ Axes = tuple[DeviceMesh | None, DeviceMesh | None]  # tp and cp, where they are 
 
 @dataclass(frozen=True)
 class Kind:
-    """A model's class and configuration. Two are alike if they say the same."""
+    """A model's class and configuration. Two are alike if they say the same.
+
+    attention: transformers' name of the implementation, which no configuration tells.
+    """
 
     model_class: type[nn.Module]
+    attention: str | None
     facts: str
     config: Any = field(compare=False)
 
 
 def kind_of(model: nn.Module) -> Kind:
-    return Kind(type(model), model.config.to_json_string(use_diff=False), model.config)
+    attention = text_config(model.config)._attn_implementation
+    return Kind(type(model), attention, model.config.to_json_string(use_diff=False), model.config)
 
 
 def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: LayOut) -> Family:
@@ -89,6 +94,11 @@ def admitted_kind(
     heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
     pairs = group_size(plan.activation) > 1 or plan.stages > plan.pp
     trial = Trial(kind.model_class, kind.config, heads, 2 if pairs else 1, device)
+    if kind.attention == "eager" and trial.differs_with("eager"):
+        raise UserError(
+            f"{kind.config.model_type} computes something else with attn_implementation='eager', "
+            "which a laid-out model does not: leave it out"
+        )
     with torch.device("meta"):
         model = kind.model_class._from_config(copy.deepcopy(kind.config))
 

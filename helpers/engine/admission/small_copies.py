@@ -19,6 +19,7 @@ SIZES = {
     "n_routed_experts num_experts num_local_experts moe_num_experts num_moe_experts": 4,
     "num_experts_per_tok num_experts_per_token moe_topk moe_k top_k top_k_experts": 2,
     "n_shared_experts n_group topk_group num_expert_group num_group first_k_dense_replace": 1,
+    "chunk_size_feed_forward": 1,
     "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size": MLP,
     "moe_layer_ffn_hidden_size moe_shared_expert_intermediate_size moe_ffn_hidden_size": MLP,
     "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim": HEAD,

@@ -170,6 +170,22 @@ class Trial:
             )
         return not torch.allclose(first, changed, rtol=TOLERANCE[first.dtype], atol=1e-6)
 
+    def differs_with(self, attention: str) -> bool:
+        """Does the class itself give another loss with this implementation of attention than with
+        its own? Falcon's adds ALiBi twice by the formula."""
+        truth = self.truth
+        config, weights = copy.deepcopy(truth.model.config), truth.model.state_dict()
+        if config._attn_implementation == attention:
+            return False
+        other = self.model_class._from_config(config, attn_implementation=attention).to(truth.loss)
+        other.load_state_dict(weights)
+        batch = dict(truth.batch)
+        labels = batch.pop("labels")
+        with torch.no_grad():
+            logits = other.train()(**batch, use_cache=False).logits
+        loss = _loss(objective_of(other), logits, labels)
+        return not abs(loss - truth.loss) <= 10 * TOLERANCE[loss.dtype] * abs(truth.loss)
+
     def fails_in(self, lay_out: LayOut, dtype: torch.dtype) -> str | None:
         """What the small model, laid out, ends in with its parameters in this dtype and its buffers
         in float32; None where it runs."""

@@ -1,6 +1,7 @@
 """The model's own forward with a loss that never holds the logits of all tokens, stage by stage."""
 
 from contextlib import nullcontext
+from inspect import signature
 from types import MethodType
 from typing import Any
 
@@ -23,10 +24,10 @@ def check_tokens(
     A vocabulary that is split over ranks would take such an id for another rank's.
     """
     if ids is not None:
-        _check_range("input id", ids, vocabulary)
+        check_range("input id", ids, vocabulary)
     if labels is not None:
         labels = labels.where(labels != IGNORED, 0)
-        _check_range("label", labels, classes or vocabulary, "class" if classes else "token")
+        check_range("label", labels, classes or vocabulary, "class" if classes else "token")
 
 
 def check_answers(answers: Any, vocabulary: int) -> None:
@@ -38,10 +39,11 @@ def check_answers(answers: Any, vocabulary: int) -> None:
     whole = not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool
     if ids.dim() != 1 or not whole or not ids.numel():
         raise UserError(f"answers must be a list of token ids, not {answers!r:.40}")
-    _check_range("answer", ids, vocabulary)
+    check_range("answer", ids, vocabulary)
 
 
-def _check_range(what: str, values: Tensor, count: int, kind: str = "token") -> None:
+def check_range(what: str, values: Tensor, count: int, kind: str = "token") -> None:
+    """Raise NoToken if a value is not from 0 to below `count`."""
     if not values.numel():
         return
     lowest, highest = (int(value) for value in values.aminmax())
@@ -83,7 +85,10 @@ def apply_loss(model: nn.Module, family: Family) -> None:
     model.objective = objective_of(model)
     model.classes = model.config.num_labels if model.objective.of_rows else None
 
-    def forward(self: nn.Module, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, input_ids: Tensor | None = None, *more: Any, **kwargs: Any) -> Any:
+        if more:  # in the class's own order
+            named = signature(plain).bind_partial(input_ids, *more).arguments
+            return forward(self, **named, **kwargs)
         given = [kwargs.get(name) for name in ("labels", "shift_labels")]
         labels = next((value for value in given if value is not None), None)
         if kwargs.get("stage") is None:

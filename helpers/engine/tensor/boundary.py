@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..context.attention import Context
 from ..context.parts import Part
+from ..errors import UserError
 from ..models.documents import Document, by_documents
 from . import collectives
 from .shards import local
@@ -94,8 +95,9 @@ class Boundary:
             return x
         length = x.shape[_sequence_dim(x)]
         if length % self.size:
-            raise ValueError(
-                f"sequence parallelism needs a length that tp={self.size} divides, not {length}"
+            raise UserError(
+                f"sequence parallelism needs a length that tp={self.size} divides, not {length}: "
+                "pad the rows, as a Trainer's step does"
             )
         return collectives.split(x, _sequence_dim(x), self.group)
 

@@ -188,3 +188,22 @@ def test_what_is_no_plain_model_is_refused_in_one_line(make: Callable) -> None:
     if make in (in_peft, with_adapters):
         pytest.importorskip("peft")
     assert WORDS[make] in pool(1).run(refused, make)[0]
+
+
+def with_the_formula(family: str) -> str | None:
+    """What a model is refused by whose attention is to be the formula, not a kernel of torch."""
+    config, plan = tiny.config(family), ParallelPlan()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    try:
+        parallelize(model, plan, mesh_of(plan))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def test_a_class_whose_formula_is_another_is_refused_with_it() -> None:
+    """Falcon's adds ALiBi twice."""
+    assert pool(1).run(with_the_formula, "llama") == [None]
+    assert pool(1).run(with_the_formula, "falcon-mqa") == [None]
+    [said] = pool(1).run(with_the_formula, "falcon-alibi")
+    assert said.startswith("falcon computes something else with attn_implementation='eager'")

@@ -67,6 +67,12 @@ def test_what_follows_from_a_width_follows_from_the_copys() -> None:
         assert not family.whole_logits
 
 
+def test_pieces_of_a_row_are_of_the_copys_rows() -> None:
+    """A row of 128 tokens divides by 64, the copy's does not."""
+    config = transformers.BertConfig(num_hidden_layers=2, chunk_size_feed_forward=64)
+    assert torch.isfinite(Trial(transformers.BertForMaskedLM, config).truth.loss)
+
+
 def test_noise_of_a_router_is_no_difference() -> None:
     model = on_meta(transformers.AutoConfig.for_model("phimoe"))
     assert model.config.router_jitter_noise > 0

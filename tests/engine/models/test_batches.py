@@ -183,6 +183,9 @@ MISTAKES = {
     "labels must be": ({}, IDS, IDS > 3, {}),
     "documents must be": ({}, IDS, IDS, {"documents": IDS.float()}),
     "documents are [1, 8]": ({}, IDS, IDS, {"documents": IDS[:1]}),
+    "attention_mask must be zeros": ({}, IDS, IDS, {"attention_mask": (IDS > 3) * -1e9}),
+    "token_type_ids must be a tensor of whole": ({}, IDS, IDS, {"token_type_ids": IDS > 3}),
+    "LlamaForCausalLM has no types of tokens": ({}, IDS, IDS, {"token_type_ids": IDS * 0}),
     "leave attention_mask out": ({}, IDS, IDS, {"documents": IDS * 0, "attention_mask": IDS}),
 }
 
@@ -199,18 +202,27 @@ def test_a_hook_that_would_sum_nothing_is_refused() -> None:
     assert all("a communication hook" in said for said in pool(2).run(refused, build, IDS, IDS))
 
 
-def left_padded(family: str, labelled: bool, plan: ParallelPlan) -> tuple[float, float] | str:
+def left_padded(
+    family: str, labelled: bool, plan: ParallelPlan, attention: str = "sdpa"
+) -> tuple[float, float] | str:
     """Loss and norm of rows that begin with padding, and of transformers; or a refusal's words."""
+
+    def fresh() -> torch.nn.Module:
+        model = tiny.fresh(family, torch.float32)
+        if attention != model.config._attn_implementation:
+            model.set_attn_implementation(attention)
+        return model
+
     ids, _ = tiny.batch(0)
     mask = torch.ones_like(ids)
     mask[1:, :3] = 0
     labels = ids.where(mask == 1, -100)
     labels[1:, 3] = ids[1:, 3] if labelled else -100
-    own = tiny.fresh(family, torch.float32)
+    own = fresh()
     loss = own(input_ids=ids, labels=labels, attention_mask=mask).loss
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in own.parameters() if p.grad is not None])
-    model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
+    model = parallelize(fresh(), plan, mesh_of(plan))
     try:
         result = Trainer(model, plan, mesh_of(plan), lr=1e-3).step(ids, labels, attention_mask=mask)
     except UserError as error:
@@ -229,3 +241,50 @@ def test_padding_predicts_as_in_the_class_or_not_at_all(family: str, layout: str
             refused = labelled and family == "gptj" and hasattr(GPTJAttention, "_attn")
             assert isinstance(found, str) == refused, found
             assert not refused or "would not be exact where padding before a row" in found
+
+
+def test_padding_sees_what_the_given_attention_shows_it() -> None:
+    """The formula gives a token that sees none the mean of all, a kernel of torch another thing."""
+    plan = ParallelPlan()
+    for attention in ("sdpa", "eager", "sdpa"):  # of one configuration: none passes for the other
+        for labelled in (False, True):
+            [found] = pool(1).run(left_padded, "llama", labelled, plan, attention)
+            assert isinstance(found, str) == (labelled and attention == "eager"), found
+
+
+def few_bits(family: str, plan: ParallelPlan) -> set[float]:
+    """Losses of one batch, whose whole numbers have so many bits; 156 is -100 in eight of them."""
+    model = tiny.fresh(family, torch.float64)
+    model.resize_token_embeddings(160, mean_resizing=False)
+    with torch.no_grad():  # the same on every rank, which drew the new rows
+        model.get_input_embeddings().weight[tiny.VOCAB :] = 0.1
+    ids, labels, inputs = tiny.masked_batch(family, 0)
+    labels = labels.where(labels != -100, 156 if labels.dim() == 2 else 0)
+    model = parallelize(model, plan, mesh_of(plan))
+    found = set()
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8):
+        trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
+        found.add(trainer.backward(ids.to(dtype), labels.to(dtype), **inputs).item())
+        trainer.gradients()
+    return found
+
+
+@pytest.mark.parametrize("family", ("llama", "bert-mlm", "bert-classes"))
+@pytest.mark.parametrize("layout", ("one", "tp"))
+def test_whole_numbers_may_have_few_bits(family: str, layout: str) -> None:
+    for found in pool(LAYOUTS[layout].world_size).run(few_bits, family, LAYOUTS[layout]):
+        assert len(found) == 1
+
+
+def unknown_type(plan: ParallelPlan) -> str:
+    model = parallelize(tiny.fresh("bert-mlm", torch.float32), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
+    with pytest.raises(NoToken) as raised:
+        trainer.step(IDS, IDS, token_type_ids=IDS * 0 + 2)
+    return str(raised.value)
+
+
+def test_a_type_of_tokens_that_is_none_stops_all_stages() -> None:
+    """One rank alone has the table of types: the others waited for it."""
+    for said in pool(2).run(unknown_type, LAYOUTS["pp"]):
+        assert said == "token type 2 at [0, 0] is no type: the model has 0 to 1"

@@ -159,7 +159,7 @@ def test_a_configuration_is_left_as_it_was() -> None:
     assert pool(1).run(one_configuration) == [True]
 
 
-def outputs(layout: str) -> tuple[bool, bool, bool, bool]:
+def outputs(layout: str) -> tuple[bool, ...]:
     ids, labels = tiny.batch(0)
     own = tiny.fresh("llama", torch.float64)
     model = laid("llama", layout)
@@ -168,17 +168,21 @@ def outputs(layout: str) -> tuple[bool, bool, bool, bool]:
     expected = own(input_ids=ids, labels=labels)
     pair = model(input_ids=ids, labels=labels, return_dict=False)
     without = model(input_ids=ids, return_dict=False)
+    mask = torch.ones_like(ids)
+    mask[1:, -4:] = 0
+    by_place, own_by_place = (one(ids, mask, labels=labels).loss for one in (model, own))
     return (
         plain.logits is None,
         torch.allclose(asked.logits, expected.logits),
         isinstance(pair, tuple) and abs(pair[0].item() - expected.loss.item()) < 1e-5,
         isinstance(without, tuple) and torch.allclose(without[0], expected.logits),
+        abs(by_place.item() - own_by_place.item()) < 1e-5,
     )
 
 
 @pytest.mark.parametrize("layout", ("one", "tp"))
 def test_logits_come_beside_labels_when_asked_for_and_tuples_too(layout: str) -> None:
-    assert set(pool(LAYOUTS[layout].world_size).run(outputs, layout)) == {(True,) * 4}
+    assert set(pool(LAYOUTS[layout].world_size).run(outputs, layout)) == {(True,) * 5}
 
 
 def refusals(layout: str) -> list[str]:
@@ -195,6 +199,8 @@ def refusals(layout: str) -> list[str]:
             "call": lambda: model(input_ids=ids, labels=labels),
             "generate": lambda: model.generate(ids, max_new_tokens=2),
         }
+    if layout == "sequence":
+        calls = {"odd length": lambda: model(input_ids=ids, labels=labels)}
     said = []
     for call in calls.values():
         with pytest.raises(UserError) as raised:
@@ -203,7 +209,7 @@ def refusals(layout: str) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("layout", ("one", "tp", "pp"))
+@pytest.mark.parametrize("layout", ("one", "tp", "sequence", "pp"))
 def test_what_cannot_work_says_so_in_one_line(layout: str) -> None:
     for said in pool(LAYOUTS[layout].world_size).run(refusals, layout):
         assert all(words and "\n" not in words for words in said)
