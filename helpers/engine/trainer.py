@@ -24,14 +24,7 @@ from .memory.states import state_bytes
 from .messages.carriers import all_reduce
 from .models.architecture import text_config
 from .parallelize import check_laid_out, lay_out
-from .pipeline.micro_batches import (
-    MASKS,
-    MicroBatch,
-    check_batch,
-    own_tokens,
-    placed,
-    some_rows,
-)
+from .pipeline.micro_batches import MASKS, MicroBatch, check_batch, own_tokens, placed, some_rows
 from .pipeline.runner import Pipeline
 from .plan import ParallelPlan
 from .precision.bf16_products import products
