@@ -10,7 +10,7 @@ from helpers.planner.audit.rows import Errors, rows
 from helpers.planner.audit.spread import covered
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.search.ranges import ranges
-from tests.support import vtrain
+from tests.planner.audit import vtrain
 
 
 def unseen(generation: str) -> Errors:

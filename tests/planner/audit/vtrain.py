@@ -25,7 +25,7 @@ from helpers.planner.published.models import PublishedModel
 from helpers.planner.search.estimate import planned_job
 from helpers.planner.time.step_time import step_time
 
-FOLDER = Path(__file__).resolve().parents[3] / "shared/data/vtrain"
+FOLDER = Path(__file__).resolve().parents[4] / "shared/data/vtrain"
 VOCABULARY = 50304  # not stated: GPT-2's, padded
 NODE_GB_S = 100  # 800 Gb/s
 
