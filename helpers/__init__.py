@@ -6,7 +6,7 @@ The names below are those of every day. The rooms have faces of their own for th
 (figures, drawings, comparisons, cluster jobs). `helpers.train` is what torchrun starts.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from helpers.engine import lazy
 
@@ -76,11 +76,4 @@ HOMES = {
     "dry_run": "planner.dry_run.dry_run",
 }
 __all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return lazy(__name__, HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, HOMES, __all__)

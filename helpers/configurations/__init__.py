@@ -12,8 +12,6 @@ where a file says none; programs/ turns facts into plans, and reading.py puts th
 report.py and __main__.py are the command, `python -m helpers.configurations FILE`.
 """
 
-from typing import Any
-
 from helpers.engine import lazy
 
 HOMES = {
@@ -22,11 +20,4 @@ HOMES = {
     "torchrun_line": "configurations.report",
 }
 __all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return lazy("helpers", HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy("helpers", HOMES, __all__)

@@ -4,10 +4,8 @@ Exit codes: 0 done; 2 an argument or the file is wrong, or it is refused, in one
 table where the file could be read).
 """
 
-import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from helpers.configurations.reading import read_configuration, tools
 from helpers.configurations.report import (
@@ -20,13 +18,7 @@ from helpers.configurations.report import (
     write_config,
 )
 from helpers.engine.errors import UserError
-from helpers.train.arguments import whole
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(2)
+from helpers.train.arguments import Parser, whole
 
 
 def main(argv: list[str] | None = None) -> int:

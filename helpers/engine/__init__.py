@@ -13,6 +13,7 @@ The names below are the engine's face: copy the folder under any name, and impor
 """
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -52,19 +53,18 @@ HOMES = {
 __all__ = list(HOMES)
 
 
-def lazy(package: str, homes: dict[str, str], name: str) -> Any:
-    """A name of a package's face, imported from its home when it is first asked for."""
-    if name not in homes:
-        raise AttributeError(f"{package} has no {name!r}; it has: {', '.join(homes)}")
-    return getattr(import_module(f"{package}.{homes[name]}"), name)
+def lazy(package: str, homes: dict[str, str], names: list[str]) -> tuple[Callable, Callable]:
+    """Of a face, `__getattr__` (imports a name from its home when first asked) and `__dir__`."""
+
+    def named(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"{package} has no {name!r}; it has: {', '.join(homes)}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return named, lambda: names
 
 
-def __getattr__(name: str) -> Any:
-    return lazy(__name__, HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, HOMES, __all__)
 
 
 class Face(ModuleType):

@@ -91,14 +91,7 @@ HOMES = {
     "estimator_arguments": "cluster.sagemaker",
 }
 __all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return lazy(__name__, HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, HOMES, __all__)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -29,6 +29,11 @@ def unused(path: str | Path) -> str:
     return next(name for name in names if not (ROOT / name).exists())
 
 
+def plain(name: str) -> str:
+    """`name` as a folder's: letters, digits and what is safe in every shell."""
+    return "".join(one if one.isalnum() or one in "._" else "-" for one in name)
+
+
 def check_out(out: Any) -> None:
     """Raise a UserError if it can be no folder's name."""
     if not isinstance(out, (str, os.PathLike)) or not str(out):

@@ -15,13 +15,7 @@ from helpers.lab.machine.report import FAIL, OK, WARN, Line, Report
 from helpers.lab.runs.failure_report import RunFailed
 from helpers.planner.measure.calibrate import load_cluster
 from helpers.planner.measure.health import RankHealth, read_health
-from helpers.planner.measure.health_verdict import (
-    Finding,
-    amount,
-    expected_rates,
-    judge,
-    links,
-)
+from helpers.planner.measure.health_verdict import Finding, amount, expected_rates, judge, links
 
 MODULE = "helpers.planner.measure.health"
 LIMIT_S = 300

@@ -10,8 +10,6 @@ too.
     torchrun_line(found.jobs[0])
 """
 
-from typing import Any
-
 from helpers.engine import lazy
 
 HOMES = {
@@ -23,11 +21,4 @@ HOMES = {
     "written": "leave.writing",
 }
 __all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return lazy("helpers", HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy("helpers", HOMES, __all__)

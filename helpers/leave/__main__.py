@@ -3,13 +3,12 @@
 Exit codes: 0 done; 2 an argument or a file is wrong, in one line, and nothing is written.
 """
 
-import argparse
 import ast
 import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
@@ -17,12 +16,7 @@ from helpers.leave.forms import run_files
 from helpers.leave.report import report, to_json
 from helpers.leave.writing import in_words, started, written
 from helpers.smp.leaving import Leaving, leave
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(2)
+from helpers.train.arguments import Parser
 
 
 def main(argv: list[str] | None = None) -> int:

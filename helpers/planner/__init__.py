@@ -18,8 +18,6 @@ Papers: Megatron-LM (arXiv 1909.08053, 2104.04473, 2205.05198), ZeRO (1910.02054
 (2204.02311), Alpa (2201.12023). Calculon (github.com/calculon-ai/calculon): what real links reach.
 """
 
-from typing import Any
-
 from helpers.engine import lazy
 
 HOMES = {
@@ -52,11 +50,4 @@ HOMES = {
     "side_by_side": "published.speed_claims",
 }
 __all__ = ["cost", *HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    return lazy(__name__, HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, HOMES, __all__)

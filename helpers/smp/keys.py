@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, is_number
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent
@@ -63,7 +63,7 @@ class Key:
         if self.kind == "whole":
             return wants_whole(value, self.least)
         if self.kind == "number":
-            fits = _is_number(value) and 0 <= value <= self.most
+            fits = is_number(value) and 0 <= value <= self.most
             limit = f" and at most {self.most:g}" if self.most < inf else ""
             return None if fits else f"a number of at least 0{limit}"
         if self.kind == "flag":
@@ -111,9 +111,5 @@ def does_nothing() -> dict[str, str]:
 
 def wants_whole(value: Any, least: int) -> str | None:
     """What the value should be, if it is no whole number from `least` on."""
-    fits = _is_number(value) and isinstance(value, int) and value >= least
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
     return None if fits else f"a whole number of at least {least}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

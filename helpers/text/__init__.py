@@ -9,8 +9,6 @@ prefetching.py makes batches ahead of need; bundled.py finds the text that comes
 Paper: Ding et al. 2024, Fewer Truncations Improve Language Modeling (packing).
 """
 
-from typing import Any
-
 from helpers.engine import lazy
 
 HOMES = {
@@ -21,11 +19,4 @@ HOMES = {
     "steps_per_epoch": "tokens",
 }
 __all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return lazy(__name__, HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, HOMES, __all__)

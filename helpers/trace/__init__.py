@@ -9,8 +9,6 @@ and findings.py says in words what is slow. timelines.py is a pipeline's actions
 Sources: Cristian 1989, Probabilistic clock synchronization; Chrome's Trace Event Format.
 """
 
-from typing import Any
-
 from helpers.engine import lazy
 
 HOMES = {
@@ -22,11 +20,4 @@ HOMES = {
     "read_timelines": "timelines",
 }
 __all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return lazy(__name__, HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, HOMES, __all__)

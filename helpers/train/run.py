@@ -24,12 +24,7 @@ from helpers.engine.adapters.qlora import load_adapted
 from helpers.engine.errors import Diverged, NotRepeatable, RankHung, UserError
 from helpers.engine.files.checkpoints import CheckpointFailed, Checkpoints
 from helpers.engine.files.manifest import changed_settings, read_manifest
-from helpers.engine.files.run_record import (
-    Clock,
-    LossRange,
-    Metrics,
-    is_disk_full,
-)
+from helpers.engine.files.run_record import Clock, LossRange, Metrics, is_disk_full
 from helpers.engine.files.weights import find_weights, save_model
 from helpers.engine.memory.states import forget_peak, peak_memory_bytes
 from helpers.engine.parallelize import load_model

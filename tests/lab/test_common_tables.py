@@ -5,11 +5,7 @@ import math
 import pytest
 
 pandas = pytest.importorskip("pandas")
-from helpers.lab.notebook.common_tables import (  # noqa: E402
-    cost_table,
-    parity_table,
-    prediction_table,
-)
+from helpers.lab.notebook.common_tables import cost_table, parity_table, prediction_table  # noqa: E402
 from helpers.lab.runs.run import load_run  # noqa: E402
 from tests.lab.comparison.test_compare import write_run  # noqa: E402
 

@@ -89,48 +89,17 @@ class _ReduceOut(torch.autograd.Function):
         return grad, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return all_gather(x, dim, group)
+class _Along(torch.autograd.Function):
+    """A collective along a dim, and on the way back its transpose."""
 
     @staticmethod
-    def backward(ctx, grad):
-        return reduce_scatter(grad, ctx.dim, ctx.group), None, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return reduce_scatter(x, dim, group)
+    def forward(ctx, x, collective, transpose, dim, group):
+        ctx.transpose, ctx.dim, ctx.group = transpose, dim, group
+        return collective(x, dim, group)
 
     @staticmethod
     def backward(ctx, grad):
-        return all_gather(grad, ctx.dim, ctx.group), None, None
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return my_part(x, dim, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.dim, ctx.group), None, None
-
-
-class _Collect(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return all_gather(x, dim, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return my_part(grad, ctx.dim, ctx.group), None, None
+        return ctx.transpose(grad, ctx.dim, ctx.group), None, None, None, None
 
 
 class _Share(torch.autograd.Function):
@@ -188,22 +157,22 @@ def reduce_out(x: Tensor, group: ProcessGroup) -> Tensor:
 
 def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Join sequence shards for ranks that each do a part of the work; transpose of `scatter`."""
-    return _Gather.apply(x, dim, group)
+    return _Along.apply(x, all_gather, reduce_scatter, dim, group)
 
 
 def scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Sum the ranks' partial results and keep this rank's shard; transpose of `gather`."""
-    return _Scatter.apply(x, dim, group)
+    return _Along.apply(x, reduce_scatter, all_gather, dim, group)
 
 
 def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Keep this rank's shard of a replicated `x`; transpose of `collect`."""
-    return _Split.apply(x, dim, group)
+    return _Along.apply(x, my_part, all_gather, dim, group)
 
 
 def collect(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Join shards into an `x` that every rank uses alike; transpose of `split`."""
-    return _Collect.apply(x, dim, group)
+    return _Along.apply(x, all_gather, my_part, dim, group)
 
 
 def once(x: Tensor, part: SharedPart) -> Tensor:

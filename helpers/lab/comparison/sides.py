@@ -19,7 +19,7 @@ from helpers.engine.errors import UserError
 from helpers.lab.comparison.measures import curve, work_of
 from helpers.lab.comparison.results import Comparison
 from helpers.lab.launch.launch import launch
-from helpers.lab.paths import shown, unused
+from helpers.lab.paths import plain, shown, unused
 from helpers.lab.runs.run import Run, load_run
 from helpers.planner.hardware.lookup import check_amounts
 from helpers.planner.published.equal_work import Difference, Work, check_equal, differences
@@ -61,18 +61,13 @@ def launch_in_turn(
     for turn in range(repeats):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            folder = out / f"{_plain(name)}-{turn}"
+            folder = out / f"{plain(name)}-{turn}"
             flags = {**common, **sides[name], "seed": seed + turn}
             done = sum(map(len, runs.values()))
             if common.get("show", True):
                 print(f"run {done + 1} of {repeats * len(names)}: {name}", flush=True)
             runs[name].append(launch(script, out=folder, **flags))
     return runs
-
-
-def _plain(name: str) -> str:
-    """A side's name as a folder's."""
-    return "".join(c if c.isalnum() or c in "._" else "-" for c in name)
 
 
 def compare_runs(

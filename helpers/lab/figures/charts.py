@@ -65,6 +65,13 @@ def lines(axes: "Axes", table: "pd.DataFrame", **style: Any) -> None:
         axes.plot(values.index, values, label=name, **{**series_look(i), **style})
 
 
+def powers_of_two(axes: "Axes", places: list[int], rotation: int = 0) -> None:
+    """A logarithmic axis below the plot, with these numbers alone on it."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [f"{place:,}" for place in places], rotation=rotation)
+    axes.minorticks_off()
+
+
 def name_bars(axes: "Axes", names: list[str]) -> None:
     """The bars' names, the first on top."""
     axes.set_yticks(range(len(names)), names)

@@ -7,6 +7,7 @@ show_figure(fig, alt="The bubble of 1F1B by micro-batches", table=table, sentenc
 from collections.abc import Mapping, Sequence
 
 from helpers.engine.pipeline.simulator import Timeline
+from helpers.lab.figures.charts import powers_of_two
 from helpers.lab.figures.style import BLACK, BLUE, ORANGE, Picture, new_figure, title
 from helpers.lab.runs.pipeline_steps import bubble_table, case_of
 
@@ -23,9 +24,7 @@ def plot_bubbles(measured: Mapping[str, Sequence[Timeline]]) -> Picture:
     axes.plot(counts, table["simulated"], "s", color=ORANGE, markersize=9, label="simulated")
     marks = {"color": BLUE, "markersize": 6, "capsize": 4, "label": "measured"}
     axes.errorbar(counts, bubbles, yerr=spread, fmt="o", **marks)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.minorticks_off()
+    powers_of_two(axes, counts)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0%}")
     axes.set(xlabel="micro-batches", ylabel="share of the step that is waiting")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from helpers.engine.errors import need
 from helpers.engine.plan import ParallelPlan
-from helpers.lab.figures.charts import lines, stacked_bars
+from helpers.lab.figures.charts import lines, powers_of_two, stacked_bars
 from helpers.lab.figures.style import BLACK, Picture, new_figure, title
 from helpers.lab.figures.tables import listed, table_of
 from helpers.planner.hardware.catalog import GIB
@@ -24,7 +24,6 @@ from helpers.planner.shape.shape import Shape
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 NEAR_LINEAR = 90  # % of the first point's speed a machine
 LIMIT = {"color": BLACK, "linestyle": "--", "linewidth": 1.4}  # what a GPU has
@@ -71,7 +70,7 @@ def plot_scaling(
     lines(axes, table[list(predicted)])
     for name in published:
         axes.plot(table[name], "*", color=BLACK, markersize=10, label=name)
-    _powers_of_two(axes, list(table.index))
+    powers_of_two(axes, list(table.index), rotation=30)
     axes.set(xlabel="GPUs", ylabel=f"speed of a GPU, % of that at {table.index[0]}", ylim=(0, 108))
     axes.legend(frameon=False, loc="lower left")
     title(axes, "Where near-linear ends")
@@ -136,7 +135,7 @@ def plot_sequences(
     axes.axhline(limit, **LIMIT)
     axes.text(lengths[0], limit, f"the GPU has {limit:.0f} GiB", va="bottom")
     axes.set_yscale("log", base=2)
-    _powers_of_two(axes, list(lengths))
+    powers_of_two(axes, list(lengths), rotation=30)
     axes.set(xlabel="tokens of a sample", ylabel="GiB")
     axes.yaxis.set_major_formatter("{x:,.4g}")
     title(axes, "Activations of one sample")
@@ -149,10 +148,3 @@ def _activations_gib(shape: Shape, length: int, tp: int, activation: str) -> flo
     plan = ParallelPlan(tp=tp, sequence_parallel=tp > 1, activation=activation, precision="bf16")
     longer = replace(shape, longest=0)  # as if it had positions for all of these lengths
     return activation_bytes(make_job(longer, plan, 1, length), 0) / GIB
-
-
-def _powers_of_two(axes: "Axes", places: list[int]) -> None:
-    """A logarithmic axis below the plot, with these numbers alone on it."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(places, [f"{place:,}" for place in places], rotation=30)
-    axes.minorticks_off()

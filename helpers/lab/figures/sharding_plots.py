@@ -8,7 +8,7 @@ fig, table, sentence = plot_by_length(activations, "activations of a rank, MB")
 
 from typing import TYPE_CHECKING
 
-from helpers.lab.figures.charts import lines, name_bars
+from helpers.lab.figures.charts import lines, name_bars, powers_of_two
 from helpers.lab.figures.drawing import legend_below
 from helpers.lab.figures.style import BLACK, BLUE, ORANGE, Picture, new_figure, title
 from helpers.lab.runs.shard_ladder import SENT_COLUMN
@@ -68,10 +68,8 @@ def plot_by_length(table: "pd.DataFrame", what: str) -> Picture:
     """
     fig, axes = new_figure(3.6)
     lines(axes, table)
-    axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(list(table.index), [f"{tokens:,}" for tokens in table.index])
-    axes.minorticks_off()
+    powers_of_two(axes, list(table.index))
     axes.yaxis.set_major_formatter("{x:,.4g}")
     axes.set(xlabel="tokens of a row", ylabel=what)
     legend_below(fig, ncols=3)

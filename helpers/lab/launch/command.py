@@ -15,7 +15,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
 from helpers.lab.launch.flags import carried_words, from_words
 from helpers.lab.machine.hardware import cores
-from helpers.lab.paths import PACKAGES, ROOT, check_out, shorten, shown
+from helpers.lab.paths import PACKAGES, ROOT, check_out, plain, shorten, shown
 from helpers.lab.runs.run import holds_run
 
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")  # nodes on this machine
@@ -201,7 +201,7 @@ def from_root(path: Path) -> str:
 
 def _fresh_folder(name: str) -> Path:
     """A new folder runs/<time>-<name>-<number>."""
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "run"
+    name = plain(Path(name).name) or "run"
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return _first_free(ROOT / "runs", (f"{stamp}-{name}-{number}" for number in count(1)))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, is_number
 from helpers.lab.launch import verdict
 from helpers.lab.launch.command import LOG, Job, check_variables, environment, prepare
 from helpers.lab.launch.live_panel import Panel
@@ -135,8 +135,7 @@ def _check(counts: Mapping[str, tuple[Any, int]], timeout_s: Any, link: Link | N
     if nodes > MOST_NODES or nodes * nproc > MOST_RANKS:
         most = f"{MOST_NODES} nodes and {MOST_RANKS} ranks"
         raise UserError(f"nodes is {nodes}, of {nproc} ranks each: at most {most} on one machine")
-    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (number and timeout_s > 0):
+    if timeout_s is not None and not (is_number(timeout_s) and timeout_s > 0):
         raise UserError(f"timeout_s is {timeout_s!r}: it must be a number of seconds above 0")
     if link is not None:
         if not isinstance(link, Link):

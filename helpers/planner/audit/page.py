@@ -85,17 +85,14 @@ def _sum(name: str, found: Sequence[Row]) -> tuple[str, ...]:
 
 def _order() -> list[str]:
     body = []
-    for name, found in grouped(rows(), lambda row: title(row.run.source)).items():
+    by_source = grouped(rows(), lambda row: title(row.run.source))
+    for name, found in [*by_source.items(), ("**all**", rows())]:
         groups = by_question(found)
         pairs = order(groups)
         if pairs.pairs:
             cost = regret(groups)
             shares = (f"{100 * pairs.share:.0f} %", f"{cost.mean:.2f}", f"{cost.worst:.2f}")
             body.append((name, str(pairs.pairs), *shares))
-    groups = by_question(rows())
-    pairs, cost = order(groups), regret(groups)
-    shares = (f"{100 * pairs.share:.0f} %", f"{cost.mean:.2f}", f"{cost.worst:.2f}")
-    body.append(("**all**", str(pairs.pairs), *shares))
     return [
         "## Order: which of two layouts is the faster",
         "",
@@ -138,7 +135,7 @@ def _memory() -> list[str]:
             one.what,
             f"{one.published:.2f}",
             f"{one.ours:.2f}",
-            _off(one.ours, one.published),
+            percent(error(one.ours, one.published)),
         )
         for one in parts()
     ]
@@ -205,10 +202,6 @@ def _not() -> list[str]:
         *_table(("run", "source", "measured", "why not"), body),
         "",
     ]
-
-
-def _off(ours: float, published: float) -> str:
-    return percent(error(ours, published))
 
 
 def _table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> list[str]:

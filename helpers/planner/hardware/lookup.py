@@ -14,14 +14,7 @@ from numbers import Real
 from typing import TypeVar
 
 from helpers.engine.errors import UserError
-from helpers.planner.hardware.catalog import (
-    GPU,
-    Instance,
-    Price,
-    gpus,
-    instances,
-    prices,
-)
+from helpers.planner.hardware.catalog import GPU, Instance, Price, gpus, instances, prices
 
 Row = TypeVar("Row", GPU, Instance)
 LARGEST = 1e100  # beyond all that is counted; products of three such numbers are finite

@@ -31,7 +31,7 @@ from helpers.engine.messages.carriers import (
 from helpers.engine.messages.mailboxes import open_mailboxes
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.bf16_products import products
-from helpers.engine.ranks import join, pick_device, run_and_leave
+from helpers.engine.ranks import join, over_ranks, pick_device, run_and_leave
 from helpers.planner.hardware.catalog import gpus
 from helpers.planner.hardware.devices import OPERATION_S
 from helpers.planner.hardware.links import Link
@@ -56,8 +56,7 @@ def measure() -> dict[str, Any]:
         rates = {name: matmul_flops(device, dtype) for name, dtype in dtypes.items()}
         attention = {name: attention_flops(device, dtype) for name, dtype in dtypes.items()}
     alone = _alone(lambda: matmul_flops(device, torch.float32, together=False))
-    paces = [0.0] * world  # of all ranks, so that all come to the same conclusion
-    dist.all_gather_object(paces, rates["fp32"])
+    paces = over_ranks(rates["fp32"])  # so that all come to the same conclusion
     most = world if device.type == "cuda" else min(world, os.cpu_count() or world)
     together = min(float(most), sum(paces) / alone)
     shared = device.type == "cpu" and together < 0.9 * world
@@ -249,8 +248,6 @@ def _alone(measured: Callable[[], float]) -> float:
 
 def _agreed(fields: dict[str, Any]) -> dict[str, Any]:
     """The ranks' fields as one: the median of each number."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, fields)
 
     def merge(values: list[Any]) -> Any:
         if isinstance(values[0], dict):
@@ -259,7 +256,7 @@ def _agreed(fields: dict[str, Any]) -> dict[str, Any]:
             return median(values)
         return values[0]
 
-    return merge(every)
+    return merge(over_ranks(fields))
 
 
 def _dtypes(device: torch.device) -> dict[str, torch.dtype]:

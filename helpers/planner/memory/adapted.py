@@ -10,17 +10,9 @@ tests/planner/memory/test_adapted.py.
 from dataclasses import replace
 
 from helpers.planner.hardware.devices import CONTEXT_BYTES
-from helpers.planner.memory.activations import (
-    activation_bytes,
-    bytes_of,
-    offloaded_bytes,
-)
+from helpers.planner.memory.activations import activation_bytes, bytes_of, offloaded_bytes
 from helpers.planner.memory.categories import Memory
-from helpers.planner.memory.components import (
-    chunk_bytes,
-    stage_message_bytes,
-    working_bytes,
-)
+from helpers.planner.memory.components import chunk_bytes, stage_message_bytes, working_bytes
 from helpers.planner.memory.states import block_base_bytes, rank_states
 from helpers.planner.memory.turns import turns
 from helpers.planner.model.adapters import matrices

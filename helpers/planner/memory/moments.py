@@ -8,11 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from helpers.engine.pipeline.schedules import BACKWARD, FORWARD, INPUT
-from helpers.planner.memory.activations import (
-    stage_bytes,
-    stays_bytes,
-    waiting_bytes,
-)
+from helpers.planner.memory.activations import stage_bytes, stays_bytes, waiting_bytes
 from helpers.planner.memory.components import (
     end_bytes,
     gathered_bytes,

@@ -20,12 +20,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import OPTIMIZERS
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
-from helpers.planner.model.job_checks import (
-    check_heads,
-    check_length,
-    check_ulysses,
-    splittable,
-)
+from helpers.planner.model.job_checks import check_heads, check_length, check_ulysses, splittable
 from helpers.planner.model.stage_layers import (
     balanced_layers,
     layers_by_rank,

@@ -8,8 +8,6 @@ has their mean. parameters.py says which tensors a model holds, and what of each
 The names below are the room's face.
 """
 
-from typing import Any
-
 from helpers.engine import lazy
 
 HOMES = {
@@ -19,11 +17,4 @@ HOMES = {
     "resized": "shape",
 }
 __all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return lazy(__name__, HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, HOMES, __all__)

@@ -13,12 +13,7 @@ from operator import attrgetter
 
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
-from helpers.planner.time.makespan import (
-    makespan_s,
-    near_makespan_s,
-    quick_makespan_s,
-    turns_s,
-)
+from helpers.planner.time.makespan import makespan_s, near_makespan_s, quick_makespan_s, turns_s
 from helpers.planner.time.overlapped_messages import late_data_s, shared_s
 from helpers.planner.time.stage_time import StageTime, stage_times, with_data_messages
 

@@ -6,11 +6,10 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.search.estimate import estimate
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)

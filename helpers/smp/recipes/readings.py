@@ -20,6 +20,7 @@ PRECISIONS |= {"32": "fp32", "32-true": "fp32", "fp32": "fp32", "False": "fp32"}
 OF_GPUS = ("gpu", "auto", "cuda")
 OF_PLAN = ("activation", "precision", "offload")
 AFTER_THE_PLAN = ("per device", "micro", "accumulation")
+SWITCHES = ("track", "half", "zero1", "sequence", "fp8")  # nothing where they are not true
 LAST = ("share",)  # read when the others have said all
 ADAPTERS = ("model.peft.", "training_config.model_config.peft_config.")
 OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "merge")
@@ -77,6 +78,8 @@ class Readings:
             return CONVERTED, row.words, f"{name} is not in the file: --set {name}=VALUE"
         if row.flag in OF_ADAPTERS and not self.adapts():
             return LEFT_OUT, "no adapters are trained", ""
+        if row.how in SWITCHES and value is not True:
+            return LEFT_OUT, "off", ""
         method: Callable[[Key, Any], Judged] | None = getattr(self, f"_is_{row.how}", None)
         return method(row, value) if method else self._flag(row, value)
 
@@ -146,8 +149,6 @@ class Readings:
         return CONVERTED, f"precision={found}", ""
 
     def _is_track(self, row: Key, value: Any) -> Judged:
-        if value is not True:
-            return LEFT_OUT, "off", ""
         before = self.flags.get("track")
         self.flags["track"] = f"{before},{row.flag}" if before else row.flag
         return CONVERTED, f"--track {row.flag}", ""
@@ -190,8 +191,6 @@ class Readings:
         return CONVERTED, "--pack" if value else "--no-pack", ""
 
     def _is_half(self, row: Key, value: Any) -> Judged:
-        if value is not True:
-            return LEFT_OUT, "off", ""
         self.changes.setdefault("precision", row.flag)
         return CONVERTED, f"precision={row.flag}", ""
 
@@ -205,8 +204,6 @@ class Readings:
         return CONVERTED, row.words, ""
 
     def _is_zero1(self, row: Key, value: Any) -> Judged:
-        if value is not True:
-            return LEFT_OUT, "off", ""
         self.strategy = "zero1"
         return CONVERTED, row.words, ""
 
@@ -215,8 +212,6 @@ class Readings:
         return CONVERTED, "the model's configuration", ""
 
     def _is_fp8(self, row: Key, value: Any) -> Judged:
-        if value is not True:
-            return LEFT_OUT, "off", ""
         if self.adapts():
             return LEFT_OUT, "adapters train beside products of 16 bits", ""
         self.changes["precision"] = "fp8"
@@ -252,8 +247,6 @@ class Readings:
         return self._is_plan(replace(row, flag="context_parallel_degree", words="cp"), value)
 
     def _is_sequence(self, row: Key, value: Any) -> Judged:
-        if value is not True:
-            return LEFT_OUT, "off", ""
         self.changes["sequence_parallel"] = True
         return CONVERTED, "sequence_parallel", ""
 

@@ -72,10 +72,6 @@ class Steps:
         calls = (text_of(n.func) for n in ast.walk(function) if isinstance(n, ast.Call))
         return any(name.endswith(".backward") for name in calls)
 
-    def trains(self) -> bool:
-        """Is there a step that takes gradients?"""
-        return any(map(self._takes_gradients, self.wrapped()))
-
     def making(self) -> Iterator[Edit]:
         """Models that are made inside smp.model_creation: each rank gets its slices alone."""
         for node in ast.walk(self.tree):

@@ -9,12 +9,7 @@ import transformers
 from torch import nn
 
 from helpers.engine.adapters.head import head_weights
-from helpers.engine.adapters.lora import (
-    adapter_weights,
-    add_adapters,
-    load_adapters,
-    save_adapters,
-)
+from helpers.engine.adapters.lora import adapter_weights, add_adapters, load_adapters, save_adapters
 from helpers.engine.adapters.merging import save_merged
 from helpers.engine.adapters.nf4 import load_quantized
 from helpers.engine.adapters.qlora import Adapting, load_adapted

@@ -11,12 +11,7 @@ import transformers
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from helpers.engine.adapters.lora import (
-    adapter_weights,
-    add_adapters,
-    load_adapters,
-    save_adapters,
-)
+from helpers.engine.adapters.lora import adapter_weights, add_adapters, load_adapters, save_adapters
 from helpers.engine.adapters.merging import save_merged
 from helpers.engine.adapters.nf4 import load_quantized
 from helpers.engine.adapters.qlora import Adapting, load_adapted

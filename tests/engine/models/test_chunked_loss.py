@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.models import chunked_loss
-from helpers.engine.models.chunked_loss import (
-    NO_TRANSFORM,
-    LogitTransform,
-    columns_at,
-    token_loss,
-)
+from helpers.engine.models.chunked_loss import NO_TRANSFORM, LogitTransform, columns_at, token_loss
 from tests.support.ranks import pool
 
 TOKENS, HIDDEN, VOCABULARY, ROWS = 96, 16, 40, 8

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from helpers.planner.audit import vtrain
 from helpers.planner.audit.constants import CONSTANTS, current, stepped
 from helpers.planner.audit.order import Timed, by_question, order, regret
 from helpers.planner.audit.page import PAGE, markdown
@@ -11,6 +10,7 @@ from helpers.planner.audit.rows import Errors, rows
 from helpers.planner.audit.spread import covered
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.search.ranges import ranges
+from tests.planner.audit import vtrain
 
 
 def unseen(generation: str) -> Errors:

@@ -6,9 +6,7 @@
 Exit codes: 0 done; 1 a trial failed at once; 2 an argument is wrong, in one line.
 """
 
-import argparse
 import sys
-from typing import NoReturn
 
 from helpers.engine.errors import UserError
 from helpers.lab.comparison.sweep.space import from_words
@@ -17,12 +15,7 @@ from helpers.lab.launch.flags import from_words as flags_of
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.paths import shown
 from helpers.lab.runs.failure_report import RunFailed
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(2)
+from helpers.train.arguments import Parser
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, is_number
 from helpers.lab.launch.flags import check_names
 
 LOG = "log"
@@ -67,21 +67,13 @@ def _one(name: str, values: Any) -> Range | list[Any]:
     if not isinstance(values, tuple):
         raise UserError(f"{name}={values!r}: give a list of values, or a range as (low, high)")
     log, ends = values[:1] == (LOG,), values[1:] if values[:1] == (LOG,) else values
-    if (
-        len(ends) != 2
-        or not all(map(_is_number, ends))
-        or not all(abs(end) < LARGE for end in ends)
-    ):
+    if len(ends) != 2 or not all(map(is_number, ends)) or not all(abs(end) < LARGE for end in ends):
         raise UserError(f'{name}={values!r}: a range is (low, high), or ("log", low, high)')
     low, high = ends
     if not low < high or (log and low <= 0):
         least = " and above 0" if log else ""
         raise UserError(f"{name}={values!r}: low must be below high{least}")
     return Range(low, high, log, all(isinstance(one, int) for one in ends))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def grid(space: Space, trials: int) -> list[dict[str, Any]]:

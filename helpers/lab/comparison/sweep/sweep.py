@@ -12,7 +12,7 @@ from helpers.engine.errors import UserError, check_count, need
 from helpers.engine.files.run_record import claim
 from helpers.lab.comparison.sweep.result import FILE, Sweep, load_sweep
 from helpers.lab.comparison.sweep.runner import Runner
-from helpers.lab.comparison.sweep.space import Range, Space, read_space
+from helpers.lab.comparison.sweep.space import Range, read_space
 from helpers.lab.launch.command import find_program
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.paths import ROOT, check_out, shown, unused
@@ -70,11 +70,23 @@ def sweep(
     optuna = need("optuna", "sweep")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     checked = read_space(space)
-    facts = _facts(
-        script, checked, trials, sampler, halving, objective, direction, seed, nproc, flags
-    )
-    facts |= {"price_per_hour": price_per_hour, "trials_wanted": trials}
-    _check(script, halving, price_per_hour, checkpoint_every)
+    facts = {
+        "script": str(script),
+        "space": {name: _as_data(values) for name, values in checked.items()},
+        "sampler": sampler,
+        "halving": halving,
+        "objective": objective,
+        "direction": direction,
+        "seed": seed,
+        "nproc": nproc,
+        "flags": {name: str(value) for name, value in sorted(flags.items())},
+        "price_per_hour": price_per_hour,
+        "trials_wanted": trials,
+    }
+    find_program(script)
+    _check(facts, flags)
+    if checkpoint_every is not None:
+        check_count("checkpoint_every", checkpoint_every, least=0)
     if out is not None:
         check_out(out)
     folder = Path(ROOT / (out if out is not None else unused("runs/sweep")))
@@ -87,67 +99,30 @@ def sweep(
     return found
 
 
-def _check(
-    script: str | Path, halving: bool, price_per_hour: float | None, checkpoint_every: int | None
-) -> None:
-    """What would else be found wrong once runs were made."""
-    find_program(script)
-    if not isinstance(halving, bool):
-        raise UserError(f"halving is True or False, not {halving!r:.40}")
-    if price_per_hour:
-        check_amounts(price_per_hour=price_per_hour)
-    if checkpoint_every is not None:
-        check_count("checkpoint_every", checkpoint_every, least=0)
-
-
-def _facts(
-    script: str | Path,
-    space: Space,
-    trials: int,
-    sampler: str,
-    halving: bool,
-    objective: str,
-    direction: str,
-    seed: int,
-    nproc: int,
-    flags: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What a sweep is, and must be again when it goes on.
-
-    Raises:
-        UserError: one of these cannot be.
-    """
-    for name, value, allowed in (
-        ("sampler", sampler, SAMPLERS),
-        ("objective", objective, OBJECTIVES),
-        ("direction", direction, DIRECTIONS),
-    ):
-        if value not in allowed:
-            raise UserError(f"{name} is one of {', '.join(allowed)}, not {value!r}")
+def _check(facts: dict[str, Any], flags: Mapping[str, Any]) -> None:
+    """Raise a UserError if one of a sweep's facts cannot be."""
+    choices = {"sampler": SAMPLERS, "objective": OBJECTIVES, "direction": DIRECTIONS}
+    for name, allowed in choices.items():
+        if facts[name] not in allowed:
+            raise UserError(f"{name} is one of {', '.join(allowed)}, not {facts[name]!r}")
+    trials, seed, objective = facts["trials_wanted"], facts["seed"], facts["objective"]
+    if not isinstance(facts["halving"], bool):
+        raise UserError(f"halving is True or False, not {facts['halving']!r:.40}")
+    if facts["price_per_hour"]:
+        check_amounts(price_per_hour=facts["price_per_hour"])
     if type(trials) is not int or trials < 1:
         raise UserError(f"trials is {trials!r}: it must be a whole number of at least 1")
     if type(seed) is not int or not 0 <= seed < MOST_SEEDS:
         raise UserError(f"seed is {seed!r:.40}: it must be a whole number from 0 to 2^31")
     if type(flags.get("steps")) is not int or flags["steps"] < 1:
         raise UserError("steps must be given: every trial takes as many")
-    both = sorted(set(space) & set(flags))
+    both = sorted(set(facts["space"]) & set(flags))
     if both:
         raise UserError(f"{both[0]} is in the space and a flag, too: give it once")
     if objective.startswith("eval") and not flags.get("eval_data"):
         raise UserError(f"{objective} is of an evaluation: give eval_data")
-    if halving and direction == "maximize":
+    if facts["halving"] and facts["direction"] == "maximize":
         raise UserError("halving compares losses on the way: minimize one")
-    return {
-        "script": str(script),
-        "space": {name: _as_data(values) for name, values in space.items()},
-        "sampler": sampler,
-        "halving": halving,
-        "objective": objective,
-        "direction": direction,
-        "seed": seed,
-        "nproc": nproc,
-        "flags": {name: str(value) for name, value in sorted(flags.items())},
-    }
 
 
 def _as_data(values: Range | list[Any]) -> Any:

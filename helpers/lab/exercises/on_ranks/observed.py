@@ -44,6 +44,14 @@ class Sent:
     def peers(self) -> set[int]:
         return {peer for peer, _ in self.messages}
 
+    def off_ring(self, rank: int, ranks: int) -> str:
+        """What is wrong where messages went beyond one of the two neighbours in a ring."""
+        right, left = (rank + 1) % ranks, (rank - 1) % ranks
+        if not (self.peers - {right} and self.peers - {left}):
+            return ""
+        others = ", ".join(map(str, sorted(self.peers)))
+        return f"messages went to ranks {others}; a ring sends to one neighbour, rank {right}"
+
 
 @contextmanager
 def only_sends(besides: Sequence[str] = ()) -> Iterator[Sent]:

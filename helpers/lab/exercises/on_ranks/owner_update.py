@@ -1,7 +1,7 @@
 """5f: ZeRO-1, where each rank updates what it owns and hands it to the others."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,13 +44,13 @@ def exam(answer: Callable[..., Any]) -> str:
     return ""
 
 
-class _Before:
+class _Before(NamedTuple):
     """What a step began with."""
 
-    def __init__(
-        self, weights: Tensor, state: Tensor, gradients: list[Tensor], mine: slice
-    ) -> None:
-        self.weights, self.state, self.gradients, self.mine = weights, state, gradients, mine
+    weights: Tensor
+    state: Tensor
+    gradients: list[Tensor]
+    mine: slice
 
     def stepped(self, gradient: Tensor) -> Tensor:
         return self.weights - LR * (BETA * self.state + gradient)

@@ -40,10 +40,8 @@ def _one(answer: Callable[..., Any], size: int) -> str:
         return words
     if not near(found, wanted):
         return _of_sum(found, own, wanted)
-    right = (rank + 1) % RANKS
-    if sent.peers - {right} and sent.peers - {(rank - 1) % RANKS}:
-        others = ", ".join(map(str, sorted(sent.peers)))
-        return f"messages went to ranks {others}; a ring sends to one neighbour, rank {right}"
+    if words := sent.off_ring(rank, RANKS):
+        return words
     enough = 2 * (RANKS - 1) * -(-size // RANKS) * own.element_size()
     if sent.bytes > enough:
         return (

@@ -2,13 +2,7 @@
 
 from typing import Any
 
-from helpers.lab.exercises.judges import (
-    Expected,
-    Result,
-    judge_function,
-    judge_numbers,
-    kind_of,
-)
+from helpers.lab.exercises.judges import Expected, Result, judge_function, judge_numbers, kind_of
 
 WORDS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
 OTHERS = ("maybe", "", "Falsch", "2", "yes!")

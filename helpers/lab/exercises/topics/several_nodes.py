@@ -4,13 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from helpers.lab.exercises.judges import (
-    Expected,
-    Result,
-    judge_function,
-    judge_numbers,
-    number_of,
-)
+from helpers.lab.exercises.judges import Expected, Result, judge_function, judge_numbers, number_of
 
 PARAMETER_BYTES, LINK_BYTES_PER_S, NODES, GPUS = 4e9, 12.5e9, 2, 8
 SAVE_S, NODE_FAILS_S, JOB_NODES = 60.0, 30 * 86_400.0, 64

@@ -35,14 +35,7 @@ def large_model(report: Report) -> None:
 def time_plan(
     report: Report, name: str, fields: dict[str, Any], source: str, batch: int, seq: int
 ) -> None:
-    from helpers import (
-        ParallelPlan,
-        Trainer,
-        distributed,
-        load_config,
-        load_model,
-        make_cluster,
-    )
+    from helpers import ParallelPlan, Trainer, distributed, load_config, load_model, make_cluster
 
     forget_peak()  # and the last plan's model
     config, device = load_config(source), torch.cuda.get_device_name() if CUDA else "cpu"
