@@ -63,11 +63,14 @@ class Job:
     resume_from: Path | None
     adapting: Adapting | None = None
     own_folder: IO[str] | None = None  # open where the run goes on in a folder that is there
+    goes_on: bool = False  # in its own folder
+    resumed_after: int = 0  # steps
 
     def claim_folder(self) -> None:
         """On the first rank: make the run's folder, and keep other runs out of it."""
         if self.own_folder is None and is_first():
             self.own_folder = claim(self.args.out)
+            check_folder(self.args.out, self.goes_on)  # as the run that had it a moment ago left it
 
     @property
     def steps(self) -> int:
@@ -147,12 +150,12 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.resume is not None:
         check_access(args.out / "checkpoints")
     # before its checkpoints are looked at, which a run that is under way there replaces
-    goes_on = args.resume is not None and (args.out / "checkpoints").is_dir()
-    own_folder = claim(args.out) if goes_on and is_first() else None
+    there = args.resume is not None and (args.out / "checkpoints").is_dir()
+    own_folder = claim(args.out) if there and is_first() else None
     resume_from = checkpoint_of(args)
+    goes_on = args.resume == AUTO or (resume_from is not None and is_inside(resume_from, args.out))
     if is_first():
-        own = resume_from and args.out.resolve() in resume_from.resolve().parents
-        check_folder(args.out, resume=bool(own) or args.resume == AUTO)
+        check_folder(args.out, goes_on)
     overrides = {
         "num_hidden_layers": args.layers,
         "hidden_size": args.hidden,
@@ -197,7 +200,8 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.eval_data:
         labels = train.label_names or None
         evaluation = read_tokens(args.eval_data, "validation", args, tokenizer, labels)
-    job = Job(args, plan, config, train, evaluation, files, resume_from, adapting, own_folder)
+    job = Job(args, plan, config, train, evaluation, files, resume_from, adapting)
+    job.own_folder, job.goes_on = own_folder, goes_on
     if args.profile and args.profile[1] > job.steps:
         raise UserError(f"--profile asks for step {args.profile[1]}: the run takes {job.steps}")
     if resume_from is not None:
@@ -206,6 +210,7 @@ def prepare(args: argparse.Namespace) -> Job:
             raise UserError(
                 f"{resume_from} has taken {done} steps already: --steps {job.steps} is behind it"
             )
+        job.resumed_after = done
     return job
 
 
@@ -226,6 +231,13 @@ def checkpoint_of(args: argparse.Namespace) -> Path | None:
     ):
         return None
     return checkpoints.pick(args.out if args.resume in (Path(), AUTO) else args.resume)
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """By their names, or by where links lead."""
+    return (
+        folder.absolute() in path.absolute().parents or folder.resolve() in path.resolve().parents
+    )
 
 
 def adapting_of(args: argparse.Namespace) -> Adapting | None:
