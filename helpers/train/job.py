@@ -40,14 +40,8 @@ from helpers.text.encoder_rows import SpecialTokens
 from helpers.text.token_files import tokenized
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
 from helpers.train.arguments import AUTO, BUNDLED, is_first
+from helpers.train.same_model import of_model
 from helpers.train.tracking import check_trackers
-
-SIZES = {  # what a run's model must share with the one that it goes on from
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "vocabulary": "vocab_size",
-}
 
 
 @dataclasses.dataclass
@@ -124,7 +118,8 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """What a resumed run may change, and is told of."""
         names = ("lr", "lr_schedule", "warmup", "weight_decay", "clip", "optimizer", "precision")
-        return {name: getattr(self.args, name) for name in names} | {"steps": self.steps}
+        values = {name: getattr(self.args, name) for name in (*names, "lora_dropout")}
+        return values | {"steps": self.steps}
 
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must share with the one that it goes on from."""
@@ -134,8 +129,7 @@ class Job:
             "tokens": len(self.train.ids),
             "data of digest": self.train.digest,
             "base": self.adapting and self.weights,
-            "model": self.config.model_type,
-            **{word: getattr(text_config(self.config), name, None) for word, name in SIZES.items()},
+            **of_model(self.config),
         }
 
 
