@@ -40,14 +40,8 @@ from helpers.text.encoder_rows import SpecialTokens
 from helpers.text.token_files import tokenized
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
 from helpers.train.arguments import AUTO, BUNDLED, is_first
+from helpers.train.same_model import of_model
 from helpers.train.tracking import check_trackers
-
-SIZES = {  # what a run's model must share with the one that it goes on from
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "vocabulary": "vocab_size",
-}
 
 
 @dataclasses.dataclass
@@ -63,11 +57,14 @@ class Job:
     resume_from: Path | None
     adapting: Adapting | None = None
     own_folder: IO[str] | None = None  # open where the run goes on in a folder that is there
+    goes_on: bool = False  # in its own folder
+    resumed_after: int = 0  # steps
 
     def claim_folder(self) -> None:
         """On the first rank: make the run's folder, and keep other runs out of it."""
         if self.own_folder is None and is_first():
             self.own_folder = claim(self.args.out)
+            check_folder(self.args.out, self.goes_on)  # as the run that had it a moment ago left it
 
     @property
     def steps(self) -> int:
@@ -121,7 +118,8 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """What a resumed run may change, and is told of."""
         names = ("lr", "lr_schedule", "warmup", "weight_decay", "clip", "optimizer", "precision")
-        return {name: getattr(self.args, name) for name in names} | {"steps": self.steps}
+        values = {name: getattr(self.args, name) for name in (*names, "lora_dropout")}
+        return values | {"steps": self.steps}
 
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must share with the one that it goes on from."""
@@ -131,8 +129,7 @@ class Job:
             "tokens": len(self.train.ids),
             "data of digest": self.train.digest,
             "base": self.adapting and self.weights,
-            "model": self.config.model_type,
-            **{word: getattr(text_config(self.config), name, None) for word, name in SIZES.items()},
+            **of_model(self.config),
         }
 
 
@@ -147,12 +144,12 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.resume is not None:
         check_access(args.out / "checkpoints")
     # before its checkpoints are looked at, which a run that is under way there replaces
-    goes_on = args.resume is not None and (args.out / "checkpoints").is_dir()
-    own_folder = claim(args.out) if goes_on and is_first() else None
+    there = args.resume is not None and (args.out / "checkpoints").is_dir()
+    own_folder = claim(args.out) if there and is_first() else None
     resume_from = checkpoint_of(args)
+    goes_on = args.resume == AUTO or (resume_from is not None and is_inside(resume_from, args.out))
     if is_first():
-        own = resume_from and args.out.resolve() in resume_from.resolve().parents
-        check_folder(args.out, resume=bool(own) or args.resume == AUTO)
+        check_folder(args.out, goes_on)
     overrides = {
         "num_hidden_layers": args.layers,
         "hidden_size": args.hidden,
@@ -197,7 +194,8 @@ def prepare(args: argparse.Namespace) -> Job:
     if args.eval_data:
         labels = train.label_names or None
         evaluation = read_tokens(args.eval_data, "validation", args, tokenizer, labels)
-    job = Job(args, plan, config, train, evaluation, files, resume_from, adapting, own_folder)
+    job = Job(args, plan, config, train, evaluation, files, resume_from, adapting)
+    job.own_folder, job.goes_on = own_folder, goes_on
     if args.profile and args.profile[1] > job.steps:
         raise UserError(f"--profile asks for step {args.profile[1]}: the run takes {job.steps}")
     if resume_from is not None:
@@ -206,6 +204,7 @@ def prepare(args: argparse.Namespace) -> Job:
             raise UserError(
                 f"{resume_from} has taken {done} steps already: --steps {job.steps} is behind it"
             )
+        job.resumed_after = done
     return job
 
 
@@ -226,6 +225,13 @@ def checkpoint_of(args: argparse.Namespace) -> Path | None:
     ):
         return None
     return checkpoints.pick(args.out if args.resume in (Path(), AUTO) else args.resume)
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """By their names, or by where links lead."""
+    return (
+        folder.absolute() in path.absolute().parents or folder.resolve() in path.resolve().parents
+    )
 
 
 def adapting_of(args: argparse.Namespace) -> Adapting | None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from helpers.engine.adapters.lora import trainable_parameters
-from helpers.engine.files.manifest import step_of
 from helpers.engine.files.run_record import Clock, Metrics, versions, write_summary
 from helpers.engine.memory.states import peak_memory_bytes
 from helpers.engine.precision.compiling import compilations
@@ -108,7 +107,7 @@ def finish(
         "state_bytes": states,
         "final_loss": metrics.lines[-1]["loss"] if metrics.lines else None,
         "skipped_steps": trainer.scaler.skipped,
-        "resumed_after": step_of(job.resume_from) if job.resume_from else 0,
+        "resumed_after": job.resumed_after,
         "compiled": [dataclasses.asdict(one) for one in compilations()],
         "eval": scores,
         "warnings": warnings,

@@ -302,6 +302,8 @@ def main(started: float) -> None:
     except (CheckpointFailed, Diverged, NotRepeatable, RankHung) as error:
         refuse(str(error), code=1)
     except OSError as error:
-        if not is_disk_full(error):
+        if is_disk_full(error):
+            refuse(f"the disk of {job.args.out} is full", code=1)
+        if error.filename is None:  # a connection, and no file
             raise
-        refuse(f"the disk of {job.args.out} is full", code=1)
+        refuse(f"{error.filename} cannot be read or written: {error.strerror}", code=1)

@@ -1,5 +1,8 @@
-"""A run has its folder for itself, and no rank of it outlives its agent, whoever started that."""
+"""A run has its folder for itself, and no rank of it outlives its agent, whoever started that. And
+folders that cannot be used as they are, and some that can: moved, linked, edited."""
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +14,18 @@ import pytest
 
 from helpers.engine.errors import UserError
 from helpers.engine.files import run_record
+from helpers.engine.models.configurations import load_config
+from helpers.train.arguments import parse
+from helpers.train.job import prepare
+from tests.support import scripts
 from tests.support.waiting import wait_for
 from tests.train.test_resume import losses
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 TRAIN = ["--model", "gptj-tiny", "--batch-size", "8", "--seq-len", "32", "--checkpoint-every", "5"]
+SMALL = {"layers": 1, "hidden": 32, "heads": 2, "seq_len": 32, "batch_size": 4}
+RESUMED = SMALL | {"steps": 4, "resume": True, "checkpoint_every": 1}
 
 
 def start(ranks: int, out: Path, *flags: str) -> subprocess.Popen:
@@ -78,3 +87,93 @@ def test_a_claim_ends_with_its_file(tmp_path, monkeypatch):
         run_record.claim(tmp_path / "run")
     own.close()
     run_record.claim(tmp_path / "run").close()
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    done = scripts.process(out=out, steps=2, checkpoint_every=1, **SMALL)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def out(two_steps: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(two_steps, tmp_path / "run")
+
+
+def test_a_lock_that_cannot_be_written_is_one_line(out: Path) -> None:
+    (out / run_record.LOCK).unlink()
+    (out / run_record.LOCK).mkdir()
+    line = scripts.refusal("--resume", out=out)
+    assert line == f"cannot write to {out}: Is a directory"
+
+
+def test_a_link_that_leads_nowhere_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    done = scripts.process(out=tmp_path / "out", steps=1, **SMALL)
+    assert done.returncode == 2
+    assert scripts.the_line(done.stderr).startswith(f"cannot write to {tmp_path / 'out'}: ")
+
+
+def test_a_file_in_the_way_is_one_line(out: Path) -> None:
+    (out / "metrics.jsonl").unlink()
+    (out / "metrics.jsonl").mkdir()
+    done = scripts.process(out=out, **RESUMED)
+    assert done.returncode == 1
+    line = scripts.the_line(done.stderr)
+    assert line == f"{out / 'metrics.jsonl'} cannot be read or written: Is a directory"
+
+
+def test_checkpoints_that_a_link_leads_to_are_the_runs_own(out: Path, tmp_path: Path) -> None:
+    (out / "checkpoints").rename(tmp_path / "elsewhere")
+    (out / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    done = scripts.process(out=out, **RESUMED)
+    assert done.returncode == 0, done.stderr
+    kept = {path.name for path in (tmp_path / "elsewhere").iterdir()}
+    assert kept == {"step-00000003", "step-00000004"}
+
+
+def test_a_renamed_checkpoint_has_the_steps_that_it_says(out: Path) -> None:
+    folder = out / "checkpoints"
+    (folder / "step-00000002").rename(folder / "step-00000003")
+    done = scripts.process(out=out, **RESUMED)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "summary.json").read_text())["resumed_after"] == 2
+
+
+def test_lines_of_metrics_that_a_summary_cannot_count_are_left_out(out: Path) -> None:
+    rows = [1], {"step": 1}, {"step": True}, {"step": 1, "loss": 1, "tokens": "x", "step_s": 1}
+    metrics = out / "metrics.jsonl"
+    whole = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([*map(json.dumps, rows), *whole]) + "\n")
+    done = scripts.process(out=out, **RESUMED)
+    assert done.returncode == 0, done.stderr
+    after = metrics.read_text().splitlines()
+    assert after[:2] == whole and len(after) == 4
+
+
+def test_what_ended_a_moment_ago_is_not_written_over(two_steps: Path, tmp_path: Path) -> None:
+    """Two runs were started at once in a folder, and the first has ended before the second has
+    loaded its model."""
+    args = parse(["--steps", "1", "--out", str(tmp_path / "run")])
+    job = prepare(args)
+    shutil.copytree(two_steps, tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run"):
+        job.claim_folder()
+    job.own_folder.close()
+
+
+def test_another_configuration_of_the_same_sizes_is_refused(out: Path, tmp_path: Path) -> None:
+    """Its weights fit, and what it computes of them is something else."""
+    config = load_config("gptj-tiny")
+    config.save_pretrained(tmp_path / "same")
+    config.layer_norm_epsilon *= 100
+    config.save_pretrained(tmp_path / "other")
+    sizes = ("--layers=1", "--hidden=32", "--heads=2", "--seq-len=32", "--batch-size=4")
+    flags = (*sizes, "--from-scratch", "--resume", "--steps=4")
+    line = scripts.refusal(*flags, "--model", tmp_path / "other", out=out)
+    assert line == "the checkpoint was made with layer_norm_epsilon 1e-05, this run has 0.001"
+    own = {"model": tmp_path / "same", "from_scratch": True}
+    done = scripts.process(out=out, **RESUMED | own)
+    assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import io
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ..tensor.shards import local
 from .manifest import (
     METADATA,
     STEP,
+    as_stored,
     list_checkpoints,
     read_manifest,
     sha256,
@@ -63,6 +64,9 @@ class Checkpoints:
             whole.
         fixed: facts of the run that a resumed one must share (batch size, seed, data, ...).
         settings: facts that it may change, and is told of (learning rate, clip, ...).
+
+    Raises:
+        UserError: a fact is nothing that JSON holds.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class Checkpoints:
     ) -> None:
         check_count("keep", keep)
         self.folder, self.keep, self.background = Path(folder), keep, background
-        self.fixed, self.settings = fixed or {}, settings or {}
+        self.fixed, self.settings = as_stored(fixed or {}), as_stored(settings or {})
         # a group of its own: its messages must not mix with those of training
         self.group = dist.new_group(backend="gloo") if background else None
         self.thread = ThreadPoolExecutor(1, "checkpoint")
@@ -133,7 +137,7 @@ class Checkpoints:
     def _begin(self, folder: Path) -> None:
         """An empty draft; what a killed run had not finished goes."""
         for stale in self.folder.glob("*.partial"):
-            shutil.rmtree(stale)
+            _remove(stale)
         folder.mkdir(parents=True)
 
     def _publish(self, draft: "Draft") -> None:
@@ -211,14 +215,17 @@ class Checkpoints:
         stored = on_all_ranks(reader.read_metadata)[0].state_dict_metadata
         state = state_of(trainer)
         check_same_tensors(path, {name: tuple(of.size) for name, of in stored.items()}, state)
-        dcp.load(state, storage_reader=reader)
+        try:
+            dcp.load(state, storage_reader=reader)
+        except dcp.CheckpointException as error:
+            raise UserError(f"{path} cannot be read: {_last_line(error)}") from None
         trainer.steps_done = manifest["step"]
         before = manifest["plan"]["precision"]
         trainer.scaler.go_on(manifest["scaler"], before, trainer.plan.precision)
         set_updates(trainer, manifest.get("fewer_updates", {}))
         trainer.data.publish()
         if manifest["plan"] == trainer.plan.to_dict():
-            set_random_streams(torch.load(path / f"rank-{dist.get_rank()}.pt", weights_only=True))
+            on_all_ranks(lambda: _go_on_drawing(path / f"rank-{dist.get_rank()}.pt"))
 
 
 @dataclass(frozen=True)
@@ -248,15 +255,40 @@ def _drop(checkpoint: Path) -> None:
     """Remove a checkpoint; a crash leaves no half of it under its name."""
     gone = checkpoint.with_suffix(".gone.partial")
     checkpoint.rename(gone)
-    shutil.rmtree(gone)
+    _remove(gone)
+
+
+def _remove(path: Path) -> None:
+    """A folder with all that is in it; of a link to one the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _reason(error: BaseException, draft: Draft) -> str:
     """Why a draft could not be written. Of a full disk torch says that a position is unexpected."""
-    free = shutil.disk_usage(draft.folder.parent).free
-    if free < draft.size_bytes:
-        return f"its disk is full, {free / 1e6:.1f} MB are left"
+    with suppress(OSError):  # of a folder that has gone
+        free = shutil.disk_usage(draft.folder.parent).free
+        if free < draft.size_bytes:
+            return f"its disk is full, {free / 1e6:.1f} MB are left"
+    return _last_line(error)
+
+
+def _last_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
+def _go_on_drawing(path: Path) -> None:
+    """Put this rank's random streams where they were.
+
+    Raises:
+        UserError: the file holds none.
+    """
+    try:
+        set_random_streams(torch.load(path, weights_only=True))
+    except Exception as error:  # broken pickles fail in every way
+        raise UserError(f"{path} holds no random streams: {_last_line(error)}") from None
 
 
 def pick(source: str | Path) -> Path:

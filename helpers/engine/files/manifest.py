@@ -4,14 +4,30 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, cannot_read, check_access
+from ..errors import UserError, cannot_read, check_access, is_number
 
 STEP = re.compile(r"step-(\d{8,})")  # more digits from step 10^8 on
 MANIFEST = "manifest.json"
 METADATA = ".metadata"  # torch's: where which tensor lies
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(is_number, value.values()))
+
+
+# what a manifest must have, of which kind; an earlier version's may lack what may be None
+PARTS: dict[str, Callable[[Any], bool]] = {
+    "step": lambda value: isinstance(value, int) and is_number(value) and value >= 0,
+    "plan": lambda value: isinstance(value, dict) and isinstance(value.get("precision"), str),
+    "scaler": _numbers,
+    "fixed": lambda value: isinstance(value, dict),
+    "settings": lambda value: value is None or isinstance(value, dict),
+    "fewer_updates": lambda value: value is None or _numbers(value),
+}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -52,6 +68,8 @@ def read_manifest(path: Path, fixed: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"{path} has no readable {MANIFEST}{_before(path)}") from None
     if not whole:
         raise UserError(f"{path / MANIFEST} is damaged: its checksum differs{_before(path)}")
+    if wrong := next((name for name, fits in PARTS.items() if not fits(manifest.get(name))), None):
+        raise UserError(f"{path / MANIFEST} is damaged: its {wrong} is none{_before(path)}")
     _check_files(path, manifest)
     for fact, value in manifest["fixed"].items():
         if fact in fixed and fixed[fact] != value:
@@ -85,6 +103,20 @@ def changed_settings(manifest: dict[str, Any], settings: dict[str, Any]) -> list
         for name in settings
         if name in before and before[name] != settings[name]
     ]
+
+
+def as_stored(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts as a manifest gives them back: a tuple becomes a list.
+
+    Raises:
+        UserError: one is nothing that JSON holds.
+    """
+    try:
+        return json.loads(json.dumps(facts, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"facts of a checkpoint are numbers, texts, and lists of these: {error}"
+        ) from None
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import UserError
+from ..errors import UserError, is_number
 
+COUNTED = ("step", "tokens", "samples", "step_s")  # numbers of a line of metrics
 HELD = ("metrics.jsonl", "summary.json", "checkpoints")
 LOCK = ".lock"
 CLAIM_S = 10.0  # so long a run that is started again waits for the end of the one before it
@@ -44,12 +45,15 @@ def claim(out: Path) -> IO[str]:
     """Make a run's folder this process's own, for as long as it lives and the file stays open.
 
     Raises:
-        UserError: another run writes there.
+        UserError: another run writes there, or nothing can be written.
     """
     import fcntl  # which Windows lacks, and other systems of this project's have
 
-    out.mkdir(parents=True, exist_ok=True)
-    file = (out / LOCK).open("w")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / LOCK).open("a")
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from None
     end = time.monotonic() + CLAIM_S
     while True:
         try:
@@ -62,6 +66,9 @@ def claim(out: Path) -> IO[str]:
                     f"another run writes to {out}: wait for its end, or give another --out"
                 ) from None
             time.sleep(0.1)
+        except OSError as error:  # of disks that know no locks
+            file.close()
+            raise UserError(f"{out / LOCK} cannot be locked: {error.strerror}") from None
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -163,14 +170,21 @@ class LossRange:
 
 
 def _lines_up_to(path: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of a metrics file up to a step; a line that a crash cut short is not one."""
+    """The lines of a metrics file up to a step; a line that a crash cut short is not one, nor is
+    one that lacks what a summary takes from it."""
     lines = []
     for text in path.read_text(errors="replace").splitlines():
-        with suppress(ValueError, RecursionError, TypeError, KeyError):
+        with suppress(ValueError, RecursionError):
             line = json.loads(text)
-            if line["step"] <= step:
+            if _is_whole(line) and line["step"] <= step:
                 lines.append(line)
     return lines
+
+
+def _is_whole(line: Any) -> bool:
+    if not isinstance(line, dict) or not all(is_number(line.get(name)) for name in COUNTED):
+        return False
+    return "loss" in line and line["step_s"] > 0
 
 
 def warmup_steps(steps: int) -> int:

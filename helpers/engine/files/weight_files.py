@@ -3,8 +3,7 @@
 import errno
 import hashlib
 import json
-import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +14,15 @@ from torch import Tensor, nn
 
 from ..errors import UserError, cannot_read, check_access, need, reason
 from .names_in_files import Made, Recipe, recipes, shape_in_file
+from .tensor_file import not_opened, open_tensor, stored_names
+from .whole import replace_text
 
 SHARD_BYTES = 4 * 2**30
 SAMPLES, SAMPLE_BYTES = 256, 2**16  # of each file, for its digest
+ROWS = 4096  # of two tensors, held against each other at a time
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# what a folder's weights are in: the first that is there, as transformers takes it
+KINDS = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True)
@@ -41,14 +46,14 @@ class WeightFiles:
         """
         check_access(source)
         folder = Path(source) if Path(source).is_dir() else _download(source)
-        index = _first(folder, "model.safetensors.index.json", "pytorch_model.bin.index.json")
-        if index is not None:
-            return cls(folder, _read_index(index))
-        single = _first(folder, "model.safetensors", "pytorch_model.bin")
-        if single is None:
+        check_access(folder / KINDS[0])
+        found = next((folder / name for name in KINDS if (folder / name).is_file()), None)
+        if found is None:
             _check_nothing_there(folder)
             return None
-        return cls(folder, dict.fromkeys(stored_names(single), single.name))
+        if found.suffix == ".json":
+            return cls(folder, _read_index(found))
+        return cls(folder, dict.fromkeys(stored_names(found), found.name))
 
     @property
     def digest(self) -> str:
@@ -113,6 +118,17 @@ class WeightFiles:
             return rows.reshape(-1, *whole[1:])[(slice(None), *window[1:])]
         return tensor[:].reshape(tuple(whole))[window]
 
+    def check_tied(self, names: Sequence[str]) -> None:
+        """Raise a UserError if the files hold one weight under several of these names, and not the
+        same."""
+        first, *others = [name for name in names if self.has(name)] or [""]
+        for other in others:
+            if not _same(self._tensor(first), self._tensor(other)):
+                raise UserError(
+                    f"{first} and {other} in {self.folder.name} differ, and its configuration ties "
+                    "them: say there that tie_word_embeddings is false"
+                )
+
     def _tensor(self, name: str) -> Any:
         """Something that can be indexed by slices and then reads only what these need."""
         recipe = self.recipes.get(name)
@@ -122,7 +138,16 @@ class WeightFiles:
         return self.open(stored)
 
     def open(self, stored: str) -> Any:
-        return _open(self.folder / self.where[stored], stored)
+        return open_tensor(self.folder / self.where[stored], stored)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Have two tensors the same shape and values? They are read a few rows at a time."""
+    shape = shape_in_file(one)
+    if shape != shape_in_file(other):
+        return False
+    starts = range(0, shape[0], ROWS) if shape else ()
+    return all(torch.equal(one[at : at + ROWS], other[at : at + ROWS]) for at in starts)
 
 
 def _add_samples(checksum: Any, path: Path) -> None:
@@ -145,11 +170,6 @@ def _download(hub_id: str) -> Path:
     except Exception as error:
         # the hub's client raises many kinds; each means that the model could not be had
         raise UserError(f"could not fetch {hub_id!r} from the hub: {reason(error)}") from None
-
-
-def _first(folder: Path, *names: str) -> Path | None:
-    check_access(folder / names[0])
-    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _check_nothing_there(folder: Path) -> None:
@@ -184,7 +204,7 @@ def _read_index(index: Path) -> dict[str, str]:
     if missing:
         raise UserError(f"{index.parent.name} lacks {missing[0]}: copy or download it again")
     for file in files:
-        if error := _not_opened(index.parent / file):
+        if error := not_opened(index.parent / file):
             raise cannot_read(index.parent / file, error)
     return where
 
@@ -194,60 +214,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # such as a name that no disk takes
         return False
-
-
-def stored_names(path: Path) -> list[str]:
-    """The tensors in a file. Raises a UserError where it is broken or cannot be read."""
-    if path.suffix == ".bin":
-        return list(_load_pickle(path))
-    return _of_safetensors(path, lambda file: list(file.keys()))
-
-
-def _open(path: Path, name: str) -> Any:
-    """Something that can be indexed by slices and then reads only these from disk."""
-    if path.suffix == ".bin":
-        return _load_pickle(path)[name]
-    return _of_safetensors(path, lambda file: file.get_slice(name))
-
-
-def _of_safetensors(path: Path, ask: Callable[[Any], Any]) -> Any:
-    safetensors = need("safetensors", "hf")
-    try:
-        return ask(safetensors.safe_open(path, framework="pt"))
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path.name} in {path.parent.name} is broken: {error}") from None
-    except OSError as error:
-        raise cannot_read(path, _not_opened(path) or error) from None
-
-
-def _not_opened(path: Path) -> OSError | None:
-    """Why a file cannot be opened. safetensors says of each such file that it is not there."""
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        return error
-    return None
-
-
-def _load_pickle(path: Path) -> dict[str, Tensor]:
-    try:
-        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        said = f"{path.name} in {path.parent.name} cannot be read: {reason(error)}"
-        raise UserError(said) from None
-    except OSError as error:
-        raise cannot_read(path, error) from None
-    if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise UserError(f"{path.name} in {path.parent.name} holds no weights by name but {kind}")
-    for name, value in found.items():
-        dense = isinstance(value, Tensor) and value.layout == torch.strided
-        if not isinstance(name, str) or not dense:
-            raise UserError(
-                f"{path.name} in {path.parent.name} holds {name!r:.80}, which is no dense tensor "
-                "by a name: save the model's state_dict() alone"
-            )
-    return found
 
 
 def write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path | None) -> None:
@@ -287,10 +253,17 @@ def _write_shard(tensors: dict[str, Tensor], folder: Path, number: int) -> Path:
 
 
 def _name_shards(written: list[Path]) -> None:
-    """Give the files the names that transformers looks for."""
+    """Give the files the names that transformers looks for, and take away those that the folder
+    had. At no moment is a reader given files of both."""
     folder = written[0].parent
+    before = [folder / INDEX, *folder.glob("model-*-of-*.safetensors")]
     if len(written) == 1:
-        written[0].replace(folder / "model.safetensors")
+        written[0].replace(folder / WHOLE)
+    else:
+        before.append(folder / WHOLE)
+    for path in before:
+        path.unlink(missing_ok=True)
+    if len(written) == 1:
         return
     where = {}
     for number, path in enumerate(written, start=1):
@@ -298,4 +271,4 @@ def _name_shards(written: list[Path]) -> None:
         where |= dict.fromkeys(stored_names(path), name)
         path.replace(folder / name)
     index = {"metadata": {}, "weight_map": where}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    replace_text(folder / INDEX, json.dumps(index, indent=1))

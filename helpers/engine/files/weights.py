@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import UserError
+from ..errors import UserError, need, reason
 from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
@@ -49,7 +49,25 @@ def blank_model(
         model = build(config, task, dtype)
         keep_in_float32(model, dtype)
     model.own_dtype = own_dtype
-    return model, None if files is None else files.of(model)
+    if files is None:
+        return model, None
+    files = files.of(model)
+    for names in tied_names(model):
+        files.check_tied(names)
+    generate_as(model, files.folder)
+    return model, files
+
+
+def generate_as(model: nn.Module, folder: Path) -> None:
+    """Give a model what its folder says of how to generate, as transformers does."""
+    transformers = need("transformers", "hf")
+    name = transformers.utils.GENERATION_CONFIG_NAME
+    if not model.can_generate() or not (folder / name).is_file():
+        return
+    try:
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # of what is no such configuration
+        raise UserError(f"{name} in {folder.name} cannot be read: {reason(error)}") from None
 
 
 def find_weights(source: str | Path, from_scratch: bool = False) -> WeightFiles | None:
@@ -111,6 +129,14 @@ def tied(model: nn.Module) -> list[Slots]:
         for name, parameter in module.named_parameters(recurse=False):
             slots.setdefault(id(parameter), []).append((module, name))
     return [places for places in slots.values() if len(places) > 1]
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """The same, by their names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
 
 
 def tie(ties: list[Slots]) -> None:

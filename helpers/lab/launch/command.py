@@ -21,6 +21,7 @@ from helpers.lab.runs.run import holds_run
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")  # nodes on this machine
 LOOPBACK, LOOPBACK_DEVICE = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
 LOG = "launch.log"  # all that the processes of a run write, in its folder of logs
+OF_TORCHRUN = "PET_"  # its arguments as variables: those of a job that this process is a part of
 TRAINING = "helpers.train"
 TRAINING_SCRIPT = "scripts/train.py"  # the same, where the project's scripts are
 
@@ -146,7 +147,7 @@ def environment(ranks: int, extra: Mapping[str, str] | None, threads: int | None
         # a launch starts all ranks on this machine, and nobody else is to reach where they listen
         "GLOO_SOCKET_IFNAME": LOOPBACK_DEVICE,
         "NCCL_SOCKET_IFNAME": LOOPBACK_DEVICE,
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith(OF_TORCHRUN)},
         "OMP_NUM_THREADS": str(threads or max(1, cores() // ranks)),
         # threads that wait go to sleep: spinning costs ten times the time on cores that others use
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),

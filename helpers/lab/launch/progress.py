@@ -3,9 +3,10 @@
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from helpers.engine.errors import is_number
+from helpers.engine.errors import UserError, is_number
 from helpers.engine.files.whole import replace_text
 from helpers.lab.launch.command import Job
 from helpers.lab.launch.live_panel import LINES_SHOWN, Panel, View
@@ -47,11 +48,12 @@ class Progress:
     def finish(self, state: str, note: str = "") -> None:
         """Write and show how it ended: done, failed or stopped."""
         self._metrics.read()
-        self._write(
-            state,
-            wall_s=round(self._processes.elapsed_s, 3),
-            before_ranks_s=self._before_ranks_s(),
-        )
+        with suppress(UserError):  # the verdict counts, though a full disk takes no record of it
+            self._write(
+                state,
+                wall_s=round(self._processes.elapsed_s, 3),
+                before_ranks_s=self._before_ranks_s(),
+            )
         self._panel.finish(self._view(state, note))
 
     def _quiet_words(self) -> str:
@@ -103,4 +105,7 @@ class Progress:
             "state": state,
             **measured,
         }
-        replace_text(self._job.out / "launch.json", json.dumps(record, indent=1) + "\n")
+        try:
+            replace_text(self._job.out / "launch.json", json.dumps(record, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write in {shown(self._job.out)}: {error.strerror}") from None

@@ -86,7 +86,10 @@ def main() -> int:
             }
             for rank, failure in error.failures.items()
         ]
-        path.write_text(json.dumps(failures))
+        try:
+            path.write_text(json.dumps(failures))
+        except OSError as error:
+            print(f"error: {path} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 

@@ -111,9 +111,22 @@ def _read_failures(logs: Path) -> list[dict[str, Any]]:
     """Of all agents (torchrun_agent.py), and of a node that was lost (local_nodes.py)."""
     failures = []
     for path in sorted(logs.glob("**/failures.json")):
-        with contextlib.suppress(OSError, ValueError):
-            failures += json.loads(path.read_text())
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            found = json.loads(path.read_text())
+            failures += filter(_is_failure, found if isinstance(found, list) else [])
     return failures
+
+
+def _is_failure(entry: Any) -> bool:
+    """Is this what an agent writes of a rank, or of a node that was lost?"""
+    if not isinstance(entry, dict) or not _is_whole(entry.get("exit_code")):
+        return False
+    of_rank = _is_whole(entry.get("rank")) and isinstance(entry.get("closed"), bool)
+    return of_rank or _is_whole(entry.get("node"))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _order(failure: dict[str, Any], logs: Path) -> tuple[bool, bool, float]:

@@ -208,8 +208,28 @@ def load_run(path: str | Path) -> Run:
     if not record.exists() and not holds_run(path):
         raise UserError(f"{shown(path)} holds no run: no metrics.jsonl, no summary.json")
     known = _read_object(record) if record.exists() else {}
-    names = ("command", "state", "wall_s", "before_ranks_s", "flags")
-    return Run(path, **{name: known[name] for name in names if name in known})
+    for name, fits in RECORDED.items():
+        if name in known and not fits(known[name]):
+            raise UserError(
+                f"{shown(record)} has {name} {known[name]!r:.40}, which launch() does not write: "
+                "take the file away, if somebody edited it"
+            )
+    return Run(path, **{name: known[name] for name in RECORDED if name in known})
+
+
+def _is_size(value: object) -> bool:
+    """Is this a number of bytes or seconds, or None where it was not measured?"""
+    return value is None or is_number(value)
+
+
+# what a Run takes from launch.json, and of which kind it is
+RECORDED: dict[str, Callable[[Any], bool]] = {
+    "command": lambda value: isinstance(value, str),
+    "state": lambda value: isinstance(value, str),
+    "wall_s": _is_size,
+    "before_ranks_s": _is_size,
+    "flags": lambda value: isinstance(value, dict),
+}
 
 
 def holds_run(path: Path) -> bool:
@@ -252,11 +272,6 @@ def _measures(run: Run) -> dict[str, Any]:
         "steps": len(run.metrics),
         "tokens": run._column("tokens").sum(),
     }
-
-
-def _is_size(value: object) -> bool:
-    """Is this a number of bytes or seconds, or None where it was not measured?"""
-    return value is None or is_number(value)
 
 
 def _are_sizes(state: object) -> bool:

@@ -210,6 +210,46 @@ def test_a_fact_that_must_not_change_is_named(tmp_path: Path) -> None:
     assert "batch_size 8" in pool(1).run(load_error, tmp_path, {"batch_size": 16})[0]
 
 
+def save_and_load_with(folder: Path, facts: dict) -> None:
+    trainer = trainer_of("gptj", ParallelPlan())
+    Checkpoints(folder, fixed=facts).save(trainer)
+    Checkpoints(folder, fixed=facts).load(trainer, checkpoint.pick(folder))
+
+
+def test_a_fact_is_compared_as_it_is_stored(tmp_path: Path) -> None:
+    pool(1).run(save_and_load_with, tmp_path, {"betas": (0.9, 0.95)})
+    for fact in (tmp_path, float("nan"), {1, 2}):
+        with pytest.raises(UserError, match="facts of a checkpoint are numbers, texts"):
+            Checkpoints(tmp_path, fixed={"fact": fact})
+
+
+def save_into(folder: Path) -> str:
+    with pytest.raises(checkpoint.CheckpointFailed) as caught:
+        Checkpoints(folder).save(trainer_of("gptj", ParallelPlan()))
+    return str(caught.value)
+
+
+def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        (said,) = pool(1).run(save_into, folder)
+        assert said.startswith("the checkpoint of step 0 could not be written: ")
+        assert said.endswith("; there is no earlier one") and "\n" not in said
+
+
+def test_what_lies_among_checkpoints_by_a_link_is_left(tmp_path: Path) -> None:
+    """A folder of a run that is kept on another disk, and a file that is no draft."""
+    pool(1).run(save_steps, tmp_path / "other", 1, 1)
+    (tmp_path / "run").mkdir()
+    (kept,) = checkpoint.list_checkpoints(tmp_path / "other")
+    (tmp_path / "run" / kept.name).symlink_to(kept)
+    (tmp_path / "run" / "x.partial").touch()
+    pool(1).run(save_steps, tmp_path / "run", 3, 1)
+    assert names(tmp_path / "run") == ["step-00000003"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000003"]
+    assert (kept / "manifest.json").exists()
+
+
 def load_into(folder: Path, layers: int, tied: bool) -> str:
     """What a model of so many layers says to a checkpoint of four, whose head is its own."""
     plan = ParallelPlan(pp=2)

@@ -110,6 +110,52 @@ def test_broken_metadata_is_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"step": "1"},
+        {"step": True},
+        {"step": -1},
+        {"step": None},
+        {"plan": []},
+        {"plan": {}},
+        {"scaler": {"scale": "x"}},
+        {"scaler": None},
+        {"fixed": [1]},
+        {"settings": 5},
+        {"fewer_updates": {"x": None}},
+    ],
+    ids=str,
+)
+def test_a_manifest_of_other_kinds_is_one_line(checkpoint, facts):
+    mended(checkpoint, **facts)
+    (words,) = pool(1).run(refused, checkpoint)
+    assert f"{MANIFEST} is damaged: its {next(iter(facts))} is none; there is no" in words
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"x" * 99)
+
+
+def streams_of_another_kind(path: Path) -> None:
+    torch.save({"cpu": [1, 2]}, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("__0_0.distcp", garbage),
+        ("rank-0.pt", garbage),
+        ("rank-0.pt", streams_of_another_kind),
+    ],
+)
+def test_files_of_other_kinds_are_one_line(checkpoint, name, spoil):
+    spoil(checkpoint / name)
+    mended(checkpoint)
+    (words,) = pool(1).run(refused, checkpoint)
+    assert words.startswith(str(checkpoint)) and len(words.splitlines()) == 1
+
+
 def test_a_tensor_lies_in_no_file_but_the_checkpoints(checkpoint):
     files = json.loads((checkpoint / MANIFEST).read_text())["files"]
     metadata = dcp.FileSystemReader(checkpoint).read_metadata()

@@ -1,0 +1,131 @@
+"""Folders of weights that say a thing twice, or in an older way: as transformers reads them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from helpers.engine.errors import UserError
+from helpers.engine.files import weight_files
+from helpers.engine.files.tensor_file import stored_names
+from helpers.engine.files.weights import save_model
+from helpers.engine.parallelize import load_model
+from helpers.engine.plan import ParallelPlan
+from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
+
+
+def model_of(seed: int, tied: bool = False) -> transformers.PreTrainedModel:
+    torch.manual_seed(seed)
+    config = tiny.config("llama")
+    config.tie_word_embeddings = tied
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model_of(0).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def logits_of(folder: Path) -> torch.Tensor:
+    plan = ParallelPlan()
+    model = load_model(folder, plan, mesh_of(plan))
+    with torch.no_grad():
+        return model(input_ids=tiny.batch(0)[0]).logits
+
+
+def check_read(folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        expected = model(input_ids=tiny.batch(0)[0]).logits
+    parity.close("logits", pool(1).run(logits_of, folder)[0], expected, 1e-6)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        logits_of(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_one_file_counts_before_shards_that_lie_beside_it(folder: Path, tmp_path: Path) -> None:
+    model_of(1).save_pretrained(tmp_path / "other", max_shard_size="20KB")
+    for path in (tmp_path / "other").glob("model*"):
+        shutil.copy(path, folder)
+    check_read(folder)
+
+
+def test_safetensors_count_before_an_index_of_pickles(folder: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "pytorch_model-00001-of-00002.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    check_read(folder)
+
+
+def test_pickles_of_the_oldest_kind_are_read(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    check_read(folder)
+
+
+@pytest.mark.parametrize("at", [2, 30, 60, 90, 200])
+def test_a_broken_pickle_of_the_oldest_kind_is_one_line(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.ones(3, 4)}, path, _use_new_zipfile_serialization=False)
+    content = bytearray(path.read_bytes())
+    content[at : at + 4] = b"\xff\xfe\x9d\x00"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"pytorch_model.bin in .* cannot be read"):
+        stored_names(path)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_tied_weight_that_stands_twice_is_one_or_refused(tmp_path: Path, times: int) -> None:
+    """transformers would not tie them, against the configuration."""
+    folder = tmp_path / "model"
+    model_of(0, tied=True).save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * times
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if times == 1:
+        check_read(folder)
+        return
+    said = pool(1).run(refusal, folder)[0]
+    assert said.startswith("model.embed_tokens.weight and lm_head.weight in model differ")
+
+
+def in_and_out(source: Path, target: Path, shard_bytes: int) -> None:
+    plan, before = ParallelPlan(), weight_files.SHARD_BYTES
+    weight_files.SHARD_BYTES = shard_bytes
+    try:
+        save_model(load_model(source, plan, mesh_of(plan)), target)
+    finally:
+        weight_files.SHARD_BYTES = before
+
+
+@pytest.mark.parametrize("sizes", [(20_000, 2**30), (2**30, 20_000), (10_000, 20_000)])
+def test_what_a_folder_held_before_is_gone(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    for seed, size in enumerate(sizes):
+        model_of(seed).save_pretrained(tmp_path / str(seed))
+        pool(1).run(in_and_out, tmp_path / str(seed), tmp_path / "out", size)
+    check_read(tmp_path / "out")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(again[name], value) for name, value in model_of(1).state_dict().items())
+    index = tmp_path / "out" / "model.safetensors.index.json"
+    files = {path.name for path in (tmp_path / "out").glob("model*.safetensors")}
+    named = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else files
+    assert files == named and (len(files) == 1) == (sizes[1] == 2**30)
+
+
+def test_how_a_model_generates_is_kept(folder: Path, tmp_path: Path) -> None:
+    says = {"eos_token_id": [3, 4], "do_sample": False, "temperature": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(says))
+    pool(1).run(in_and_out, folder, tmp_path / "out", 2**30)
+    kept = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert kept.items() >= says.items()
