@@ -124,12 +124,13 @@ class Job:
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must share with the one that it goes on from."""
         names = ("batch_size", "seq_len", "seed", "task", "template", "pack", "quantize")
-        return {name: getattr(self.args, name) for name in names} | {
+        return {
+            **of_model(self.config),
+            **{name: getattr(self.args, name) for name in names},
             "adapters": self.adapting and [self.adapting.rank, self.adapting.alpha],
             "tokens": len(self.train.ids),
             "data of digest": self.train.digest,
             "base": self.adapting and self.weights,
-            **of_model(self.config),
         }
 
 
