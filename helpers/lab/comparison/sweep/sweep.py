@@ -83,12 +83,12 @@ def sweep(
         "price_per_hour": price_per_hour,
         "trials_wanted": trials,
     }
-    find_program(script)
     _check(facts, flags)
     if checkpoint_every is not None:
         check_count("checkpoint_every", checkpoint_every, least=0)
     if out is not None:
         check_out(out)
+    find_program(script)
     folder = Path(ROOT / (out if out is not None else unused("runs/sweep")))
     with claim(folder):
         found = _begun(folder, facts)
