@@ -26,6 +26,8 @@ from .names_in_files import as_in_files, check_dtype
 from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
 
+GENERATION = "generation_config.json"
+
 
 def blank_model(
     source: str | Path,
@@ -61,13 +63,12 @@ def blank_model(
 def generate_as(model: nn.Module, folder: Path) -> None:
     """Give a model what its folder says of how to generate, as transformers does."""
     transformers = need("transformers", "hf")
-    name = transformers.utils.GENERATION_CONFIG_NAME
-    if not model.can_generate() or not (folder / name).is_file():
+    if not model.can_generate() or not (folder / GENERATION).is_file():
         return
     try:
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except Exception as error:  # of what is no such configuration
-        raise UserError(f"{name} in {folder.name} cannot be read: {reason(error)}") from None
+        raise UserError(f"{GENERATION} in {folder.name} cannot be read: {reason(error)}") from None
 
 
 def find_weights(source: str | Path, from_scratch: bool = False) -> WeightFiles | None:
@@ -203,8 +204,9 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
         config = copy.deepcopy(model.config)
         config.dtype, config.architectures = dtype, [model.class_name]
         config.save_pretrained(folder)
-        if model.can_generate():
-            model.generation_config.save_pretrained(folder)
+        if model.can_generate():  # as it is: its save_pretrained refuses what published models say
+            generation = model.generation_config
+            generation.to_json_file(folder / GENERATION, keys_to_pop=["compile_config"])
     named = (
         (name, value.to(dtype) if value.is_floating_point() else value)
         for name, value in whole_weights(model, masters=True)
