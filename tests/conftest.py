@@ -3,8 +3,10 @@
 import fcntl
 import os
 import signal
+import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +66,22 @@ def warm() -> Iterator[Any]:
     ranks = Ranks(4)
     yield ranks
     ranks.close()
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a file system of a size, as `18m`, and takes it away after the test."""
+    folder = tmp_path / "disk"
+
+    def mounted(size: str) -> Path:
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("needs the right to mount")
+        return folder
+
+    yield mounted
+    if folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True)

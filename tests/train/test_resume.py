@@ -2,11 +2,10 @@
 
 import json
 import shutil
-import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -280,17 +279,9 @@ def test_a_manifest_is_checked_too(killed, tmp_path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 18 MB: room for a checkpoint of 11 MB, and not for two."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=18m", "tmpfs", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs the right to mount")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def small_disk(disk_of: Callable[[str], Path]) -> Path:
+    """Room for a checkpoint of 11 MB, and not for two."""
+    return disk_of("18m")
 
 
 @pytest.mark.exhaustive

@@ -1,8 +1,7 @@
 """Where a launch happens: inside another job, on a full disk, beside records that were edited."""
 
 import json
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,19 +38,12 @@ def test_a_launch_from_inside_a_job_is_its_own(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def full_disk(tmp_path) -> Iterator[Path]:
+def full_disk(disk_of: Callable[[str], Path]) -> Path:
     """A file system on which folders can be made, and no file has room."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs the right to mount")
+    folder = disk_of("64k")
     with pytest.raises(OSError, match="No space left"):
         (folder / "filling").write_bytes(b"x" * 100_000)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    return folder
 
 
 def test_a_full_disk_is_one_line_before_anything_starts(full_disk):
