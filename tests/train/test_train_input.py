@@ -95,6 +95,14 @@ def test_numbers_and_names_that_cannot_be(refusal, arguments: str, words: str) -
     assert words in refusal(*arguments.split())
 
 
+def test_a_file_where_checkpoints_would_be(refusal, tmp_path) -> None:
+    """It is said before a step is taken, and not by the first checkpoint."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").touch()
+    line = refusal("--resume", "auto", out=tmp_path / "run")
+    assert "is a file, and a folder of checkpoints is needed there" in line
+
+
 def test_a_model_that_is_not_there(refusal, tmp_path) -> None:
     assert "no preset (bert-tiny, " in refusal("--model", "gptj-huge")
     (tmp_path / "empty").mkdir()

@@ -42,6 +42,7 @@ from .manifest import (
 )
 from .metadata_reader import CheckedReader
 from .trainer_state import (
+    adapters_of,
     alone,
     check_finite,
     check_same_tensors,
@@ -101,7 +102,7 @@ class Checkpoints:
             "step": trainer.steps_done,
             "plan": trainer.plan.to_dict(),
             "scaler": asdict(trainer.scaler),
-            "fixed": self.fixed,
+            "fixed": self.fixed | adapters_of(trainer.model),
             "settings": self.settings,
         }
         folder = self.folder / f"step-{trainer.steps_done:08d}.partial"
@@ -207,7 +208,8 @@ class Checkpoints:
         """
         path = Path(path)
         trainer.model.digest = None  # whatever the ranks began with, they go on with the same
-        manifest = on_all_ranks(lambda: read_manifest(path, self.fixed))[0]
+        fixed = self.fixed | adapters_of(trainer.model)
+        manifest = on_all_ranks(lambda: read_manifest(path, fixed))[0]
         names = list(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
         on_all_ranks(lambda: verify(path, {name: manifest["files"][name] for name in names}))
         reader = CheckedReader(path, manifest["files"])

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import Diverged, UserError
 from ..ranks import over_ranks
 from ..tensor.shards import is_finite, local
+from .manifest import as_stored
 
 
 def state_of(trainer: Any) -> dict[str, Tensor]:
@@ -37,6 +38,15 @@ def state_of(trainer: Any) -> dict[str, Tensor]:
         for moment in ("exp_avg", "exp_avg_sq"):
             state[f"{part.name}/{moment}"] = part.whole(moments[moment])
     return state
+
+
+def adapters_of(model: nn.Module) -> dict[str, Any]:
+    """What the tensors of adapters do not tell: what their products are multiplied by."""
+    config = getattr(model, "adapter_config", None)
+    if config is None:
+        return {}
+    scale = {"use_rslora": config.use_rslora, "alpha_pattern": config.alpha_pattern}
+    return as_stored({"adapters": [config.r, config.lora_alpha], "adapters' scale": scale})
 
 
 def updates_of(trainer: Any) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..errors import UserError
 from ..plan import ParallelPlan
 
 aten = torch.ops.aten
@@ -34,7 +35,12 @@ def products(plan: ParallelPlan, device: torch.device) -> AbstractContextManager
     """What a step's products run under: nothing special, but for bf16 without instructions for it.
 
     Compiled blocks keep torch's own products: a graph is not made under such a mode.
+
+    Raises:
+        UserError: inside of torch.autocast, which would round what the plan leaves whole.
     """
+    if torch.is_autocast_enabled(device.type):
+        raise UserError("the plan's precision says how a step rounds: take it outside of autocast")
     widens = plan.precision == "bf16" and device.type == "cpu" and not plan.compile
     return products_of_processor() if widens else nullcontext()
 

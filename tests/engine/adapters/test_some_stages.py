@@ -23,6 +23,7 @@ from tests.support.scripts import process
 
 peft = pytest.importorskip("peft")
 
+ONE = ParallelPlan()
 LR, EPS, CLIP, STEPS = 1e-2, 1e-4, 0.5, 4
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 LAYERS = [
@@ -57,7 +58,8 @@ def base(tmp_path: Path) -> Path:
 
 def written(base: Path, **options: Any) -> Path:
     """A folder of adapters that peft made, which add something already."""
-    config = peft.LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **options)
+    options = {"r": 4, "lora_alpha": 8, "init_lora_weights": False} | options
+    config = peft.LoraConfig(**options)
     torch.manual_seed(0)
     made = peft.get_peft_model(plain(base), config)
     made.save_pretrained(base.parent / "given")
@@ -118,6 +120,34 @@ def test_they_train_as_peft_trains_them(
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         parity.close(name, found[name].detach(), value, 1e-4)
+
+
+def resumed_with(base: Path, folders: list[Path], out: Path) -> list[str]:
+    """What is said of a checkpoint of the first folder's adapters by a trainer of each one's."""
+    said, checkpoints = [], Checkpoints(out)
+    for number, folder in enumerate(folders):
+        model = load_adapted(base, ONE, mesh_of(ONE), Adapting(adapters=folder))
+        trainer = Trainer(model, ONE, mesh_of(ONE), lr=LR)
+        if number == 0:
+            checkpoints.save(trainer)
+        try:
+            said.append(str(checkpoints.resume(trainer)))
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_checkpoint_of_adapters_of_another_scale_is_refused(base: Path, tmp_path: Path) -> None:
+    """Their tensors are alike."""
+    scales = [{}, {"lora_alpha": 16}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 2}}, {}]
+    folders = []
+    for number, scale in enumerate(scales):
+        folders.append(tmp_path / f"given-{number}")
+        written(base, target_modules=["q_proj"], **scale).rename(folders[-1])
+    first, alpha, *others, same = pool(1).run(resumed_with, base, folders, tmp_path / "out")[0]
+    assert (first, same) == ("True", "True")
+    assert alpha == "the checkpoint was made with adapters [4, 8], this run has [4, 16]"
+    assert len(others) == 2 and all("made with adapters' scale" in words for words in others)
 
 
 def refusal(base: Path, adapters: Path, plan: ParallelPlan) -> str:

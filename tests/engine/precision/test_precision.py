@@ -136,6 +136,9 @@ def set_between_steps() -> list[str]:
             setattr(trainer, name, kept)
     with torch.no_grad():
         said.append(refused(trainer.step, ids, labels))
+    with torch.autocast("cpu", torch.bfloat16):
+        said.append(refused(trainer.step, ids, labels))
+        assert refused(trainer.evaluate, [(ids, labels)]) == said[-1]
     assert all(torch.equal(old, part.tensor) for old, part in zip(before, trainer.parts))
     for value in GOOD:
         trainer.lr = value
@@ -151,9 +154,10 @@ def refused(call, *arguments) -> str:
 
 def test_a_rate_or_limit_that_is_no_number_trains_nothing() -> None:
     """A negative one would climb, in silence."""
-    *said, no_grad = pool(1).run(set_between_steps)[0]
+    *said, no_grad, autocast = pool(1).run(set_between_steps)[0]
     assert {words.partition(" must be")[0] for words in said} == {"trainer.lr", "trainer.clip"}
     assert "take it outside of no_grad" in no_grad
+    assert "take it outside of autocast" in autocast
 
 
 def evaluated() -> tuple:
