@@ -91,20 +91,22 @@ def apply_loss(model: nn.Module, family: Family) -> None:
             return forward(self, **named, **kwargs)
         given = [kwargs.get(name) for name in ("labels", "shift_labels")]
         labels = next((value for value in given if value is not None), None)
+        trains = labels is not None or torch.is_grad_enabled()
         if kwargs.get("stage") is None:
-            _check_call(self, kwargs)
+            _check_call(self, kwargs, trains)
         if not kwargs.pop("checked", False):
             check_tokens(input_ids, labels, self.vocabulary, self.classes)
         if labels is not None or kwargs.get("stage") is not None:
             return loss_forward(self, family, plain, input_ids, **kwargs)
         kwargs.pop("output_logits", None)
-        with self.boundary.whole_sequence():  # of any length, as generation asks for
+        # of any length, as generation asks for; for a loss of the caller's own as a step has it
+        with nullcontext() if trains else self.boundary.whole_sequence():
             return plain(input_ids=input_ids, **kwargs)
 
     model.forward = MethodType(forward, model)
 
 
-def _check_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
+def _check_call(model: nn.Module, kwargs: dict[str, Any], trains: bool) -> None:
     """Refuse what a laid-out model cannot give."""
     if not model.stages[0].whole:
         raise UserError(
@@ -115,6 +117,11 @@ def _check_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
         raise UserError(
             "attention weights are never made here: load the saved model by transformers with "
             "attn_implementation='eager' for output_attentions"
+        )
+    if kwargs.get("output_hidden_states") and trains and model.boundary.sequence_parallel:
+        raise UserError(
+            "under sequence_parallel a rank has a part of each hidden state: ask for "
+            "output_hidden_states under no_grad and without labels"
         )
 
 
