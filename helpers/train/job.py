@@ -143,7 +143,9 @@ def prepare(args: argparse.Namespace) -> Job:
     """Check all input and read the data. Raises UserError; writes nothing, but the lock of a folder
     that a run goes on in."""
     if args.resume is not None:
-        check_access(args.out / "checkpoints")
+        check_access(folder := args.out / "checkpoints")
+        if folder.is_file():
+            raise UserError(f"{folder} is a file, and a folder of checkpoints is needed there")
     # before its checkpoints are looked at, which a run that is under way there replaces
     there = args.resume is not None and (args.out / "checkpoints").is_dir()
     own_folder = claim(args.out) if there and is_first() else None

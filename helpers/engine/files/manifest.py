@@ -34,11 +34,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints of a run, oldest first.
 
     Raises:
-        UserError: the folder may not be read, or is a file.
+        UserError: the folder may not be read.
     """
     check_access(folder)
-    if folder.is_file():
-        raise UserError(f"{folder} is a file, and a folder of checkpoints is needed there")
     if not folder.is_dir():
         return []
     return sorted((path for path in _entries(folder) if STEP.fullmatch(path.name)), key=step_of)
