@@ -19,13 +19,13 @@ def unseen(generation: str) -> Errors:
 
 
 def test_rows_that_no_constant_has_seen():
-    """By generation of GPUs: 5.5, 5.3 and 6.9 % in the mean when this was written, with a bias of
-    -0.5, -0.2 and 0.0 %: Blackwell's 52 rows of six sources, 43 of them in 8 bits."""
+    """By generation of GPUs: 5.5, 5.1 and 6.4 % in the mean when this was written, with a bias of
+    -0.5, -0.4 and -1.0 %: Blackwell's 52 rows of six sources, 43 of them in 8 bits."""
     assert len(rows()) > 700
     for generation, size, bias in (
         ("ampere", 0.06, 0.04),
         ("hopper", 0.06, 0.04),
-        ("blackwell", 0.08, 0.04),
+        ("blackwell", 0.07, 0.03),
     ):
         errors = unseen(generation)
         assert errors.size <= size
