@@ -93,7 +93,7 @@ CONSTANTS = (
     Constant("program", "megatron-2021", "one_card", 0.8, 0.3, 0.3, 1.0),
     Constant("cluster", "cluster", "deviation", 0.0, 0.02, 0.0, 0.05),
 )
-FITTED_ON = "2026-11-28"  # of the last fit
+FITTED_ON = "2026-11-29"  # of the last fit
 OF_HIDDEN = ("tensor", "gathers", "sums", "updates", "slows")
 Values = dict[str, float]
 
@@ -224,6 +224,13 @@ def fitted_to() -> tuple[Run, ...]:
     return tuple(filter(is_fitted, all_runs()))
 
 
+@cache
+def fitted_names() -> tuple[str, ...]:
+    """The sources and the programs of these rows, in their order."""
+    names = (name for run in fitted_to() for name in (run.source, of_program(run)))
+    return tuple(dict.fromkeys(names))
+
+
 def is_fitted(run: Run) -> bool:
     """Are constants fitted to a row? Not in 8 bits, of which too much is assumed."""
     return run.parallel_plan.precision != "fp8"
@@ -231,7 +238,10 @@ def is_fitted(run: Run) -> bool:
 
 @cache
 def left_out(what: str) -> Values:
-    """The values fitted to the rows of all sources, or programs, but this one."""
+    """The values fitted to the rows of all sources, or programs, but this one: all values as they
+    are, where no row of it was fitted."""
+    if what in {run.source for run in all_runs()} - set(fitted_names()):
+        what = "nothing"
     for _, row in read_rows(LEFT_OUT):
         if row["left_out"] == what:
             return {constant.name: float(row[constant.name]) for constant in CONSTANTS}
@@ -247,7 +257,7 @@ def fit_all() -> Iterator[str]:
     found = {"nothing": whole}
     at = residuals(rows, whole)
     slope = slopes(rows, whole, at)
-    for left in dict.fromkeys(name for run in rows for name in (run.source, of_program(run))):
+    for left in fitted_names():
         kept = [i for i, run in enumerate(rows) if left not in (run.source, of_program(run))]
         found[left] = stepped([rows[i] for i in kept], whole, at[kept], slope[kept])
     text = io.StringIO()

@@ -89,6 +89,8 @@ class Program:
     norm_gradients: hidden states that the backward of a block's norm works with.
     message_copies: elements read and written around each message of the tensor axis.
     waits_for_sends, split_sends: of a pipeline, see pipeline_messages.link_s.
+    sends_by_stage: are a pipeline stage's gradients sent once its own last backward is over, while
+        the rank's other stages go on, and are its new parameters there when its first forward is?
     host_us: that the host needs to start one operation or product; the device waits where its own
         work is shorter. On a cluster that was measured it is the cluster's own.
     hidden: what is computed beside messages.
@@ -137,6 +139,7 @@ class Program:
     message_copies: int = 2
     waits_for_sends: bool = False
     split_sends: bool = False
+    sends_by_stage: bool = False
     host_us: float = 0.0
     hidden: Hidden = Hidden()
     one_card: float = 0.0

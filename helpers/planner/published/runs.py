@@ -30,7 +30,14 @@ RUNS, TABLES = HERE / "runs.json", HERE / "tables"
 MACHINES, FIGURE_1, SOURCES = (TABLES / f"{n}.csv" for n in ("machines", "figure_1", "sources"))
 THROUGHPUT = tuple(
     TABLES / f"{name}.csv"
-    for name in ("bigscience", "fully_sharded", "llm_foundry", "megatron", "nvidia_dgxc")
+    for name in (
+        "bigscience",
+        "fully_sharded",
+        "llm_foundry",
+        "megatron",
+        "nvidia_dgxc",
+        "nvidia_nemo",
+    )
 )
 PACES = ("step_s", "samples_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
 PLAN_FIELDS = {field.name: field.type for field in fields(ParallelPlan)}

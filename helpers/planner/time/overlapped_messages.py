@@ -135,8 +135,30 @@ def late_data_s(
     if sums_s and earlier_s and _on_one_wire(job, cluster):
         backward_s -= earlier_s
     updates_s = job.program.hidden.updates * after_s if cluster.overlaps else 0.0
-    sums_s = _shown_s(job, sums_s, last_s, hidden_s, backward_s)
-    return sums_s + _shown_s(job, after_s, 0.0, updates_s, forward_s)
+    shown_s = _shown_by_stage_s(job, sums_s, last_s, hidden_s, backward_s)
+    return shown_s + _shown_by_stage_s(job, after_s, 0.0, updates_s, forward_s)
+
+
+def _shown_by_stage_s(
+    job: Job, all_s: float, first_s: float, hidden_s: float, room_s: float
+) -> float:
+    """The same of all messages of a step, where room is one micro-batch through the rank's stages.
+
+    A program may send those of each stage by itself: gradients once the stage is over, parameters
+    before it begins. While others pass a round of micro-batches its messages have all that room;
+    those of the stage that is over last, or begins first, have one micro-batch of its own.
+
+    Source: arXiv 2104.04473, figure 4; github.com/NVIDIA/Megatron-LM,
+    core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func.
+    """
+    plan = job.plan
+    if plan.schedule != "interleaved" or not job.program.sends_by_stage:
+        return _shown_s(job, all_s, first_s, hidden_s, room_s)
+    rounds, one = min(plan.pp, job.microbatches), plan.pp / plan.stages
+    return max(
+        _shown_s(job, all_s, first_s, hidden_s, room_s * (one + rounds * (1 - one))),
+        _shown_s(job, one * all_s, first_s, one * hidden_s, one * room_s),
+    )
 
 
 def shared_s(job: Job, cluster: Cluster, rank: int) -> float:
