@@ -18,7 +18,7 @@ from helpers.configurations.report import (
     write_config,
 )
 from helpers.engine.errors import UserError
-from helpers.train.arguments import Parser, whole
+from helpers.train.arguments import Parser, say, whole
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,11 +49,11 @@ def main(argv: list[str] | None = None) -> int:
         model = args.model
         if args.write_config is not None:
             model = write_config(found, args.write_config)
-        print(report(found, model))
+        say(report(found, model))
         if found.plan is None:
             parser.error(found.refused)
         if gpus:
-            print(planned(found, args.on, found.nodes or 1, model))
+            say(planned(found, args.on, found.nodes or 1, model))
     except UserError as error:
         parser.error(str(error))
     return 0

@@ -16,7 +16,7 @@ from helpers.leave.forms import run_files
 from helpers.leave.report import report, to_json
 from helpers.leave.writing import in_words, started, written
 from helpers.smp.leaving import Leaving, leave
-from helpers.train.arguments import Parser
+from helpers.train.arguments import Parser, say
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             _write(found, scripts, args.out)
     except UserError as error:
         parser.error(str(error))
-    print(text, end="")
+    say(text, end="")
     return 0
 
 

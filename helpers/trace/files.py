@@ -8,7 +8,6 @@ import gzip
 import json
 import re
 import zlib
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,11 @@ from helpers.trace.recorder import FACTS, STEP
 
 NOTED = ("rank", "steps", "device", "state_bytes", "offset_ns", "memory")
 NEEDS = {"X": ("ts", "dur")}  # kind of event: its numbers
+CHANGE = ("Device Type", "Bytes", "Addr", "Total Allocated")  # of memory
+MARKED = "user_annotation"  # the category of record_function
 NAME = re.compile(r'(?<="name": ").*(?=",$)', re.MULTILINE)  # torch leaves quotes in it as they are
-BROKEN = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, RecursionError)
+BROKEN = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError)
+BROKEN += (RecursionError,)
 
 Document = dict[str, Any]
 
@@ -50,17 +52,47 @@ def _parsed(text: str) -> Document:
 
 
 def _is_whole(document: Document) -> bool:
-    """Are the facts there, every event's numbers, and each step that was noted?"""
+    """Is all there that who reads it counts with, and each step that was noted?"""
     facts, events = document[FACTS], document["traceEvents"]
+    limits = list(facts["memory"].values())
+    numbers = [document["baseTimeNanoseconds"], facts["offset_ns"], *facts["state_bytes"].values()]
     names = {f"{STEP}{number}" for number in facts["steps"]}
     return (
-        set(NOTED) <= facts.keys()
-        and is_number(document["baseTimeNanoseconds"])
+        all(isinstance(one, int) for one in (facts["rank"], world_size(document), *facts["steps"]))
+        and set(NOTED) <= facts.keys()
+        and all(map(_is_moderate, [*numbers, *(one for limit in limits for one in limit)]))
+        and all(len(limit) == 2 and limit[1] > 0 for limit in limits)
+        and isinstance(document.get("host_name", ""), str)
         and all(_is_event(event) for event in events)
-        and names <= {event["name"] for event in events if event["ph"] == "X"}
+        and names <= {one["name"] for one in events if _is_range(one)}
     )
 
 
+def _is_range(event: dict[str, Any]) -> bool:
+    return event["ph"] == "X" and event.get("cat") == MARKED and event["dur"] > 0
+
+
+def world_size(document: Document) -> int:
+    """Ranks of the run; torch says nothing of one."""
+    return document.get("distributedInfo", {}).get("world_size", 1)
+
+
 def _is_event(event: dict[str, Any]) -> bool:
-    numbers = [event[key] for key in NEEDS.get(event["ph"], ())]
-    return "name" in event and all(is_number(one) and isfinite(one) for one in numbers)
+    kind, name, args = event["ph"], event["name"], event.get("args", {})
+    numbers = [event[key] for key in NEEDS.get(kind, ())]
+    words = [name, event.get("cat", "")]
+    if name == "[memory]":
+        numbers += [event["ts"], *(args[key] for key in CHANGE)]
+    if (kind, name) == ("M", "thread_name"):
+        words.append(args["name"])
+    thread = (event.get("pid"), event.get("tid"))
+    return (
+        all(map(_is_moderate, numbers))
+        and all(isinstance(one, str) for one in words)
+        and not any(isinstance(one, (list, dict)) for one in thread)
+    )
+
+
+def _is_moderate(number: object) -> bool:
+    """As all bytes, addresses and nanoseconds are: within 64 bits."""
+    return is_number(number) and abs(number) < 2**64

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from helpers.engine.errors import UserError
 from helpers.engine.files.whole import replace_text
-from helpers.trace.files import Document, read_document
+from helpers.trace.files import MARKED, Document, read_document, world_size
 from helpers.trace.recorder import FACTS, STEP
 
 BOARD = "shared_memory:"  # its copies and sums are a message's, on the thread that calls it
@@ -32,7 +32,6 @@ COLLECTIVES = ("gloo:", BOARD, "ncclDevKernel", "ncclKernel")
 MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # posted early
 WRAPPERS = ("autograd::", "c10d::", "_c10d_functional")  # of operations, messages and their waits
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's work
-MARKED = "user_annotation"  # the category of record_function
 ROUNDING_NS = 10  # that torch may leave a slice longer than the one it is in
 
 Event = dict[str, Any]
@@ -193,8 +192,8 @@ def read_traces(folder: str | Path) -> list[Trace]:
         raise UserError(f"{folder} holds no traces: a run writes them with --profile FIRST:LAST")
     documents = sorted(map(read_document, files), key=lambda one: one[FACTS]["rank"])
     ranks = [one[FACTS]["rank"] for one in documents]
-    world = documents[0].get("distributedInfo", {}).get("world_size", 1)
-    if ranks != list(range(world)):
+    world = world_size(documents[0])
+    if len(ranks) != world or ranks != list(range(world)):
         raise UserError(f"{folder} has the traces of ranks {ranks}, of {world} ranks")
     steps = _shared_steps(documents)
     if not steps:

@@ -53,6 +53,17 @@ def refuse(message: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
+def say(text: str, end: str = "\n") -> None:
+    """Print a command's report: a reader that has left, as head, is no mistake; a full disk is."""
+    try:
+        print(text, end=end, flush=True)
+    except OSError as error:
+        # what is still in the buffer is not tried again when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            refuse(f"the report cannot be written: {error.strerror}", code=1)
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="helpers.train",

@@ -37,6 +37,11 @@ def without(document: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != key}
 
 
+def of_no_time(document: dict[str, Any]) -> dict[str, Any]:
+    short = ({**one, "dur": 0} if "dur" in one else one for one in document["traceEvents"])
+    return {**document, "traceEvents": list(short)}
+
+
 SLICE = {"ph": "X", "name": "aten::add", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1.0, "dur": 1.0}
 BROKEN = {
     "no events": lambda one: without(one, "traceEvents"),
@@ -46,6 +51,14 @@ BROKEN = {
     "no duration": lambda one: with_event(one, **without(SLICE, "dur")),
     "a time in words": lambda one: with_event(one, **{**SLICE, "ts": "1.0"}),
     "a time that is no number": lambda one: with_event(one, **{**SLICE, "ts": float("nan")}),
+    "a time of no clock": lambda one: with_event(one, **{**SLICE, "ts": 1e308}),
+    "a name that is none": lambda one: with_event(one, **{**SLICE, "name": 7}),
+    "memory without bytes": lambda one: with_event(one, ph="i", name="[memory]", ts=1.0, args={}),
+    "a thread without a name": lambda one: with_event(one, ph="M", name="thread_name"),
+    "ranks in words": lambda one: {**one, "distributedInfo": {"world_size": "one"}},
+    "an offset in words": lambda one: {**one, FACTS: {**one[FACTS], "offset_ns": "0"}},
+    "a limit of 0": lambda one: {**one, FACTS: {**one[FACTS], "memory": {"GPU memory": [1, 0]}}},
+    "a step that takes no time": lambda one: of_no_time(one),
     "a step that is not there": lambda one: {**one, FACTS: {**one[FACTS], "steps": [2, 9]}},
 }
 

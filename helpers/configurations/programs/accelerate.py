@@ -43,7 +43,7 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
     plan = ParallelPlan(
         **degrees,
         cp_attention="ulysses" if facts.get("sp", 1) > 1 else attention,
-        zero_stage=STAGES[facts.get("strategy", "full")],
+        zero_stage=STAGES[_strategy(facts)],
         activation="full" if facts.get("activation") else "none",
         precision=facts.get("precision", "fp32"),
         reduce_dtype=_sums(facts, kind, ranks),
@@ -63,9 +63,18 @@ def _sums(facts: Facts, kind: str, ranks: int) -> str:
     return dtype
 
 
+def _strategy(facts: Facts) -> str:
+    """What the file's version of FSDP reads; a key of the other version is ignored there."""
+    version = facts.get("version", "1")
+    names = ("strategy", "reshard") if version == "1" else ("reshard", "strategy")
+    if facts.get(names[1]) is not None:
+        facts.instead(names[1], None, f"version {version} of FSDP does not read it")
+    return str(facts.get(names[0], "full"))
+
+
 def _plain(facts: Facts, ranks: int) -> dict[str, int]:
     """Without parallelism_config: what FSDP's strategy says, or replicas."""
-    strategy = facts.get("strategy", "full")
+    strategy = _strategy(facts)
     if facts.get("kind") != "FSDP" or strategy == "none":
         return {"dp_replicate": ranks}
     if strategy not in ("hybrid", "hybrid_grad"):

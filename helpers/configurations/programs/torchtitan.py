@@ -89,12 +89,21 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
         zero_stage=_stage(facts, pp),
         sequence_parallel=tp > 1,
         cp_attention=facts.get("cp_attention", "gather") if cp > 1 else "ring",
-        precision="fp8" if _eight_bits(facts) else facts.get("precision", "bf16"),
+        precision=_precision(facts, lost, tp * pp > 1 and shards * cp == 1),
         reduce_dtype=facts.get("reduce_dtype", "fp32"),
         compile=compiles and changes["activation"] != "selective",
         **changes,
     )
     return Layout(plan, batch, lost, "torchtitan" if compiles else "torchtitan-eager")
+
+
+def _precision(facts: Facts, lost: list[str], whole: bool) -> str:
+    """What FSDP computes in; float32 where ranks of tp or pp are all that there are (`whole`)."""
+    said = facts.get("precision", "bf16")
+    if whole and said != "fp32":
+        lost.append(f"mixed precision {said}: without FSDP there is none beside tp and pp there")
+        said = "fp32"
+    return "fp8" if _eight_bits(facts) else said
 
 
 def _eight_bits(facts: Facts) -> bool:
@@ -141,23 +150,30 @@ def _pipeline(
     """What a pipeline has of its own; micro-batches of accumulation without one."""
     if pp == 1:
         return {"microbatches": parts if parts > 1 else 0}
-    rows = (batch or 0) // dp // parts
-    count = facts.get("pp_microbatches")
-    if count is None:
-        size = facts.get("pp_micro", 1) or 1
-        if rows % size:
-            raise UserError(f"micro-batches of {size} do not divide {rows} samples of a rank")
-        count = rows // size
-    if not count or rows % count:
-        raise UserError(f"{count} micro-batches do not divide {rows} samples of a data rank")
     schedule = facts.get("schedule", "1f1b")
-    found = {"schedule": schedule, "microbatches": count * parts}
+    found = {"schedule": schedule}
     split = facts.get("split")
     if split:
         found |= _split(split, pp, schedule, model)
     elif schedule in LOOPED:
         found["virtual_stages"] = _virtual(facts, pp, model)
-    return found
+    stages = pp * found.get("virtual_stages", 1)
+    return found | {"microbatches": parts * _count(facts, (batch or 0) // dp // parts, stages)}
+
+
+def _count(facts: Facts, rows: int, stages: int) -> int:
+    """Micro-batches of a data rank's rows: of one row each where nothing is said, and before
+    2025-04, when these keys were experimental, as many as there are stages."""
+    old = not facts.said_by["pp"].startswith("parallelism.")
+    count = facts.get("pp_microbatches", stages if old and not facts.get("pp_micro") else None)
+    if count is None:
+        size = facts.get("pp_micro", 1)
+        if rows % size:
+            raise UserError(f"micro-batches of {size} do not divide {rows} samples of a rank")
+        count = rows // size
+    if not count or rows % count:
+        raise UserError(f"{count} micro-batches do not divide {rows} samples of a data rank")
+    return int(count)
 
 
 def _virtual(facts: Facts, pp: int, model: Sizes | None) -> int:

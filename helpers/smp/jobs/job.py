@@ -27,6 +27,7 @@ from helpers.smp.reading.values import Made, is_known
 from helpers.watch.watch import EVERY
 
 OF_PLAN = {"precision", "activation", "offload", "compile", "microbatches", "zero_stage"}
+DEEPSPEED = {"deepspeed", "deepspeed_config", "deepspeed_config_file", "ds_config"}
 OF_ADAPTERS = {"lora_alpha", "lora_dropout", "quantize", "merge"}
 HUB_PRESETS = {  # hub ids whose configurations come with the engine, for prices without the hub
     "eleutherai/gpt-j-6b": "gptj-6b",
@@ -173,6 +174,12 @@ def _fill(
         found.flags |= {"seed": config.seed} if config.seed is not None else {}
     if plan is None:
         return
+    if file := _of_deepspeed(given):
+        words = (
+            f"its layout is in DeepSpeed's {file:.100}: python -m helpers.configurations reads it"
+        )
+        found.layout = replace(found.layout, refused=words)
+        return
     if rankless:  # without it the whole model would be trained
         found.layout = replace(found.layout, asked=(*found.layout.asked, "lora_rank"))
         return
@@ -180,6 +187,12 @@ def _fill(
         found.plan = _planned(plan, flags, given, found)
     except UserError as error:
         found.layout = replace(found.layout, refused=str(error))
+
+
+def _of_deepspeed(given: Mapping[Any, Any]) -> str:
+    """The file that a hyperparameter names for DeepSpeed, which then lays out the run."""
+    files = (v for k, v in given.items() if str(k).lower().replace("-", "_") in DEEPSPEED)
+    return next((file for file in files if isinstance(file, str) and file.endswith(".json")), "")
 
 
 def rank_in(answers: Mapping[str, Any]) -> int | None:

@@ -80,6 +80,8 @@ def read_source(path: Path) -> Source:
     """
     if path.suffix not in (".py", ".ipynb"):
         raise UserError(f"{path} is no script (.py), notebook (.ipynb) or recipe (.yaml)")
+    if path.is_fifo():  # which would be waited for
+        raise UserError(f"{path} cannot be read: it is a pipe")
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MOST_FILE_BYTES else b""

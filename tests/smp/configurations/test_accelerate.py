@@ -99,3 +99,22 @@ def test_the_file_of_deepspeed_beside_it(read, tmp_path):
     assert [line.place.file for line in found.lines][-1].endswith("ds.json")
     gone = read(BASE + text.replace("ds.json", "no.json"), "a.yaml")
     assert gone.plan is None and "no file no.json beside it" in gone.refused
+
+
+@pytest.mark.parametrize(
+    ("said", "want"),
+    [
+        ("fsdp_version: 2, fsdp_sharding_strategy: NO_SHARD", (1, 16, 1, 1, 3)),
+        ("fsdp_version: 2, fsdp_sharding_strategy: HYBRID_SHARD", (1, 16, 1, 1, 3)),
+        (
+            "fsdp_version: 2, fsdp_sharding_strategy: 1, fsdp_reshard_after_forward: false",
+            (1, 16, 1, 1, 2),
+        ),
+        ("fsdp_reshard_after_forward: false", (1, 16, 1, 1, 3)),
+        ("fsdp_sharding_strategy: 2, fsdp_reshard_after_forward: true", (1, 16, 1, 1, 2)),
+    ],
+)
+def test_a_version_of_fsdp_does_not_read_the_others_key(read, said, want):
+    found = read(f"{BASE}distributed_type: FSDP\nfsdp_config: {{{said}}}\n", "default_config.yaml")
+    assert degrees(found) == want
+    assert sum("does not read it" in line.became for line in found.lines) == 1

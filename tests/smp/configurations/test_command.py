@@ -1,5 +1,9 @@
 """python -m helpers.configurations: the table, the run's line, the planner's answer, exit codes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from helpers.configurations.__main__ import main
@@ -145,3 +149,24 @@ def test_no_file(capsys, tmp_path):
     with pytest.raises(SystemExit):
         main([str(tmp_path / "none.toml")])
     assert "there is no file" in capsys.readouterr().err
+
+
+def printed_to(output, *words):
+    """A command whose output goes there: its exit code, and what it says of it."""
+    command = [sys.executable, "-m", *words]
+    run = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    return run.returncode, run.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize("room", ["configurations", "leave"])
+def test_a_report_that_cannot_be_written_is_a_line(file, room):
+    given = file(SPEED, "ds.json") if room == "configurations" else file("x = 1\n", "train.py")
+    words = [f"helpers.{room}", given, *(["--ranks", "8"] if room == "configurations" else [])]
+    with open("/dev/full", "w") as full:
+        code, said = printed_to(full, *words)
+    assert (code, said) == (1, "error: the report cannot be written: No space left on device\n")
+    ours, theirs = os.pipe()
+    os.close(ours)  # as head, which has read enough
+    assert printed_to(theirs, *words) == (0, "")
+    os.close(theirs)

@@ -103,3 +103,13 @@ def test_zeros_stay_what_they_mean(read):
     assert found.flags["clip"] == 1e9  # off, as nothing is as large
     found = of(read, optimizer={"type": "AdamW", "params": {"lr": 0}})
     assert "a number above 0" in found.refused
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "lost"),
+    [("bias_correction", False, "False"), ("amsgrad", True, "True"), ("torch_adam", True, "")],
+)
+def test_what_changes_adams_steps_is_lost_by_its_name(read, key, value, lost):
+    found = of(read, optimizer={"type": "AdamW", "params": {"lr": 1e-4, key: value}})
+    line = next(one for one in found.lines if one.text.startswith(f"optimizer.params.{key}"))
+    assert (found.refused, line.lost) == ("", lost)

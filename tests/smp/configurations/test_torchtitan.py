@@ -226,3 +226,37 @@ def test_a_debug_model_is_not_the_model_that_it_is_named_after(read):
     more = '[hf_transformers]\nmodel = "Qwen/Qwen3-4B-Instruct-2507"\n'
     assert "two layers" in read(text + more, "run.toml", 8).refused
     assert planned(read, more, text=text.replace('"debugmodel"', '"full"')).hub.startswith("Qwen/")
+
+
+@pytest.mark.parametrize(
+    ("more", "want"),
+    [
+        ("[experimental]\npipeline_parallel_degree = 2\n", 2),
+        (
+            "[experimental]\npipeline_parallel_degree = 2\n"
+            "pipeline_parallel_schedule = 'Interleaved1F1B'\n",
+            4,
+        ),
+        ("[experimental]\npipeline_parallel_degree = 2\npipeline_parallel_microbatches = 1\n", 1),
+        ("[parallelism]\npipeline_parallel_degree = 2\n", 4),
+    ],
+)
+def test_a_pipelines_micro_batches_are_those_of_its_year(read, more, want):
+    """As many as stages where the keys are experimental; of one sample each since 2025-04."""
+    assert planned(read, more).plan.microbatches == want
+
+
+@pytest.mark.parametrize(
+    ("axis", "ranks", "want"),
+    [
+        ("tensor_parallel_degree", 2, "fp32"),
+        ("pipeline_parallel_degree", 2, "fp32"),
+        ("tensor_parallel_degree", 4, "bf16"),
+        ("context_parallel_degree", 2, "bf16"),
+        ("data_parallel_replicate_degree", 2, "bf16"),
+    ],
+)
+def test_without_fsdp_no_precision_is_mixed_beside_tp_and_pp(read, axis, ranks, want):
+    found = planned(read, f"[parallelism]\n{axis} = 2\n", ranks)
+    assert found.plan.precision == want
+    assert any("mixed precision" in one for one in found.lost) == (want == "fp32")

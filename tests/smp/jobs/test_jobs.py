@@ -322,3 +322,13 @@ def test_the_published_jobs(name, plan, mistakes):
     if plan is not None:
         got = found.jobs[0].plan
         assert (got.tp, got.zero_stage, got.precision) == (plan.tp, plan.zero_stage, plan.precision)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "deepspeed_config", "ds-config"])
+def test_a_layout_that_deepspeeds_file_has_is_not_another(read, name):
+    """It was taken for replicas, and the file for the script's own."""
+    spread = "distribution={'torch_distributed': {'enabled': True}}"
+    [job] = read(f"hyperparameters={{'{name}': 'ds_z3.json'}}, {spread}").jobs
+    assert job.plan is None and "in DeepSpeed's ds_z3.json" in job.refused
+    [job] = read(f"hyperparameters={{'{name}': False}}, {spread}").jobs
+    assert job.plan is not None and job.refused == ""

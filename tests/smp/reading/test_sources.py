@@ -1,6 +1,7 @@
 """What cannot be read is refused in one line, before anything is said of it."""
 
 import json
+import os
 
 import pytest
 
@@ -87,3 +88,10 @@ def test_a_script_in_another_encoding_keeps_its_columns(tmp_path):
     [line] = leave([path]).lines
     assert line.place.line == 2
     assert read_source(path).programs[0].text.count("\n") == 2
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    pipe = tmp_path / "train.py"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=r"train\.py cannot be read: it is a pipe$"):
+        read_source(pipe)

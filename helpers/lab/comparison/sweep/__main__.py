@@ -15,7 +15,7 @@ from helpers.lab.launch.flags import from_words as flags_of
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.paths import shown
 from helpers.lab.runs.failure_report import RunFailed
-from helpers.train.arguments import Parser
+from helpers.train.arguments import Parser, say
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,8 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     except RunFailed as failure:
         print(f"error: {failure.message}", file=sys.stderr)
         return 1
-    print(found.table.to_string())
-    print(f"{found.sentence} {shown(found.folder)}")
+    say(found.table.to_string())
+    say(f"{found.sentence} {shown(found.folder)}")
     return 0
 
 
