@@ -1,0 +1,109 @@
+"""Loops of one's own over a laid-out model, with torch's own backward and optimizers."""
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from helpers.engine.errors import UserError
+from helpers.engine.files.weights import whole_weights
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from tests.support import tiny
+from tests.support.parity import close
+from tests.support.ranks import mesh_of, pool
+
+LR = 0.05
+# several ranks, and a model of which each has a term of some gradients
+APART = {
+    "tp": ("qwen3", ParallelPlan(tp=2)),
+    "one key-value head": ("falcon-mqa", ParallelPlan(tp=2)),
+    "sequence": ("llama", ParallelPlan(tp=2, sequence_parallel=True)),
+    "ddp": ("llama", ParallelPlan(dp_replicate=2)),
+    "zero-1": ("llama", ParallelPlan(dp_shard=2, zero_stage=1)),
+    "zero-3": ("llama", ParallelPlan(dp_shard=2)),
+    "cp": ("llama", ParallelPlan(cp=2)),
+}
+
+
+def laid(family: str, plan: ParallelPlan) -> nn.Module:
+    return parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan), check=False)
+
+
+def refused(case: str) -> list[str]:
+    """What a backward of one's own says: from the loss, a part of it, and a loss of the logits."""
+    family, plan = APART[case]
+    model = laid(family, plan)
+    ids, labels = tiny.batch(0, length=16)
+    losses = (
+        model(input_ids=ids, labels=labels).loss,
+        model(input_ids=ids, labels=labels, return_dict=False)[0] / 2,
+        model(input_ids=ids).logits.square().mean(),
+    )
+    said = []
+    for loss in losses:
+        with pytest.raises(UserError) as raised:
+            loss.backward()
+        said.append(str(raised.value))
+    return said
+
+
+@pytest.mark.parametrize("case", APART)
+def test_a_backward_that_sums_nothing_over_ranks_is_refused(case: str) -> None:
+    for said in pool(2).run(refused, case):
+        assert len(said) == 3 and all("trainer.backward" in one for one in said)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
+    ids, labels = tiny.batch(number)
+    loss = model(input_ids=ids, labels=labels).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def check_weights(model: nn.Module, own: nn.Module) -> None:
+    expected = dict(own.named_parameters())
+    for name, value in whole_weights(model):
+        close(name, value, expected[name].detach(), 1e-4)
+
+
+def trained(family: str, plan: ParallelPlan, kind: str) -> None:
+    """Four steps beside transformers' own class, whose loss is rounded to float32."""
+    own, model = tiny.fresh(family, torch.float64), laid(family, plan)
+    for number, losses in enumerate(zip(*(steps(m, kind) for m in (own, model)), strict=True)):
+        close(f"loss {number}", *losses, 1e-5)
+    check_weights(model, own)
+
+
+def steps(model: nn.Module, kind: str) -> list[float]:
+    makers = {
+        "sgd": lambda: torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9),
+        "adafactor": lambda: transformers.Adafactor(
+            model.parameters(), lr=1e-2, relative_step=False, scale_parameter=False
+        ),
+    }
+    optimizer = makers[kind]()
+    return [step(model, optimizer, number) for number in range(4)]
+
+
+def test_a_backward_that_is_whole_on_every_rank_is_taken() -> None:
+    pool(2).run(trained, "llama", ParallelPlan(tp=2), "sgd")
+
+
+def with_own_optimizer(plan: ParallelPlan) -> None:
+    """A Trainer with an optimizer of torch's in the place of its own."""
+    own, model = tiny.fresh("llama", torch.float64), laid("llama", plan)
+    trainer = Trainer(model, plan, mesh_of(plan), lr=LR, clip=None)
+    trainer.optimizer = torch.optim.SGD([x.tensor for x in trainer.parts], lr=LR, momentum=0.9)
+    optimizer = torch.optim.SGD(own.parameters(), lr=LR, momentum=0.9)
+    for number in range(4):
+        close("loss", trainer.step(*tiny.batch(number)).loss, step(own, optimizer, number), 1e-5)
+    check_weights(model, own)
+
+
+@pytest.mark.parametrize("layout", ({"tp": 2}, {"dp_shard": 2}, {"pp": 2}, {"cp": 2}))
+def test_a_trainer_takes_another_optimizer(layout: dict[str, int]) -> None:
+    pool(2).run(with_own_optimizer, ParallelPlan(**layout))
