@@ -30,6 +30,7 @@ from .plan import ParallelPlan
 from .precision.compiling import apply_compile
 from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
+from .tensor.in_parts import unfold
 from .tensor.split import apply_tensor
 
 # all of a plan but what a step reads anew
@@ -93,6 +94,8 @@ def parallelize(
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:
         fill(model)
+    if mesh.size() == 1:
+        unfold(model)  # for optimizers that somebody makes themselves, and that look at shapes
     model.state_axes = state_axes(mesh, plan)
     if plan.zero == 3:
         apply_fully_shard(model, plan, mesh)  # last: it takes over the parameters as it finds them

@@ -93,6 +93,22 @@ def test_a_backward_that_is_whole_on_every_rank_is_taken() -> None:
     pool(2).run(trained, "llama", ParallelPlan(tp=2), "sgd")
 
 
+@pytest.mark.parametrize("family", ("gpt2", "phi3", "falcon-new"))
+def test_an_optimizer_may_look_at_shapes(family: str) -> None:
+    pool(1).run(trained, family, ParallelPlan(), "adafactor")
+
+
+def shapes(family: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    own, model = tiny.fresh(family, torch.float64), laid(family, ParallelPlan())
+    return tuple({n: p.shape for n, p in m.named_parameters()} for m in (own, model))
+
+
+@pytest.mark.parametrize("family", ("gpt2", "phi3"))
+def test_one_process_holds_parameters_as_their_class_does(family: str) -> None:
+    [(own, ours)] = pool(1).run(shapes, family)
+    assert own == ours
+
+
 def with_own_optimizer(plan: ParallelPlan) -> None:
     """A Trainer with an optimizer of torch's in the place of its own."""
     own, model = tiny.fresh("llama", torch.float64), laid("llama", plan)
