@@ -55,6 +55,18 @@ def test_a_backward_that_sums_nothing_over_ranks_is_refused(case: str) -> None:
         assert len(said) == 3 and all("trainer.backward" in one for one in said)
 
 
+@pytest.mark.parametrize("shape", ((8, 15), (8, 17), (7, 16), (8,)))
+def test_labels_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    assert pool(1).run(says_of_labels, shape) == [f"not [8, 16] and {list(shape)}"]
+
+
+def says_of_labels(shape: tuple[int, ...]) -> str:
+    ids, _ = tiny.batch(0, length=16)
+    with pytest.raises(UserError) as raised:
+        laid("llama", ParallelPlan())(input_ids=ids, labels=torch.zeros(shape).long())
+    return str(raised.value).partition("of one shape, ")[2]
+
+
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
     ids, labels = tiny.batch(number)
     loss = model(input_ids=ids, labels=labels).loss
