@@ -121,6 +121,32 @@ def test_one_process_holds_parameters_as_their_class_does(family: str) -> None:
     assert own == ours
 
 
+def heard(family: str) -> int | str:
+    """Parameters of which a hook that was there before hears nothing, or why there may be none."""
+    model, silent = tiny.fresh(family, torch.float64), set()
+    for name, parameter in model.named_parameters():
+        silent.add(name)
+        parameter.register_hook(lambda _, name=name: silent.discard(name))
+    plan = ParallelPlan()
+    try:
+        model = parallelize(model, plan, mesh_of(plan), check=False)
+    except UserError as error:
+        return str(error)
+    ids, labels = tiny.batch(0)
+    model(input_ids=ids, labels=labels).loss.backward()
+    return len(silent)
+
+
+@pytest.mark.parametrize("family", ("gpt2", "phi3"))
+def test_hooks_of_parameters_that_are_replaced_are_refused(family: str) -> None:
+    [said] = pool(1).run(heard, family)
+    assert "register it afterwards" in str(said)
+
+
+def test_hooks_of_parameters_that_stay_hear_of_them() -> None:
+    assert pool(1).run(heard, "llama") == [0]
+
+
 def with_own_optimizer(plan: ParallelPlan) -> None:
     """A Trainer with an optimizer of torch's in the place of its own."""
     own, model = tiny.fresh("llama", torch.float64), laid("llama", plan)

@@ -10,14 +10,25 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ..errors import UserError
+
 
 def view_in_parts(model: nn.Module, layer: nn.Module, path: str, parts: int) -> None:
     """Hold [parts * out, in] as [parts, out, in], and transformers' Conv1D [in, parts * out] as
-    [in, parts, out], in which each part can be split; no memory moves."""
+    [in, parts, out], in which each part can be split; no memory moves.
+
+    Raises:
+        UserError: somebody waits for the gradient of a parameter that is replaced.
+    """
     for name in ("weight", "bias"):
         parameter = getattr(layer, name)
         if parameter is None:
             continue
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UserError(
+                f"{path}.{name} has a hook on its gradient, which laying the model out would drop: "
+                "register it afterwards"
+            )
         model.stored_shapes[f"{path}.{name}"] = parameter.shape
         dim = 0 if isinstance(layer, nn.Linear) else -1
         folded = parameter.detach().unflatten(dim, (parts, -1))
