@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves
 
 from .admission.admitted import admitted, check_precision, kind_of, looks_ahead
 from .admission.given_model import check_given
@@ -29,6 +30,7 @@ from .plan import ParallelPlan
 from .precision.compiling import apply_compile
 from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
+from .tensor.in_parts import unfold
 from .tensor.split import apply_tensor
 
 # all of a plan but what a step reads anew
@@ -92,6 +94,8 @@ def parallelize(
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:
         fill(model)
+    if mesh.size() == 1:
+        unfold(model)  # for optimizers that somebody makes themselves, and that look at shapes
     model.state_axes = state_axes(mesh, plan)
     if plan.zero == 3:
         apply_fully_shard(model, plan, mesh)  # last: it takes over the parameters as it finds them
@@ -99,6 +103,8 @@ def parallelize(
         stage.listen()  # after fully_shard, which must see what was received
     model.plan, model.mesh = plan, mesh
     answer_transformers(model)
+    if plan.dp * plan.cp > 1 or model.partial_gradients:
+        model.register_forward_hook(_leave_sums_to_trainer, with_kwargs=True, prepend=True)
     return model
 
 
@@ -162,6 +168,22 @@ def answer_transformers(model: nn.Module) -> None:
     model.__deepcopy__ = deepcopy
     model.save_pretrained = save_pretrained
     model.resize_token_embeddings = resize_token_embeddings
+
+
+def _leave_sums_to_trainer(model: nn.Module, _: Any, given: dict[str, Any], outputs: Any) -> None:
+    """Refuse a backward that no Trainer takes: what it left would be one rank's terms of sums."""
+
+    def refuse(_: Tensor) -> None:
+        raise UserError(
+            f"backward() under {model.plan.describe()} leaves each rank with its own terms of the "
+            "gradients: trainer.backward(ids, labels) and trainer.gradients() sum them"
+        )
+
+    if given.get("checked"):  # by a Trainer
+        return
+    for output in tree_leaves(outputs):
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(refuse)
 
 
 def load_model(

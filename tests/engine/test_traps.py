@@ -101,7 +101,7 @@ def sums(family: str, layers: int) -> tuple[int, int]:
         return sum(n for sent, n in watch.sent.items() if sent.payload_bytes == size)
 
     with Watch() as forward:
-        loss = model(input_ids=ids, labels=labels).loss
+        loss = model(input_ids=ids, labels=labels, checked=True).loss  # as a Trainer calls it
     with Watch() as backward:
         loss.backward()
     # the embedding's sum, and the one by which the head's gradient leaves

@@ -20,6 +20,7 @@ from ..files import weights
 from ..memory.cpu_allocator import large_blocks_apart
 from ..parallelize import parallelize
 from ..plan import ParallelPlan
+from ..tensor.in_parts import unfold
 from .linear_layers import places_of
 from .lora import add_adapters, check_numbers, fuse, load_adapters
 from .nf4 import fill_quantized
@@ -104,7 +105,7 @@ def load_adapted(
         places = places_of(model)  # before it is cut into stages
 
         def fill(model: nn.Module) -> None:
-            _unfold(model)
+            unfold(model)  # as a layer in 4 bits is
             (fill_quantized if how.quantize else weights.fill)(model, files, seed, device)
             model.tied_over_ranks = None  # frozen at both ends of a pipeline
             if how.adapters is not None:
@@ -117,12 +118,3 @@ def load_adapted(
         model = parallelize(model, plan, mesh, fill)
         model.digest = weights.digest_of_source(files, seed)
         return model
-
-
-def _unfold(model: nn.Module) -> None:
-    """Parameters in the shapes that files have: no tensor axis needs them otherwise."""
-    for name, shape in model.stored_shapes.items():
-        path, _, leaf = name.rpartition(".")
-        folded = model.get_parameter(name)
-        setattr(model.get_submodule(path), leaf, nn.Parameter(folded.detach().view(shape)))
-    model.stored_shapes = {}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..errors import UserError, named_reason
 from ..models.architecture import text_config
 from ..models.documents import positions
-from ..models.objectives import IGNORED, Objective, objective_of
+from ..models.objectives import IGNORED, Objective, objective_of, other_task
 from .small_copies import VOCABULARY, small_configs
 
 LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
@@ -95,7 +95,8 @@ class Trial:
                 except Exception as error:  # each class has its own complaints
                     reasons.append(named_reason(error))
         raise UserError(
-            f"a small {self.config.model_type} could not be run by transformers to check the "
+            other_task(self.model_class, self.config)
+            or f"a small {self.config.model_type} could not be run by transformers to check the "
             f"layout against ({reasons[1]})"  # of the first in float32
         )
 

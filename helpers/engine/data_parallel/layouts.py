@@ -195,16 +195,14 @@ class Bucketed:
         replicate = self.mesh.get_group("dp_replicate")
         return ReduceScattered(self.trainable, stages, dtype, self.shard, replicate)
 
-    def _owned(
-        self, name: str, parameter: Tensor, copy: bool, decays: bool, stages: int
-    ) -> OwnedShard:
+    def _owned(self, name: str, parameter: Tensor, copy: bool, *facts: Any) -> OwnedShard:
         tensor = local(parameter.detach())
         if self.stage:
             tensor = chunk(tensor, 0, self.shard.size(), self.shard.rank())
         if copy:
             tensor = tensor.float().clone()
         over = self.axes if self.stage else None
-        return make_owned_shard(name, parameter, tensor, self.mesh, over, decays, stages)
+        return make_owned_shard(name, parameter, tensor, self.mesh, over, *facts)
 
     @property
     def given(self) -> set[str]:
@@ -280,11 +278,11 @@ def data_parallel(
     return Bucketed(model, plan, mesh, hook)
 
 
-def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int]:
-    """Does weight decay apply? To matrices, not to norms and biases, however they are held. And how
-    many pipeline ranks hold the parameter?"""
+def _facts(model: nn.Module, name: str, parameter: Tensor) -> tuple[bool, int, torch.Size | None]:
+    """Does weight decay apply? To matrices, not to norms and biases, however they are held. How
+    many pipeline ranks hold the parameter, and in which other shape do checkpoints?"""
     decays = len(model.stored_shapes.get(name, parameter.shape)) >= 2
-    return decays, 2 if name == model.tied_over_ranks else 1
+    return decays, 2 if name == model.tied_over_ranks else 1, model.split_shapes.get(name)
 
 
 def _stages(model: nn.Module) -> dict[str, int]:

@@ -22,7 +22,8 @@ class OwnedShard:
 
     Attributes:
         tensor: the leaf that the optimizer holds; shares the parameter's memory where it can.
-        shape, placements, mesh: of the whole; no mesh where every rank holds all of it.
+        shape, placements, mesh: of the whole, as checkpoints hold it; no mesh where every rank
+            holds all of it.
         copies: ranks of the world that hold the same numbers.
         decays: does weight decay apply? To matrices, not to norms and biases.
     """
@@ -36,10 +37,10 @@ class OwnedShard:
     decays: bool
 
     def whole(self, like: Tensor) -> Tensor:
-        """A tensor shaped like the shard (itself, a moment of Adam's) as a DTensor of the whole; as
-        it is where every rank holds all of it."""
+        """A tensor shaped like the shard (itself, a moment of Adam's) as a DTensor of the whole; or
+        itself, where every rank holds all of it."""
         if self.mesh is None:
-            return like
+            return like.view(self.shape)
         stride = torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
             like, self.mesh, self.placements, run_check=False, shape=self.shape, stride=stride
@@ -54,6 +55,7 @@ def make_owned_shard(
     chunked_over: StateAxes | None,
     decays: bool,
     stages: int = 1,
+    shape: torch.Size | None = None,
 ) -> OwnedShard:
     """The shard of a parameter that `tensor` holds.
 
@@ -63,6 +65,7 @@ def make_owned_shard(
         chunked_over: `tensor` is this rank's chunk along dim 0 over these ranks (ZeRO 1 and 2).
         decays: does weight decay apply?
         stages: pipeline ranks that hold the parameter.
+        shape: that checkpoints hold it in, where it is not the parameter's.
     """
     of_whole, placements = None, ()
     if isinstance(parameter, DTensor):
@@ -76,7 +79,7 @@ def make_owned_shard(
     return OwnedShard(
         name=name,
         tensor=nn.Parameter(tensor),
-        shape=parameter.shape,
+        shape=shape or parameter.shape,
         mesh=of_whole,
         placements=tuple(placements),
         copies=mesh.size() // mesh["pp"].size() // ranks * stages,

@@ -95,6 +95,8 @@ def apply_loss(model: nn.Module, family: Family) -> None:
         if kwargs.get("stage") is None:
             _check_call(self, kwargs, trains)
         if not kwargs.pop("checked", False):
+            if input_ids is not None and kwargs.get("labels") is not None:
+                self.objective.check_shapes(input_ids, kwargs["labels"])
             check_tokens(input_ids, labels, self.vocabulary, self.classes)
         if labels is not None or kwargs.get("stage") is not None:
             return loss_forward(self, family, plain, input_ids, **kwargs)

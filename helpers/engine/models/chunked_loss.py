@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from ..errors import UserError
 from ..messages.carriers import all_reduce
 
 # Logits held at a time: small beside a layer's activations, large enough to keep a processor busy.
@@ -134,6 +135,7 @@ class _TokenLoss(torch.autograd.Function):
         inputs = (hidden, weight, bias)
         ctx.options = start, rows, group, transform
         ctx.dtype, ctx.late, ctx.wants = hidden.dtype, late, ctx.needs_input_grad[:3]
+        ctx.empty, ctx.spent = not len(labels), False
         total, grads = _all_chunks(
             inputs, labels, *ctx.options, (False,) * 3 if late else ctx.wants
         )
@@ -142,6 +144,19 @@ class _TokenLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_total):
+        if torch.is_grad_enabled():  # by create_graph: gradients made before hang on nothing
+            raise UserError(
+                "the loss of a laid-out model has no second derivative: for create_graph make a "
+                "loss of model(input_ids).logits"
+            )
+        if ctx.spent and not ctx.late:
+            raise UserError(
+                "the loss of a laid-out model has one backward, for which its gradients are made "
+                "in advance: for a second one call the model again"
+            )
+        ctx.spent = True
+        if ctx.empty:  # of no token is the mean, 0 / 0, and nothing learns from it
+            grad_total = torch.zeros_like(grad_total)
         grads = ctx.saved_tensors
         if ctx.late:
             *inputs, labels = ctx.saved_tensors

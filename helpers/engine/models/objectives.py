@@ -84,6 +84,25 @@ def objective_named(classes: Iterable[str]) -> Objective | None:
     return None
 
 
+def other_task(model_class: type[nn.Module], config: Any) -> str | None:
+    """What a model is for that is no line of the table, in words; None where it is one."""
+    name = model_class.__name__
+    objective = objective_named(one.__name__ for one in model_class.__mro__)
+    if objective is not CAUSAL and getattr(config, "is_encoder_decoder", False):
+        return f"{name} is an encoder with a decoder, which is not laid out: take one of the two"
+    if objective is None:
+        heads = ", ".join(one.auto for one in OBJECTIVES.values())
+        return f"{name} has no head that is trained here: take a model of one of {heads}"
+    kind = getattr(config, "problem_type", None)
+    one_class = config.num_labels > 1 and kind in (None, "single_label_classification")
+    if objective.of_rows and not one_class:
+        return (
+            f"{name} with num_labels={config.num_labels} is for {kind or 'regression'}, and rows "
+            "here are of one class among several: take num_labels from 2 on and no problem_type"
+        )
+    return None
+
+
 def build(config: Any, task: str | None = None, dtype: torch.dtype | None = None) -> nn.Module:
     """transformers' model of a configuration, with the head for a task.
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ..errors import UserError
 from ..models import attention
@@ -18,6 +17,7 @@ from . import layers
 from .boundary import Boundary
 from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
+from .in_parts import as_held, as_stored, view_in_parts
 from .layers import bind
 from .partial_gradients import inside, mark, mark_inside, mark_outside
 from .shards import shard_parameter
@@ -52,6 +52,7 @@ def apply_tensor(
 
     Sets on the model:
         stored_shapes: name -> the shape in files, of parameters that are held in another.
+        split_shapes: name -> the shape that tp splits, of parameters that are held in the files'.
         partial_gradients: parameters of which each rank's gradient is one term of the sum over tp.
 
     Raises:
@@ -60,11 +61,12 @@ def apply_tensor(
     if boundary.sequence_parallel and not family.attention:
         raise UserError(f"sequence_parallel needs attention that tp splits, not {family.name}'s")
     model.boundary, model.stored_shapes, model.partial_gradients = boundary, {}, set()
+    model.split_shapes = {}
     if family.splits:
         _split_blocks(model, family, boundary)
     if model.stored_shapes:
-        model.register_state_dict_post_hook(_as_stored)
-        model.register_load_state_dict_pre_hook(_as_held)
+        model.register_state_dict_post_hook(as_stored)
+        model.register_load_state_dict_pre_hook(as_held)
     split_ends(model, family, boundary)
     if postpone_weights:
         layers.postpone_weight_gradients(model)
@@ -104,7 +106,7 @@ def split_block(
         for path in _present(block, family, getattr(family, kind)):
             layer = find(block, path, family)
             if kind == "packed":
-                _view_in_parts(model, layer, f"{prefix}.{path}", family.packed[path])
+                view_in_parts(model, layer, f"{prefix}.{path}", family.packed[path])
             forward, dims = (LINEAR if isinstance(layer, nn.Linear) else CONV1D)[kind]
             _check_width(layer, kind, f"{prefix}.{path}", boundary.size)
             bind(layer, forward, boundary, **dims)
@@ -236,35 +238,6 @@ def find(root: nn.Module, path: str, family: Family) -> nn.Module:
         return root.get_submodule(path)
     except AttributeError:
         raise UserError(f"{family.name}'s record names {path}, which the model has not") from None
-
-
-def _view_in_parts(model: nn.Module, layer: nn.Module, path: str, parts: int) -> None:
-    """Hold [parts * out, in] as [parts, out, in], and transformers' Conv1D [in, parts * out] as
-    [in, parts, out], in which each part can be split; no memory moves."""
-    for name in ("weight", "bias"):
-        parameter = getattr(layer, name)
-        if parameter is None:
-            continue
-        model.stored_shapes[f"{path}.{name}"] = parameter.shape
-        dim = 0 if isinstance(layer, nn.Linear) else -1
-        folded = parameter.detach().unflatten(dim, (parts, -1))
-        setattr(layer, name, nn.Parameter(folded, requires_grad=parameter.requires_grad))
-
-
-def _as_stored(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """A state dict has the shapes of the model's class, save of tensors that are split."""
-    for name, shape in model.stored_shapes.items():
-        tensor = state.get(prefix + name)
-        if tensor is not None and not isinstance(tensor, DTensor):
-            state[prefix + name] = tensor.reshape(shape)
-
-
-def _as_held(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    held = dict(model.named_parameters())
-    for name in model.stored_shapes:
-        tensor = state.get(prefix + name)
-        if tensor is not None and not isinstance(tensor, DTensor):
-            state[prefix + name] = tensor.reshape(held[name].shape)
 
 
 def _count_own_heads(model: nn.Module, attention: nn.Module, family: Family, ranks: int) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.engine.errors import UserError
 from helpers.engine.models import chunked_loss
 from helpers.engine.models.chunked_loss import NO_TRANSFORM, LogitTransform, columns_at, token_loss
 from tests.support.ranks import pool
@@ -52,6 +53,27 @@ def test_the_gradient_is_scaled_in_float32_a_few_rows_at_a_time(monkeypatch, dty
     assert torch.equal(scaled, (plain.float() * SCALE).to(dtype))
     assert scaled.isfinite().all()
     assert 0 < largest.elements <= ROWS * max(HIDDEN, VOCABULARY)
+
+
+def test_a_second_backward_and_a_second_derivative_are_refused():
+    hidden = torch.randn(TOKENS, HIDDEN, dtype=torch.float64, requires_grad=True)
+    loss = summed(hidden, late=False) / 3
+    torch.autograd.grad(loss, hidden, retain_graph=True)
+    with pytest.raises(UserError, match="call the model again"):
+        torch.autograd.grad(loss, hidden)
+    with pytest.raises(UserError, match="no second derivative"):
+        torch.autograd.grad(summed(hidden, late=False), hidden, create_graph=True)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_is_learnt_from_no_token(late):
+    """The mean of none is 0 / 0, in transformers' loss, too, and every gradient is zero."""
+    weight = torch.randn(VOCABULARY, HIDDEN, dtype=torch.float64, requires_grad=True)
+    hidden, labels = torch.zeros(0, HIDDEN, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    total = token_loss(hidden, weight, None, labels, 0, VOCABULARY, group=None, late=late)
+    mean = total / len(labels)
+    (gradient,) = torch.autograd.grad(mean, weight)
+    assert mean.isnan() and not gradient.any()
 
 
 def test_columns_in_eights():

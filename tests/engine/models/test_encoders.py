@@ -205,7 +205,7 @@ def regression() -> str:
 
 def test_a_head_with_another_loss_is_refused() -> None:
     [words] = pool(1).run(regression)
-    assert "its loss is not the cross-entropy of its logits" in words
+    assert "num_labels=1 is for regression" in words
 
 
 def test_a_head_for_a_task_that_does_not_exist() -> None:

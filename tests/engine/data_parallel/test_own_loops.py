@@ -1,0 +1,184 @@
+"""Loops of one's own over a laid-out model, with torch's own backward and optimizers."""
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from helpers.engine.errors import UserError
+from helpers.engine.files.weights import whole_weights
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
+from tests.support import tiny
+from tests.support.parity import close
+from tests.support.ranks import mesh_of, pool
+
+LR = 0.05
+# several ranks, and a model of which each has a term of some gradients
+APART = {
+    "tp": ("qwen3", ParallelPlan(tp=2)),
+    "one key-value head": ("falcon-mqa", ParallelPlan(tp=2)),
+    "sequence": ("llama", ParallelPlan(tp=2, sequence_parallel=True)),
+    "ddp": ("llama", ParallelPlan(dp_replicate=2)),
+    "zero-1": ("llama", ParallelPlan(dp_shard=2, zero_stage=1)),
+    "zero-3": ("llama", ParallelPlan(dp_shard=2)),
+    "cp": ("llama", ParallelPlan(cp=2)),
+}
+
+
+def laid(family: str, plan: ParallelPlan) -> nn.Module:
+    return parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan), check=False)
+
+
+def refused(case: str) -> list[str]:
+    """What a backward of one's own says: from the loss, a part of it, and a loss of the logits."""
+    family, plan = APART[case]
+    model = laid(family, plan)
+    ids, labels = tiny.batch(0, length=16)
+    losses = (
+        model(input_ids=ids, labels=labels).loss,
+        model(input_ids=ids, labels=labels, return_dict=False)[0] / 2,
+        model(input_ids=ids).logits.square().mean(),
+    )
+    said = []
+    for loss in losses:
+        with pytest.raises(UserError) as raised:
+            loss.backward()
+        said.append(str(raised.value))
+    return said
+
+
+@pytest.mark.parametrize("case", APART)
+def test_a_backward_that_sums_nothing_over_ranks_is_refused(case: str) -> None:
+    for said in pool(2).run(refused, case):
+        assert len(said) == 3 and all("trainer.backward" in one for one in said)
+
+
+@pytest.mark.parametrize("shape", ((8, 15), (8, 17), (7, 16), (8,)))
+def test_labels_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    assert pool(1).run(says_of_labels, shape) == [f"not [8, 16] and {list(shape)}"]
+
+
+def says_of_labels(shape: tuple[int, ...]) -> str:
+    ids, _ = tiny.batch(0, length=16)
+    with pytest.raises(UserError) as raised:
+        laid("llama", ParallelPlan())(input_ids=ids, labels=torch.zeros(shape).long())
+    return str(raised.value).partition("of one shape, ")[2]
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
+    ids, labels = tiny.batch(number)
+    loss = model(input_ids=ids, labels=labels).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def check_weights(model: nn.Module, own: nn.Module) -> None:
+    expected = dict(own.named_parameters())
+    for name, value in whole_weights(model):
+        close(name, value, expected[name].detach(), 1e-4)
+
+
+def trained(family: str, plan: ParallelPlan, kind: str) -> None:
+    """Four steps beside transformers' own class, whose loss is rounded to float32."""
+    own, model = tiny.fresh(family, torch.float64), laid(family, plan)
+    for number, losses in enumerate(zip(*(steps(m, kind) for m in (own, model)), strict=True)):
+        close(f"loss {number}", *losses, 1e-5)
+    check_weights(model, own)
+
+
+def steps(model: nn.Module, kind: str) -> list[float]:
+    makers = {
+        "sgd": lambda: torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9),
+        "adafactor": lambda: transformers.Adafactor(
+            model.parameters(), lr=1e-2, relative_step=False, scale_parameter=False
+        ),
+    }
+    optimizer = makers[kind]()
+    return [step(model, optimizer, number) for number in range(4)]
+
+
+def test_a_backward_that_is_whole_on_every_rank_is_taken() -> None:
+    pool(2).run(trained, "llama", ParallelPlan(tp=2), "sgd")
+
+
+@pytest.mark.parametrize("family", ("gpt2", "phi3", "falcon-new"))
+def test_an_optimizer_may_look_at_shapes(family: str) -> None:
+    pool(1).run(trained, family, ParallelPlan(), "adafactor")
+
+
+def shapes(family: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    own, model = tiny.fresh(family, torch.float64), laid(family, ParallelPlan())
+    return tuple({n: p.shape for n, p in m.named_parameters()} for m in (own, model))
+
+
+@pytest.mark.parametrize("family", ("gpt2", "phi3"))
+def test_one_process_holds_parameters_as_their_class_does(family: str) -> None:
+    [(own, ours)] = pool(1).run(shapes, family)
+    assert own == ours
+
+
+def heard(family: str) -> int | str:
+    """Parameters of which a hook that was there before hears nothing, or why there may be none."""
+    model, silent = tiny.fresh(family, torch.float64), set()
+    for name, parameter in model.named_parameters():
+        silent.add(name)
+        parameter.register_hook(lambda _, name=name: silent.discard(name))
+    plan = ParallelPlan()
+    try:
+        model = parallelize(model, plan, mesh_of(plan), check=False)
+    except UserError as error:
+        return str(error)
+    ids, labels = tiny.batch(0)
+    model(input_ids=ids, labels=labels).loss.backward()
+    return len(silent)
+
+
+@pytest.mark.parametrize("family", ("gpt2", "phi3"))
+def test_hooks_of_parameters_that_are_replaced_are_refused(family: str) -> None:
+    [said] = pool(1).run(heard, family)
+    assert "register it afterwards" in str(said)
+
+
+def test_hooks_of_parameters_that_stay_hear_of_them() -> None:
+    assert pool(1).run(heard, "llama") == [0]
+
+
+def with_own_optimizer(plan: ParallelPlan) -> None:
+    """A Trainer with an optimizer of torch's in the place of its own."""
+    own, model = tiny.fresh("llama", torch.float64), laid("llama", plan)
+    trainer = Trainer(model, plan, mesh_of(plan), lr=LR, clip=None)
+    trainer.optimizer = torch.optim.SGD([x.tensor for x in trainer.parts], lr=LR, momentum=0.9)
+    optimizer = torch.optim.SGD(own.parameters(), lr=LR, momentum=0.9)
+    for number in range(4):
+        close("loss", trainer.step(*tiny.batch(number)).loss, step(own, optimizer, number), 1e-5)
+    check_weights(model, own)
+
+
+@pytest.mark.parametrize("layout", ({"tp": 2}, {"dp_shard": 2}, {"pp": 2}, {"cp": 2}))
+def test_a_trainer_takes_another_optimizer(layout: dict[str, int]) -> None:
+    pool(2).run(with_own_optimizer, ParallelPlan(**layout))
+
+
+def under_autocast(way: str) -> None:
+    """Losses of steps under autocast beside the class's own; rounding to 8 bits moves both."""
+    plan = ParallelPlan(cp=2, cp_attention=way)
+    own, model = tiny.fresh("llama", torch.float32), tiny.fresh("llama", torch.float32)
+    model = parallelize(model, plan, mesh_of(plan), check=False)
+    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-2, clip=None, weight_decay=0.0, eps=1e-3)
+    optimizer = torch.optim.AdamW(
+        own.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.0
+    )
+    for number in range(4):
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = step(own, optimizer, number)
+        with torch.autocast("cpu", torch.bfloat16):
+            close("loss", trainer.step(*tiny.batch(number)).loss, expected, 2**-9)
+
+
+@pytest.mark.parametrize("way", ("ring", "gather", "ulysses"))
+def test_a_step_may_stand_in_autocast(way: str) -> None:
+    pool(2).run(under_autocast, way)
