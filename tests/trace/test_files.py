@@ -86,7 +86,8 @@ def test_a_file_that_was_damaged_is_refused(tmp_path):
 def test_a_range_may_be_called_anything(name, tmp_path):
     taken(tmp_path, name)
     [trace] = read_traces(tmp_path)
-    assert len(trace.ranges(name)) == len(trace.steps) == 3
+    written = {name, name.replace('"', "'")}  # the second by torch from 2.15 on
+    assert max(len(trace.ranges(one)) for one in written) == len(trace.steps) == 3
 
 
 def test_ranks_are_held_together_by_the_steps_that_all_have(tmp_path):

@@ -153,7 +153,6 @@ def _over_context(
         raise UserError("cp splits causal attention, and this model asks for another kind")
     with _own_stream(boundary, how):
         seed = int(torch.randint(2**62, ())) if how.dropout > 0 else 0
-    query, key = (x.to(value.dtype) for x in (query, key))  # autocast leaves rotary's in float32
     return boundary.context.attend(
         query,
         key,

@@ -91,9 +91,8 @@ def apply_loss(model: nn.Module, family: Family) -> None:
             return forward(self, **named, **kwargs)
         given = [kwargs.get(name) for name in ("labels", "shift_labels")]
         labels = next((value for value in given if value is not None), None)
-        trains = labels is not None or torch.is_grad_enabled()
         if kwargs.get("stage") is None:
-            _check_call(self, kwargs, trains)
+            _check_call(self, labels, kwargs)
         if not kwargs.pop("checked", False):
             if input_ids is not None and kwargs.get("labels") is not None:
                 self.objective.check_shapes(input_ids, kwargs["labels"])
@@ -101,14 +100,13 @@ def apply_loss(model: nn.Module, family: Family) -> None:
         if labels is not None or kwargs.get("stage") is not None:
             return loss_forward(self, family, plain, input_ids, **kwargs)
         kwargs.pop("output_logits", None)
-        # of any length, as generation asks for; for a loss of the caller's own as a step has it
-        with nullcontext() if trains else self.boundary.whole_sequence():
+        with self.boundary.whole_sequence():  # of any length, as generation asks for
             return plain(input_ids=input_ids, **kwargs)
 
     model.forward = MethodType(forward, model)
 
 
-def _check_call(model: nn.Module, kwargs: dict[str, Any], trains: bool) -> None:
+def _check_call(model: nn.Module, labels: Tensor | None, kwargs: dict[str, Any]) -> None:
     """Refuse what a laid-out model cannot give."""
     if not model.stages[0].whole:
         raise UserError(
@@ -120,10 +118,11 @@ def _check_call(model: nn.Module, kwargs: dict[str, Any], trains: bool) -> None:
             "attention weights are never made here: load the saved model by transformers with "
             "attn_implementation='eager' for output_attentions"
         )
-    if kwargs.get("output_hidden_states") and trains and model.boundary.sequence_parallel:
+    parted = labels is not None and model.boundary.sequence_parallel
+    if kwargs.get("output_hidden_states") and parted:
         raise UserError(
             "under sequence_parallel a rank has a part of each hidden state: ask for "
-            "output_hidden_states under no_grad and without labels"
+            "output_hidden_states without labels"
         )
 
 

@@ -161,24 +161,3 @@ def with_own_optimizer(plan: ParallelPlan) -> None:
 @pytest.mark.parametrize("layout", ({"tp": 2}, {"dp_shard": 2}, {"pp": 2}, {"cp": 2}))
 def test_a_trainer_takes_another_optimizer(layout: dict[str, int]) -> None:
     pool(2).run(with_own_optimizer, ParallelPlan(**layout))
-
-
-def under_autocast(way: str) -> None:
-    """Losses of steps under autocast beside the class's own; rounding to 8 bits moves both."""
-    plan = ParallelPlan(cp=2, cp_attention=way)
-    own, model = tiny.fresh("llama", torch.float32), tiny.fresh("llama", torch.float32)
-    model = parallelize(model, plan, mesh_of(plan), check=False)
-    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-2, clip=None, weight_decay=0.0, eps=1e-3)
-    optimizer = torch.optim.AdamW(
-        own.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.0
-    )
-    for number in range(4):
-        with torch.autocast("cpu", torch.bfloat16):
-            expected = step(own, optimizer, number)
-        with torch.autocast("cpu", torch.bfloat16):
-            close("loss", trainer.step(*tiny.batch(number)).loss, expected, 2**-9)
-
-
-@pytest.mark.parametrize("way", ("ring", "gather", "ulysses"))
-def test_a_step_may_stand_in_autocast(way: str) -> None:
-    pool(2).run(under_autocast, way)

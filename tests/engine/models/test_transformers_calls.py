@@ -10,8 +10,7 @@ import transformers
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.tensor.partial_gradients import whole_gradients
-from tests.support import parity, tiny
+from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
 LAYOUTS = {
@@ -143,29 +142,19 @@ def test_hidden_states_come_when_asked_for() -> None:
     assert pool(1).run(hidden_states) == [True]
 
 
-def own_loss_differs(family: str, layout: str) -> tuple[float, str]:
-    """The largest difference of a gradient of a loss of one's own, and what is said of asking for
-    hidden states beside it."""
-    ids = tiny.batch(0)[0][:, :16]
-    own, model = tiny.fresh(family, torch.float64).train(), laid(family, layout).train()
-    for one in (own, model):
-        one(ids).logits.square().mean().backward()
-    found = whole_gradients(model)
-    pairs = [(p.grad, found[name]) for name, p in own.named_parameters()]
-    worst = max((one - other).abs().max().item() for one, other in pairs)
-    try:
-        model(ids, output_hidden_states=True)
-    except UserError as error:
-        return worst, str(error)
-    return worst, ""
+def hidden_states_of_parts() -> tuple[list[int], str]:
+    """Their lengths under sequence parallelism, and what is said where labels are given, too."""
+    model, (ids, labels) = laid("llama", "sequence"), tiny.batch(0)
+    lengths = [one.shape[1] for one in model(ids, output_hidden_states=True).hidden_states]
+    with pytest.raises(UserError) as caught:
+        model(ids[:, :16], labels=labels[:, :16], output_hidden_states=True)
+    return lengths, str(caught.value)
 
 
-@pytest.mark.parametrize("layout", ("one", "tp", "sequence"))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_loss_of_ones_own_has_the_gradients_of_the_class(family: str, layout: str) -> None:
-    for worst, said in pool(LAYOUTS[layout].world_size).run(own_loss_differs, family, layout):
-        assert worst < parity.TOLERANCE[torch.float64]
-        assert ("under no_grad" in said) == (layout == "sequence")
+def test_hidden_states_are_those_of_the_whole_sequence() -> None:
+    for lengths, said in pool(2).run(hidden_states_of_parts):
+        assert set(lengths) == {tiny.batch(0)[0].shape[1]}
+        assert "output_hidden_states without labels" in said
 
 
 def one_configuration() -> bool:
