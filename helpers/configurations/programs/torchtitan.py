@@ -81,7 +81,7 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
     )
     if WITHIN_TEXTS.search(str(facts.get("flavor"))):
         lost.append("attention is within each text of a row there, and over the whole row here")
-    compiles = bool(facts.get("compile"))
+    compiles = bool(facts.get("compile")) and "model" in str(facts.get("compiled_parts", "model"))
     if compiles and changes["activation"] == "selective":
         lost.append("compile: beside activation=selective the engine compiles nothing")
     plan = ParallelPlan(

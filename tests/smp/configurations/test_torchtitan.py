@@ -36,6 +36,21 @@ def test_all_of_a_file(read):
     assert (found.model.num_hidden_layers, found.model.num_key_value_heads) == (32, 8)
 
 
+@pytest.mark.parametrize(
+    ("components", "compiled"),
+    [
+        ("", True),
+        ("components = ['model', 'loss']", True),
+        ("components = ['loss']", False),
+        ("components = 5", False),
+    ],
+)
+def test_the_model_is_compiled_where_it_is_among_the_components(read, components, compiled):
+    found = planned(read, f"[compile]\nenable = true\n{components}\n")
+    assert found.plan.compile is compiled
+    assert found.planner == ("torchtitan" if compiled else "torchtitan-eager")
+
+
 @pytest.mark.parametrize(("name", "flavor"), [("llama3", "8B"), ("llama", "1B")])
 def test_a_flavor_has_its_norms_epsilon(read, name, flavor):
     """It was that of transformers' Llama, 1e-6."""
