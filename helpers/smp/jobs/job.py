@@ -101,9 +101,10 @@ def job_of(job: Estimator, script: Interpreter | None, answers: Mapping[str, Any
         answers: values of what the files do not say.
     """
     where = machines(job, dict(answers))
-    found = Job(
-        _name(job), job.place, where, layout(job.get("distribution"), where.ranks), estimator=job
-    )
+    laid = layout(job.get("distribution"), where.ranks)
+    if job.kind == "TensorFlow":
+        laid = Layout(refused="it trains in TensorFlow: take the model's PyTorch class")
+    found = Job(_name(job), job.place, where, laid, estimator=job)
     _spread(found, job, script)
     given = job.get("hyperparameters")
     given = given if isinstance(given, dict) else {}

@@ -324,6 +324,14 @@ def test_the_published_jobs(name, plan, mistakes):
         assert (got.tp, got.zero_stage, got.precision) == (plan.tp, plan.zero_stage, plan.precision)
 
 
+def test_a_job_in_tensorflow_is_refused(read):
+    """Its distribution was said to be the plan, of no run."""
+    before = "from sagemaker.tensorflow import TensorFlow as PyTorch"
+    found = read(distribution('{"partitions": 2, "microbatches": 2}'), before)
+    [job] = found.jobs
+    assert job.plan is None and "it trains in TensorFlow" in job.refused
+
+
 @pytest.mark.parametrize("name", ["deepspeed", "deepspeed_config", "ds-config"])
 def test_a_layout_that_deepspeeds_file_has_is_not_another(read, name):
     """It was taken for replicas, and the file for the script's own."""
