@@ -18,7 +18,7 @@ from helpers.configurations.report import (
     write_config,
 )
 from helpers.engine.errors import UserError
-from helpers.train.arguments import Parser, say, whole
+from helpers.train.arguments import Parser, name, say, whole
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,11 +27,11 @@ def main(argv: list[str] | None = None) -> int:
     add("file", type=Path, help=".toml, .yaml, .json, or a script or list of flags (.sh, .txt)")
     add("--ranks", type=whole, help="of the whole job; those of --on without it")
     add("--program", choices=[tool.name for tool in tools()], help="whose file it is")
-    add("--model", help="preset, folder or hub id, in the place of the file's")
+    add("--model", type=name, help="preset, folder or hub id, in the place of the file's")
     add("--write-config", type=Path, metavar="FOLDER", help="write the file's sizes, for --model")
     add("--batch-size", type=whole, help="samples of a step over all ranks, in place of the file's")
     add("--seq-len", type=whole, help="tokens of a sample, in the place of the file's")
-    add("--on", metavar="INSTANCE", help="machines that the planner answers for")
+    add("--on", type=name, metavar="INSTANCE", help="machines that the planner answers for")
     add("--nodes", type=whole, help="how many of them; the file's, else 1")
     args = parser.parse_args(argv)
     try:

@@ -62,6 +62,8 @@ def test_without_a_model_it_says_so(file, capsys):
         ([], "give --ranks N"),
         (["--ranks", "0"], "whole number"),
         (["--ranks", "eight"], "whole number"),
+        (["--ranks", "8", "--on", ""], "--on: "),
+        (["--ranks", "8", "--model", ""], "--model: "),
         (["--program", "jax"], "invalid choice"),
         (["--on", "p99.large"], "p99"),
         (["--on", "p5.48xlarge"], "no estimate without a model"),
