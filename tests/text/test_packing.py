@@ -125,11 +125,11 @@ def loss_and_gradients(family: str) -> dict[str, Tensor]:
     begins = [sum(LENGTHS[:n]) for n in range(len(LENGTHS))]
     labels[:, begins] = -100
     documents = torch.tensor([[n for n, length in enumerate(LENGTHS) for _ in range(length)]])
-    model(
-        input_ids=ids, labels=labels, num_items_in_batch=1, **packed_rows.model_inputs(documents)
-    ).loss.backward()
+    options = {"num_items_in_batch": 1, "checked": True}  # as a Trainer calls it
+    inputs = packed_rows.model_inputs(documents)
+    model(input_ids=ids, labels=labels, **inputs, **options).loss.backward()
     for part, own in zip(ids.split(LENGTHS, dim=1), labels.split(LENGTHS, dim=1)):
-        loss = model(input_ids=part, labels=own, num_items_in_batch=1).loss
+        loss = model(input_ids=part, labels=own, **options).loss
         (-loss).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {n: g.to_local() if hasattr(g, "to_local") else g for n, g in gradients.items()}
