@@ -32,9 +32,8 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
         return _with_precision(megatron.layout(facts, ranks, None), facts)
     if ranks is None:
         raise Asked("ranks")
-    degrees = (
-        _sized(facts, ranks) if any(facts.get(name) for name in SIZES) else _plain(facts, ranks)
-    )
+    strategy, sized = _strategy(facts), any(facts.get(name) for name in SIZES)
+    degrees = _sized(facts, ranks) if sized else _plain(facts, ranks, strategy)
     if kind == "NO" and ranks > 1:
         raise UserError(f"distributed_type NO is one process, and there are {ranks} ranks")
     cp = degrees.get("cp", 1)
@@ -43,7 +42,7 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
     plan = ParallelPlan(
         **degrees,
         cp_attention="ulysses" if facts.get("sp", 1) > 1 else attention,
-        zero_stage=STAGES[_strategy(facts)],
+        zero_stage=STAGES[strategy],
         activation="full" if facts.get("activation") else "none",
         precision=facts.get("precision", "fp32"),
         reduce_dtype=_sums(facts, kind, ranks),
@@ -72,9 +71,8 @@ def _strategy(facts: Facts) -> str:
     return str(facts.get(names[0], "full"))
 
 
-def _plain(facts: Facts, ranks: int) -> dict[str, int]:
+def _plain(facts: Facts, ranks: int, strategy: str) -> dict[str, int]:
     """Without parallelism_config: what FSDP's strategy says, or replicas."""
-    strategy = _strategy(facts)
     if facts.get("kind") != "FSDP" or strategy == "none":
         return {"dp_replicate": ranks}
     if strategy not in ("hybrid", "hybrid_grad"):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from helpers.smp.reading.catalogue import catalogue
+from helpers.smp.reading.catalogue import REFUSED, catalogue
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.sources import Place, Program
 from helpers.smp.reading.values import Keyed, Made, Unknown, same
@@ -40,6 +40,12 @@ class Estimator:
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.arguments.get(name, default)
+
+    @property
+    def refused(self) -> str:
+        """Why no run is made of it, by its row in the tables."""
+        row = catalogue().find(catalogue().short(self.made.dotted) or "")
+        return f"{row.became}: {row.by_hand}" if row and row.verdict == REFUSED else ""
 
 
 def estimators(program: Program, followed: Interpreter) -> list[Estimator]:

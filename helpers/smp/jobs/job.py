@@ -101,9 +101,9 @@ def job_of(job: Estimator, script: Interpreter | None, answers: Mapping[str, Any
         answers: values of what the files do not say.
     """
     where = machines(job, dict(answers))
-    laid = layout(job.get("distribution"), where.ranks)
-    if job.kind == "TensorFlow":
-        laid = Layout(refused="it trains in TensorFlow: take the model's PyTorch class")
+    laid = (
+        Layout(refused=job.refused) if job.refused else layout(job.get("distribution"), where.ranks)
+    )
     found = Job(_name(job), job.place, where, laid, estimator=job)
     _spread(found, job, script)
     given = job.get("hyperparameters")

@@ -324,12 +324,13 @@ def test_the_published_jobs(name, plan, mistakes):
         assert (got.tp, got.zero_stage, got.precision) == (plan.tp, plan.zero_stage, plan.precision)
 
 
-def test_a_job_in_tensorflow_is_refused(read):
+@pytest.mark.parametrize("module", ["tensorflow", "tensorflow.estimator"])
+def test_a_job_in_tensorflow_is_refused(read, module):
     """Its distribution was said to be the plan, of no run."""
-    before = "from sagemaker.tensorflow import TensorFlow as PyTorch"
+    before = f"from sagemaker.{module} import TensorFlow as PyTorch"
     found = read(distribution('{"partitions": 2, "microbatches": 2}'), before)
     [job] = found.jobs
-    assert job.plan is None and "it trains in TensorFlow" in job.refused
+    assert job.plan is None and "take the model's PyTorch class" in job.refused
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "deepspeed_config", "ds-config"])
