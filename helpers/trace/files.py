@@ -18,6 +18,7 @@ NOTED = ("rank", "steps", "device", "state_bytes", "offset_ns", "memory")
 NEEDS = {"X": ("ts", "dur")}  # kind of event: its numbers
 CHANGE = ("Device Type", "Bytes", "Addr", "Total Allocated")  # of memory
 MARKED = "user_annotation"  # the category of record_function
+CALL = "Collective name"  # torch's argument beside NCCL's kernels
 NAME = re.compile(r'(?<="name": ").*(?=",$)', re.MULTILINE)  # torch leaves quotes in it as they are
 BROKEN = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError)
 BROKEN += (RecursionError,)
@@ -80,7 +81,7 @@ def world_size(document: Document) -> int:
 def _is_event(event: dict[str, Any]) -> bool:
     kind, name, args = event["ph"], event["name"], event.get("args", {})
     numbers = [event[key] for key in NEEDS.get(kind, ())]
-    words = [name, event.get("cat", "")]
+    words = [name, event.get("cat", ""), args.get(CALL, "")]
     if name == "[memory]":
         numbers += [event["ts"], *(args[key] for key in CHANGE)]
     if (kind, name) == ("M", "thread_name"):

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 
 from helpers.engine.errors import UserError
 from helpers.engine.files.whole import replace_text
-from helpers.trace.files import MARKED, Document, read_document, world_size
+from helpers.trace.files import CALL, MARKED, Document, read_document, world_size
 from helpers.trace.recorder import FACTS, STEP
 
 BOARD = "shared_memory:"  # its copies and sums are a message's, on the thread that calls it
 COLLECTIVES = ("gloo:", BOARD, "ncclDevKernel", "ncclKernel")
-MESSAGES = ("gloo:send", "gloo:recv", "ncclDevKernel_SendRecv")  # posted early
+SENT = "ncclDevKernel_SendRecv"
+MESSAGES = ("gloo:send", "gloo:recv", SENT)  # posted early
 WRAPPERS = ("autograd::", "c10d::", "_c10d_functional")  # of operations, messages and their waits
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's work
 ROUNDING_NS = 10  # that torch may leave a slice longer than the one it is in
@@ -227,7 +228,7 @@ def _trace(document: Document, steps: list[int], origin_us: float) -> Trace:
         at_s = (event.get("ts", 0) - origin_us) * 1e-6
         if event["ph"] == "X":
             end_s = at_s + event["dur"] * 1e-6
-            slices.append(Slice(event["name"], event.get("cat", ""), thread, at_s, end_s))
+            slices.append(Slice(_called(event), event.get("cat", ""), thread, at_s, end_s))
         elif event["name"] == "[memory]":
             memory.append(_change(event["args"], at_s))
         elif event["ph"] == "M" and event["name"] == "thread_name":
@@ -236,6 +237,14 @@ def _trace(document: Document, steps: list[int], origin_us: float) -> Trace:
     memory.sort(key=lambda one: one.at_s)
     facts = {**document[FACTS], "steps": steps}
     return Trace(facts, document.get("host_name", ""), slices, memory, threads)
+
+
+def _called(event: Event) -> str:
+    """A slice's name. NCCL's all-to-all runs in the kernel of its sends and receives, beside which
+    torch notes the call that it is of."""
+    call = event.get("args", {}).get(CALL, "")
+    sent = event["name"].startswith(SENT) and call.startswith("all_to_all")
+    return f"ncclDevKernel_{call}" if sent else event["name"]
 
 
 def _change(args: Event, at_s: float) -> Change:

@@ -14,14 +14,13 @@ import tempfile
 import threading
 import time
 import traceback
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 240
-# after which a pool is started anew: gloo looks a hundred times a second for what has come, in a
-# thread for each group, and 1,300 of them, of ranks that waited for work, took more than a core
-MOST_GROUPS = 24
+MOST_GROUPS = 100  # after which a pool is started anew: each has a socket from a rank to each other
 
 
 def forks() -> Any:
@@ -104,6 +103,7 @@ def _serve(rank: int, world: int, store: str, inbox: Any, answers: Any) -> None:
 
     threading.Thread(target=_end_with, args=(mp.parent_process(),), daemon=True).start()
     torch.set_num_threads(1)
+    _share_a_device()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     while True:
@@ -113,6 +113,22 @@ def _serve(rank: int, world: int, store: str, inbox: Any, answers: Any) -> None:
         except BaseException:
             error, result = traceback.format_exc(), None
         answers.put((rank, error, result, dist.get_pg_count()))
+
+
+def _share_a_device() -> None:
+    """gloo looks a hundred times a second for what has come, in a thread of each device, and a
+    group has one of its own. 1,300 of them, of ranks that waited, took more than a core."""
+    from torch.distributed import ProcessGroupGloo, distributed_c10d
+
+    device = ProcessGroupGloo.create_default_device()
+
+    class Sharing(ProcessGroupGloo):
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = ProcessGroupGloo._Options()
+            options._devices, options._timeout = [device], timeout
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = Sharing
 
 
 def _end_with(session: Any) -> None:

@@ -54,6 +54,8 @@ BROKEN = {
     "a time of no clock": lambda one: with_event(one, **{**SLICE, "ts": 1e308}),
     "a name that is none": lambda one: with_event(one, **{**SLICE, "name": 7}),
     "memory without bytes": lambda one: with_event(one, ph="i", name="[memory]", ts=1.0, args={}),
+    "arguments that are none": lambda one: with_event(one, **SLICE, args=7),
+    "a call that is no name": lambda one: with_event(one, **SLICE, args={"Collective name": 7}),
     "a thread without a name": lambda one: with_event(one, ph="M", name="thread_name"),
     "ranks in words": lambda one: {**one, "distributedInfo": {"world_size": "one"}},
     "an offset in words": lambda one: {**one, FACTS: {**one[FACTS], "offset_ns": "0"}},
@@ -88,6 +90,28 @@ def test_a_range_may_be_called_anything(name, tmp_path):
     [trace] = read_traces(tmp_path)
     written = {name, name.replace('"', "'")}  # the second by torch from 2.15 on
     assert max(len(trace.ranges(one)) for one in written) == len(trace.steps) == 3
+
+
+@pytest.mark.parametrize("call", ["all_to_all", "all_to_allv"])
+def test_an_all_to_all_of_nccl_is_communication(call, tmp_path):
+    assert communication(tmp_path, {"Collective name": call}) == [f"ncclDevKernel_{call}"]
+
+
+@pytest.mark.parametrize(
+    "args", [{}, {"Collective name": "send"}, {"Collective name": "coalesced"}]
+)
+def test_a_message_of_nccl_that_is_posted_early_is_none(args, tmp_path):
+    assert communication(tmp_path, args) == []
+
+
+def communication(folder: Path, args: dict[str, str]) -> list[str]:
+    """What a kernel of NCCL's sends and receives counts as, with torch's words beside it."""
+    name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    kernel = {**SLICE, "cat": "kernel", "name": name, "args": args}
+    write(folder, with_event(taken(folder), **kernel))
+    [trace] = read_traces(folder)
+    assert trace.device_work == []
+    return [one.name for one in trace.communication]
 
 
 def test_ranks_are_held_together_by_the_steps_that_all_have(tmp_path):
