@@ -20,7 +20,14 @@ from helpers.smp.jobs.distributions import (
 from helpers.smp.jobs.estimators import Estimator, part
 from helpers.smp.jobs.metrics import Metric, metrics
 from helpers.smp.jobs.rules import MappedRule, mapped_rules, save_interval
-from helpers.smp.jobs.settings import Family, Setting, Settings, foreign_family, of_script
+from helpers.smp.jobs.settings import (
+    Family,
+    Setting,
+    Settings,
+    foreign_family,
+    of_script,
+    plain,
+)
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.sources import Place
 from helpers.smp.reading.values import Made, is_known
@@ -192,7 +199,7 @@ def _fill(
 
 def _of_deepspeed(given: Mapping[Any, Any]) -> str:
     """The file that a hyperparameter names for DeepSpeed, which then lays out the run."""
-    files = (v for k, v in given.items() if str(k).lower().replace("-", "_") in DEEPSPEED)
+    files = (v for k, v in given.items() if plain(str(k)) in DEEPSPEED)
     return next((file for file in files if isinstance(file, str) and file.endswith(".json")), "")
 
 

@@ -333,7 +333,7 @@ def test_a_job_in_tensorflow_is_refused(read, module):
     assert job.plan is None and "take the model's PyTorch class" in job.refused
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "deepspeed_config", "ds-config"])
+@pytest.mark.parametrize("name", ["deepspeed", "--deepspeed_config", "ds-config"])
 def test_a_layout_that_deepspeeds_file_has_is_not_another(read, name):
     """It was taken for replicas, and the file for the script's own."""
     spread = "distribution={'torch_distributed': {'enabled': True}}"
