@@ -16,7 +16,7 @@ from helpers.smp.configuration import read_smp_config
 from helpers.smp.jobs.distributions import Layout, Machines, check_products
 from helpers.smp.jobs.job import Job, rank_in
 from helpers.smp.jobs.lines import Line
-from helpers.smp.reading.catalogue import REFUSED
+from helpers.smp.reading.catalogue import CONVERTED, REFUSED
 from helpers.smp.reading.sources import Place
 from helpers.smp.recipes.readings import LAST, OF_GPUS, Key, Readings, keys
 from helpers.tables import read_table
@@ -92,7 +92,16 @@ def read_recipe(
     name = str(values.get("run.name") or path.stem)
     job = Job(name, Place(str(path), 0, 1), found.where, layout, layout.plan)
     job.flags, job.minutes, job.config = found.flags, found.minutes, _config(found.sizes)
-    return Recipe(job, lines)
+    return Recipe(job, [*lines, *_unsaid(found, path)])
+
+
+def _unsaid(found: Readings, path: Path) -> list[Line]:
+    """A line of the precision where no key has it, as where the service's trainer decides."""
+    if "precision" in found.changes:
+        return []
+    by_hand = "--precision bf16, if the recipe's own trainer had it"
+    place = Place(str(path), 0, 1)
+    return [Line(place, LIBRARY, "(no precision)", CONVERTED, "precision=fp32", "", by_hand)]
 
 
 def _launched(path: Path, entries: list[Entry], name: str) -> list[Entry]:

@@ -130,3 +130,12 @@ def test_a_schedule_that_is_not_here_says_what_to_give(write):
 def test_machines_of_a_recipe_have_gpus_though_nobody_says_which(write):
     text = report(leave([write(NEMO, "nemo.yaml")]))
     assert "on 2 x a machine with GPUs, 8 ranks each" in text
+
+
+@pytest.mark.parametrize("text", [FINE_TUNING, FULL])
+def test_a_precision_that_no_key_says_is_told(text, write):
+    """It was fp32, of which the report said nothing."""
+    recipe = read_recipe(write(text, "tuned.yaml"), P5)
+    [line] = [line for line in recipe.lines if line.became == "precision=fp32"]
+    assert recipe.job.plan.precision == "fp32" and "--precision bf16" in line.by_hand
+    assert not [line for line in read_recipe(write(HF)).lines if "(no precision)" in line.text]
