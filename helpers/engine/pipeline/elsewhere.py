@@ -26,6 +26,14 @@ class Elsewhere(nn.Module):
         super().__init__()
         self.shape, self.looks_up, self.lacks = shape, looks_up, lacks or {}
 
+    def named_as(self, block: nn.Module) -> "Elsewhere":
+        """With the block's words and numbers, as its kind of attention, which a model's loop over
+        its blocks may ask for."""
+        own = vars(self)
+        plain = {name: value for name, value in vars(block).items() if isinstance(value, str | int)}
+        own.update({name: value for name, value in plain.items() if name not in own})
+        return self
+
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         given = tensors[0] if tensors else torch.zeros(())

@@ -173,12 +173,13 @@ def cut(
             f"the partition {','.join(map(str, counts))} leaves it none"
         )
     embedding = model.get_submodule(family.embedding)
-    tied = family.head is not None and model.get_submodule(family.head).weight is embedding.weight
     names = {id(p): name for name, p in model.named_parameters()}
-    both = tied and schedule.rank_of[0] != schedule.rank_of[-1]
-    model.tied_over_ranks = names[id(embedding.weight)] if both else None
     before, after = ends_of(model, family)
     model.after_blocks = sorted(after)
+    at_end = {id(p) for path in after for p in model.get_submodule(path).parameters()}
+    tied = id(embedding.weight) in at_end
+    both = tied and schedule.rank_of[0] != schedule.rank_of[-1]
+    model.tied_over_ranks = names[id(embedding.weight)] if both else None
     model.stages = _stages(model, family, schedule, counts, rank)
     _remove_blocks(model.get_submodule(family.blocks), model.stages)
     begins, ends = (any(getattr(stage, end) for stage in model.stages) for end in ("first", "last"))
@@ -229,14 +230,15 @@ def _stages(
 def _stage(model: nn.Module, family: Family, index: int, layers: range, last: bool) -> Stage:
     stack = model.get_submodule(family.blocks)
     blocks = {str(layer): stack[layer] for layer in layers}
-    modules = {str(layer): Elsewhere((1, 1, 1)) for layer in range(len(stack))} | blocks
+    modules = {name: Elsewhere((1, 1, 1)).named_as(block) for name, block in stack.named_children()}
+    modules |= blocks
     entry = next(iter(blocks.values()), None)
     if last:
         entry = entry or model.get_submodule(family.norm)
         return Stage(index, blocks, modules, index == 0, last, entry)
     exit, after_loop = Exit((1, 1, 1)), Elsewhere() if family.norm else None
     if layers.stop < len(stack):
-        modules[str(layers.stop)] = exit
+        modules[str(layers.stop)] = exit.named_as(stack[layers.stop])
     else:
         after_loop = exit
     return Stage(index, blocks, modules, index == 0, last, entry or exit, exit, after_loop)

@@ -29,7 +29,7 @@ TYPES = (
 )
 LARGER = ("axk2", "hrm_text", "olmo_hybrid")
 PLANS = ({}, {"dp_shard": 2}, {"dp_shard": 3}, {"pp": 2})
-NO_STAGES = ("hrm_text", "nemotron_h")  # are refused over pp
+NO_STAGES = ("hrm_text",)  # are refused over pp
 
 
 def saved(model_type: str, folder: Path) -> Path:
