@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from .admission.admitted import admitted, check_precision, kind_of, looks_ahead
 from .admission.given_model import check_given
+from .admission.padded_rows import check_padding
 from .admission.same_on_all import check_same_configuration, digest_of_weights
 from .context.attention import Context
 from .data_parallel.axes import state_axes
@@ -102,6 +104,7 @@ def parallelize(
     for stage in model.stages:
         stage.listen()  # after fully_shard, which must see what was received
     model.plan, model.mesh = plan, mesh
+    model.check_padding = partial(check_padding, device=mesh.device_type, lay_out=lay_out)
     answer_transformers(model)
     if plan.dp * plan.cp > 1 or model.partial_gradients:
         model.register_forward_hook(_leave_sums_to_trainer, with_kwargs=True, prepend=True)

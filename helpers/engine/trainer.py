@@ -323,7 +323,7 @@ class Trainer:
         tokens, on the device; once the model can train on them."""
         batch = in_64_bits(batch)
         check_batch(batch, self.model, self.plan.cp)
-        check_padding(batch, self.model, self.device, lay_out)
+        check_padding(self.model, batch.labels, batch.attention_mask, self.device.type, lay_out)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         objective, config = self.model.objective, text_config(self.model.config)

@@ -286,7 +286,7 @@ SHARED = {
 def test_a_layout_keeps_documents_apart(family: str, layout: str) -> None:
     plan = SHARED[layout]
     ids = tiny.batch(0, rows=3, length=sum(LENGTHS) + 1)[0]
-    numbers = [n for n, length in enumerate(LENGTHS) for _ in range(length)]
+    numbers = [n % 2 for n, length in enumerate(LENGTHS) for _ in range(length)]
     documents = torch.tensor([*numbers, packed_rows.PADDING]).repeat(3, 1)
     labels = ids.clone()
     labels[:, [sum(LENGTHS[:n]) for n in range(len(LENGTHS) + 1)]] = -100

@@ -6,13 +6,13 @@ all values, of those before it, or zero.
 
 import copy
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.objectives import IGNORED
-from ..pipeline.micro_batches import MicroBatch
 from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
 from .admitted import Kind, LayOut, one_process
@@ -22,18 +22,24 @@ PADDING = 3  # tokens before each row that is tried
 
 
 def check_padding(
-    batch: MicroBatch, model: nn.Module, device: torch.device, lay_out: LayOut
+    model: nn.Module, labels: Tensor, mask: Any, device: str, lay_out: LayOut
 ) -> None:
     """Raise a UserError if padding that sees no token predicts one, and not as in the model's own
-    class."""
+    class.
+
+    Args:
+        labels: [batch, seq]; mask: the same, or a mask of another kind, or none.
+        device: its type.
+    """
     objective = model.objective
-    if model.kind is None or batch.attention_mask is None or not objective.shift:
+    of_tokens = isinstance(mask, Tensor) and mask.shape == labels.shape
+    if model.kind is None or not of_tokens or not objective.shift:
         return
-    predicted = objective.targets(batch.labels) != IGNORED
-    sees_none = batch.attention_mask.cumsum(1)[:, : -objective.shift] == 0
+    predicted = objective.targets(labels) != IGNORED
+    sees_none = mask.cumsum(1)[:, : -objective.shift] == 0
     if not (predicted & sees_none).any():
         return
-    if not is_exact(model.kind, device.type, lay_out):
+    if not is_exact(model.kind, device, lay_out):
         raise UserError(
             f"{model.kind.config.model_type} would not be exact where padding before a row "
             f"predicts its first token: label that {IGNORED}, or pad rows at their end"

@@ -1,7 +1,7 @@
 """Checkpoints of a run: sharded, atomic, checked, and loadable under another plan.
 
     checkpoints/step-00000010/          whole, or not there: it is written as .partial and renamed
-        __<rank>_*.distcp, .metadata    parameters and Adam's moments (torch.distributed.checkpoint)
+        __<rank>_*.distcp, .metadata    parameters, Adam's moments, and the buffers that files hold
         rank-<rank>.pt                  that rank's random streams
         manifest.json                   step, plan, what must not change, SHA-256 of every file,
                                         itself included
@@ -215,7 +215,7 @@ class Checkpoints:
         reader = CheckedReader(path, manifest["files"])
         # of what these refuse dcp.load would make an error of its own, or none
         stored = on_all_ranks(reader.read_metadata)[0].state_dict_metadata
-        state = state_of(trainer)
+        state = state_of(trainer, stored)
         check_same_tensors(path, {name: tuple(of.size) for name, of in stored.items()}, state)
         try:
             dcp.load(state, storage_reader=reader)

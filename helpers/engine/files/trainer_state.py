@@ -1,10 +1,14 @@
 """A trainer's tensors as a checkpoint names them, and how many updates each has had.
 
+Beside what trains these are the buffers that a model's files hold, as the biases by which experts
+are chosen: a script that makes its model anew would go on with those of its class.
+
 A parameter that no token of a batch went through, an expert or a tower, is not updated, and Adam
 counts each one's updates apart: a run that goes on with the run's count would correct its moments
 for updates that it never had.
 """
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +19,29 @@ from ..errors import Diverged, UserError
 from ..ranks import over_ranks
 from ..tensor.shards import is_finite, local
 from .manifest import as_stored
+from .weights import stored_buffers
 
 
-def state_of(trainer: Any) -> dict[str, Tensor]:
+def state_of(trainer: Any, stored: Container[str] | None = None) -> dict[str, Tensor]:
     """The trainer's tensors by name, as they lie in the whole; loading writes into them.
 
     Parts that are empty here (fewer rows than ranks) have nothing to store or to load.
+
+    Args:
+        stored: the names in a checkpoint that is read; those of before hold no buffers.
     """
-    if not isinstance(trainer.optimizer, torch.optim.AdamW):
-        raise UserError("checkpoints hold the moments of adamw alone, not those of adamw8bit")
-    state: dict[str, Tensor] = {}
+    optimizer = trainer.optimizer
+    if not isinstance(optimizer, torch.optim.AdamW) or optimizer.defaults["amsgrad"]:
+        raise UserError(
+            "checkpoints hold the two moments of adamw alone, not those of amsgrad or adamw8bit"
+        )
+    buffers = stored_buffers(trainer.model)
+    state = {name: of for name, of in buffers.items() if stored is None or name in stored}
     for part in trainer.parts:
         if not part.tensor.numel():
             continue
         values = part.tensor.detach()
-        moments = trainer.optimizer.state[part.tensor]
+        moments = optimizer.state[part.tensor]
         if not moments:  # Adam makes them in its first step; a resumed run needs them before
             moments["step"] = torch.zeros((), dtype=torch.float32, device=values.device)
             moments["exp_avg"] = torch.zeros_like(values)

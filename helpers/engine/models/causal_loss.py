@@ -96,6 +96,8 @@ def apply_loss(model: nn.Module, family: Family) -> None:
         if not kwargs.pop("checked", False):
             if input_ids is not None and kwargs.get("labels") is not None:
                 self.objective.check_shapes(input_ids, kwargs["labels"])
+                if hasattr(self, "check_padding"):  # which small copies that are tried have not
+                    self.check_padding(self, kwargs["labels"], kwargs.get("attention_mask"))
             check_tokens(input_ids, labels, self.vocabulary, self.classes)
         if labels is not None or kwargs.get("stage") is not None:
             return loss_forward(self, family, plain, input_ids, **kwargs)
@@ -117,6 +119,11 @@ def _check_call(model: nn.Module, labels: Tensor | None, kwargs: dict[str, Any])
         raise UserError(
             "attention weights are never made here: load the saved model by transformers with "
             "attn_implementation='eager' for output_attentions"
+        )
+    if kwargs.get("output_router_logits") and labels is not None:
+        raise UserError(
+            "output_router_logits adds a loss of the routers, which is not computed here: leave it "
+            "out beside labels"
         )
     parted = labels is not None and model.boundary.sequence_parallel
     if kwargs.get("output_hidden_states") and parted:

@@ -4,6 +4,8 @@ documents   0 0 0 0 1 1 1 2 2 -       which document of its row a token is of; -
 positions   0 1 2 3 0 1 2 0 1 0       they start again with each
 attention   a token sees itself and what came before it in its own document
 
+A document is a run of one number: a number that comes again later in the row is another document's.
+
 Attention takes the documents one after another (`by_documents`): as many fused calls as documents,
 and no mask. A mask of a row of n tokens has n^2 numbers, and with one no kernel leaves a half out;
 documents of l tokens take l^2 each. Where they begin and end is known on the host, so that no
@@ -24,7 +26,7 @@ PADDING = -1
 
 
 class Document(NamedTuple):
-    """A stretch of a row; `end` is after its last token."""
+    """A stretch of a row, with a number of its own there; `end` is after its last token."""
 
     number: int
     first: int
@@ -53,7 +55,7 @@ def _documents(row: Tensor) -> list[Document]:
     numbers, lengths = torch.unique_consecutive(row, return_counts=True)
     for number, length in zip(numbers.tolist(), lengths.tolist()):
         if number != PADDING:
-            found.append(Document(number, first, first + length))
+            found.append(Document(len(found), first, first + length))
         first += length
     return found
 
@@ -61,9 +63,14 @@ def _documents(row: Tensor) -> list[Document]:
 def positions(documents: Tensor) -> Tensor:
     """The position of each token in its document. [batch, seq] to [batch, seq]."""
     index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    return index - index.where(_begins(documents), 0).cummax(1).values
+
+
+def _begins(documents: Tensor) -> Tensor:
+    """Where a document, or padding, begins. [batch, seq] to boolean [batch, seq]."""
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return index - index.where(begins, 0).cummax(1).values
+    return begins
 
 
 def attention_mask(documents: Tensor) -> Tensor:
@@ -71,7 +78,8 @@ def attention_mask(documents: Tensor) -> Tensor:
 
     Padding sees padding, so that no row of the mask is empty: softmax over nothing is not a number.
     """
-    same = documents.unsqueeze(2) == documents.unsqueeze(1)
+    runs = _begins(documents).cumsum(1)
+    same = runs.unsqueeze(2) == runs.unsqueeze(1)
     return same.tril().unsqueeze(1)
 
 

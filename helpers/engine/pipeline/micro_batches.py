@@ -104,6 +104,8 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
         raise UserError(
             f"documents are {list(batch.documents.shape)}, ids are {list(batch.ids.shape)}"
         )
+    if batch.documents is not None:
+        _check_padding(batch.labels, batch.documents)
     if batch.documents is not None and batch.attention_mask is not None:
         raise UserError(
             f"documents make the mask of packed rows: leave attention_mask out, and number padding "
@@ -124,6 +126,16 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             raise UserError("attention_mask must be zeros, where there is padding, and ones")
     if batch.token_type_ids is not None:
         _check_types(batch.token_type_ids, model)
+
+
+def _check_padding(labels: Tensor, documents: Tensor) -> None:
+    """Raise a UserError if padding of packed rows predicts a label: what attention gives it is
+    another thing over ranks of cp."""
+    if ((documents[:, :-1] == PADDING) & (labels[:, 1:] != IGNORED)).any():
+        raise UserError(
+            f"padding of packed rows, document {PADDING}, predicts a label: give the token after "
+            f"each of padding the label {IGNORED}"
+        )
 
 
 def _check_types(types: Tensor, model: nn.Module) -> None:

@@ -15,11 +15,11 @@ from helpers.engine.models.documents import PADDING, Document, attention_mask, d
 
 @st.composite
 def packed(draw) -> tuple[torch.Tensor, int]:
-    """A row's documents, of a length that 2 * ranks divides, and ranks."""
+    """Documents of a row that 2 * ranks divides, whose numbers may come again, and ranks."""
     ranks = draw(st.integers(1, 6))
     length = 2 * ranks * draw(st.integers(1, 12))
-    numbers = st.lists(st.integers(0, 5), min_size=length, max_size=length)
-    documents = torch.tensor([sorted(draw(numbers))])
+    numbers = draw(st.lists(st.integers(0, 5), min_size=length, max_size=length))
+    documents = torch.tensor([sorted(numbers) if draw(st.booleans()) else numbers])
     documents[:, length - draw(st.integers(0, length - 1)) :] = PADDING
     return documents, ranks
 
@@ -55,7 +55,8 @@ def test_stretches_are_a_rank_s_tokens(case, split):
         own = [token for block in hand for token in block]
         found = stretches(hand, documents)
         of = {place: one.document for one in found for place in range(one.first, one.end)}
-        expected = {t: n for t, n in enumerate(numbers[0].tolist()) if t in own and n != PADDING}
+        expected = {t: one.number for one in documents for t in range(one.first, one.end)}
+        expected = {token: number for token, number in expected.items() if token in own}
         assert of == expected
         assert all(own[one.here] == list(range(one.first, one.end)) for one in found)
         assert all(

@@ -183,6 +183,7 @@ MISTAKES = {
     "labels must be": ({}, IDS, IDS > 3, {}),
     "documents must be": ({}, IDS, IDS, {"documents": IDS.float()}),
     "documents are [1, 8]": ({}, IDS, IDS, {"documents": IDS[:1]}),
+    "document -1, predicts a label": ({}, IDS, IDS, {"documents": IDS % 8 // 6 * -1}),
     "attention_mask must be zeros": ({}, IDS, IDS, {"attention_mask": (IDS > 3) * -1e9}),
     "token_type_ids must be a tensor of whole": ({}, IDS, IDS, {"token_type_ids": IDS > 3}),
     "LlamaForCausalLM has no types of tokens": ({}, IDS, IDS, {"token_type_ids": IDS * 0}),

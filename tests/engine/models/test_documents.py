@@ -71,3 +71,10 @@ def test_documents_one_by_one_are_as_under_a_mask(case):
     for ours, theirs in zip(found, result(Boundary(), mask=mask), strict=True):
         close = 1e-4 if case["softcap"] else 1e-9  # whose softmax is in float32
         torch.testing.assert_close(ours, theirs, rtol=close, atol=close)
+
+
+def test_a_number_that_comes_again_is_another_documents():
+    again = torch.tensor([[0, 0, 1, 1, 0, 0, PADDING, PADDING, 1]])
+    others = torch.tensor([[0, 0, 1, 1, 2, 2, PADDING, PADDING, 3]])
+    assert attention_mask(again).equal(attention_mask(others))
+    assert documents_of(again, 9) == documents_of(others, 9)

@@ -122,3 +122,27 @@ def test_a_row_that_is_filled_up_past_the_last_position_is_refused() -> None:
     )
     for line in pool(2).run(refused_in_step, 15):
         assert line == f"{words} rows of at most 14"
+
+
+def called(labelled: bool) -> str:
+    """What a call without a Trainer says to rows that begin with padding, the last of which
+    predicts their first token where that is labelled."""
+    plan, model = ParallelPlan(), tiny.fresh("llama", torch.float32)
+    model.set_attn_implementation("eager")
+    model = parallelize(model, plan, mesh_of(plan))
+    ids, _ = tiny.batch(0)
+    mask = torch.ones_like(ids)
+    mask[1:, :3] = 0
+    labels = ids.where(mask == 1, -100)
+    labels[1:, 3] = ids[1:, 3] if labelled else -100
+    try:
+        model(input_ids=ids, labels=labels, attention_mask=mask).loss.backward()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_call_heeds_what_padding_predicts_as_a_step_does() -> None:
+    assert pool(1).run(called, False) == [""]
+    [said] = pool(1).run(called, True)
+    assert "would not be exact where padding before a row" in said

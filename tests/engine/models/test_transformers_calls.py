@@ -230,6 +230,25 @@ def test_what_cannot_work_says_so_in_one_line(layout: str) -> None:
         assert all(words and "\n" not in words for words in said)
 
 
+def with_routers() -> tuple[float, float, str]:
+    """What the class's loss is without and with that of the routers, and what ours says to it."""
+    own, model = tiny.fresh("gpt-oss", torch.float32), laid("gpt-oss", "one", torch.float32)
+    ids, labels = tiny.batch(0)
+    plain, more = (
+        own(input_ids=ids, labels=labels, output_router_logits=given).loss.item()
+        for given in (False, True)
+    )
+    with pytest.raises(UserError) as raised:
+        model(input_ids=ids, labels=labels, output_router_logits=True)
+    return plain, more, str(raised.value)
+
+
+def test_a_loss_of_routers_is_refused() -> None:
+    [(plain, more, said)] = pool(1).run(with_routers)
+    assert more > plain + 1e-3
+    assert "output_router_logits adds a loss of the routers" in said
+
+
 def test_a_copy_is_not_touched() -> None:
     own = tiny.fresh("gpt2", torch.float64)
     before = copy.deepcopy(own.state_dict())
