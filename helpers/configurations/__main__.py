@@ -7,6 +7,7 @@ table where the file could be read).
 import sys
 from pathlib import Path
 
+from helpers.commands import Parser, say
 from helpers.configurations.reading import read_configuration, tools
 from helpers.configurations.report import (
     give_sizes,
@@ -18,7 +19,7 @@ from helpers.configurations.report import (
     write_config,
 )
 from helpers.engine.errors import UserError
-from helpers.train.arguments import Parser, name, say, whole
+from helpers.train.arguments import name, whole
 
 
 def main(argv: list[str] | None = None) -> int:

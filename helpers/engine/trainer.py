@@ -68,7 +68,8 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did. The loss and the norm are the whole model's, over the whole batch."""
+    """What a step did. The loss and the norm are the whole model's, over the whole batch; `scale`
+    is what the loss was multiplied by."""
 
     step: int
     loss: float
@@ -76,6 +77,7 @@ class StepResult:
     lr: float
     step_s: float
     skipped: bool = False
+    scale: float = 1.0
 
 
 class Trainer:
@@ -209,7 +211,7 @@ class Trainer:
         if self.device.type == "cuda":  # which is still at the update
             torch.cuda.current_stream(self.device).synchronize()
         elapsed = time.perf_counter() - started
-        return StepResult(self.steps_done, loss, norm, lr, elapsed, skip)
+        return StepResult(self.steps_done, loss, norm, lr, elapsed, skip, scale)
 
     def backward(
         self,

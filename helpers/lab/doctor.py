@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+from helpers.commands import say
 from helpers.lab.machine.report import FAIL, OK, WARN, Line, Report, install
 
 try:
@@ -244,7 +245,7 @@ def main(words: Sequence[str] = ()) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(report)
+    say(str(report))
     return 0 if report.ok else 1
 
 

@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from helpers.commands import Parser, say
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
 from helpers.leave.forms import run_files
 from helpers.leave.report import report, to_json
 from helpers.leave.writing import in_words, started, written
 from helpers.smp.leaving import Leaving, leave
-from helpers.train.arguments import Parser, say
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
+from helpers.commands import is_first
 from helpers.engine.adapters.lora import rank_and_alpha
 from helpers.engine.adapters.qlora import Adapting
 from helpers.engine.admission.admitted import check_next_words
@@ -39,7 +40,7 @@ from helpers.text.bundled import bundled
 from helpers.text.encoder_rows import SpecialTokens
 from helpers.text.token_files import tokenized
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
-from helpers.train.arguments import AUTO, BUNDLED, is_first
+from helpers.train.arguments import AUTO, BUNDLED
 from helpers.train.same_model import of_model
 from helpers.train.tracking import check_trackers
 

@@ -4,11 +4,11 @@ import argparse
 
 import torch
 
+from helpers.commands import is_first
 from helpers.engine.errors import UserError
 from helpers.planner.measure.calibrate import load_cluster
 from helpers.planner.measure.health import examine
 from helpers.planner.measure.health_verdict import expected_rates, judge
-from helpers.train.arguments import is_first
 
 REFUSE = "refuse"
 MOST_NAMED = 3

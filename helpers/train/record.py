@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from helpers.commands import is_first
 from helpers.engine.adapters.lora import trainable_parameters
 from helpers.engine.files.run_record import Clock, Metrics, versions, write_summary
 from helpers.engine.memory.states import peak_memory_bytes
@@ -15,7 +16,6 @@ from helpers.engine.trainer import StepResult, Trainer
 from helpers.planner.cost import mfu
 from helpers.planner.hardware.lookup import peak_flops
 from helpers.text import tokens
-from helpers.train.arguments import is_first
 from helpers.train.job import Job
 from helpers.train.tracking import Tracking
 

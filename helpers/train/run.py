@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from helpers.commands import is_first, refuse
 from helpers.engine.adapters.lora import save_adapters
 from helpers.engine.adapters.merging import save_merged
 from helpers.engine.adapters.qlora import load_adapted
@@ -46,7 +47,7 @@ from helpers.trace import timelines
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
 from helpers.train import watching
-from helpers.train.arguments import is_first, parse, refuse
+from helpers.train.arguments import parse
 from helpers.train.job import Job, prepare, tokenizer_of
 from helpers.train.preflight import preflight
 from helpers.train.record import finish, measured, tracking_of, utilization

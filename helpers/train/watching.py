@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from helpers.commands import is_first
 from helpers.engine.files.whole import replace_text
 from helpers.engine.trainer import StepResult, Trainer
 from helpers.text.readers import CLASSIFIES
 from helpers.text.tokens import Batch
-from helpers.train.arguments import is_first
 from helpers.train.job import Job
 from helpers.watch.observe import Observer
 from helpers.watch.watch import Watch, WatchFinding, commonest_share

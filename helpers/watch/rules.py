@@ -24,6 +24,7 @@ class Watched:
 
     padding: share of the batch that is padding.
     label: share of the samples that have the commonest label; None where there are no classes.
+    scale: what the loss was multiplied by.
     """
 
     step: int
@@ -33,6 +34,7 @@ class Watched:
     seen: Observation
     padding: float = 0.0
     label: float | None = None
+    scale: float = 1.0
 
 
 @dataclass
@@ -71,9 +73,9 @@ class Rule:
 
 
 def not_finite(history: History) -> str | None:
-    """The loss or the gradient is infinite or no number."""
+    """The loss is infinite or no number, or the gradient and no smaller scale of fp16 is left."""
     now = history.last
-    if math.isfinite(now.loss) and math.isfinite(now.grad_norm):
+    if math.isfinite(now.loss) and (math.isfinite(now.grad_norm) or now.scale > 1):
         return None
     return "the loss or the gradient is not finite: take a smaller learning rate or bf16"
 
@@ -112,7 +114,8 @@ def vanishing_gradient(history: History) -> str | None:
 def exploding_gradient(history: History) -> str | None:
     """The gradient's norm is over 100 times the median of the looks before, three at least."""
     now, before = history.last.grad_norm, [one.grad_norm for one in history.watched[:-1]]
-    if len(before) < EARLIER or not now > 100 * median(before) > 0:
+    before = list(filter(math.isfinite, before))  # fp16 skips the others until its scale fits
+    if not math.isfinite(now) or len(before) < EARLIER or not now > 100 * median(before) > 0:
         return None
     return f"the gradient's norm is {now:.3g}, and was {median(before):.3g} before"
 
@@ -184,7 +187,7 @@ def loss_not_falling(history: History) -> str | None:
 
 def overfitting(history: History) -> str | None:
     """The held-out loss is 5 % above its least, and the training loss has fallen since."""
-    held_out = history.held_out
+    held_out = [one for one in history.held_out if math.isfinite(one[1])]
     if len(held_out) < EARLIER:
         return None
     (_, now), (best_step, best) = held_out[-1], min(held_out, key=lambda one: one[1])

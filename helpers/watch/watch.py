@@ -63,10 +63,8 @@ class Watch:
             self.history.losses[result.step] = result.loss
         if observer is None:
             return []
-        seen = observer.gather()
-        self.history.watched.append(
-            Watched(result.step, result.loss, result.grad_norm, result.lr, seen, padding, label)
-        )
+        facts = (result.step, result.loss, result.grad_norm, result.lr, observer.gather())
+        self.history.watched.append(Watched(*facts, padding, label, result.scale))
         said = {rule: words for rule in RULES if (words := rule.check(self.history))}
         self._told.update(kind for rule in said for kind in rule.explains)
         new = [

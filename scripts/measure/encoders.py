@@ -27,6 +27,7 @@ import torch
 import transformers
 from torch import nn
 
+from helpers.commands import refuse
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
 from helpers.engine.models.objectives import build
@@ -34,7 +35,7 @@ from helpers.lab.launch.flags import to_words
 from helpers.lab.launch.launch import launch
 from helpers.lab.runs.run import load_run
 from helpers.text import tokens
-from helpers.train.arguments import count, parse, positive, refuse, whole
+from helpers.train.arguments import count, parse, positive, whole
 from helpers.train.job import Job, prepare, tokenizer_of
 
 BETAS = 0.9, 0.95  # the engine's own

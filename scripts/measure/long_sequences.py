@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from turns import model_of, say_loading, take_turns
 from zero_stages import batches
 
+from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
@@ -30,7 +31,6 @@ from helpers.planner.dry_run.dry_run import DryRun, watched
 from helpers.planner.time.messages import SENT
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled
-from helpers.train.arguments import is_first, refuse
 
 
 def ways(ranks: int) -> dict[str, dict[str, Any]]:

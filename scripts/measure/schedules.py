@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from turns import WARMUP, model_of, say_loading, take_turns
 
+from helpers.commands import is_first, refuse
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import load_model
@@ -34,7 +35,6 @@ from helpers.engine.trainer import Trainer
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 from helpers.trace import timelines
-from helpers.train.arguments import is_first, refuse
 
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
 

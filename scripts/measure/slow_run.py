@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model
@@ -32,7 +33,6 @@ from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_l
 from helpers.engine.trainer import Trainer
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
-from helpers.train.arguments import is_first, refuse
 
 WARMUP, TRACED = 2, 4  # steps
 SLOW_RANK = 1

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from helpers.commands import is_first
 from helpers.engine.models.configurations import check_length, load_config
-from helpers.train.arguments import is_first
 
 WARMUP = 2  # rounds; in the second each case counts what it keeps or sends
 

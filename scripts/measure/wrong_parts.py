@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from helpers.commands import is_first
 from helpers.engine.context import parts
 from helpers.engine.models.documents import Document
 from helpers.engine.models.objectives import IGNORED
@@ -32,7 +33,6 @@ from helpers.engine.ranks import distributed, pick_device, run_and_leave, world_
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled
-from helpers.train.arguments import is_first
 
 share, train = parts.share, runner.Pipeline.train
 

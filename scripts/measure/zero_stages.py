@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
 from turns import WARMUP, model_of, say_loading, take_turns
 
+from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.messages.carriers import BOARD
 from helpers.engine.messages.gloo_exchange import TAGS
@@ -32,7 +33,6 @@ from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_l
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled
-from helpers.train.arguments import is_first, refuse
 
 KINDS = {
     "allreduce": "all_reduce",

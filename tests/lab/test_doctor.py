@@ -277,3 +277,23 @@ def test_doctor_without_torch_says_so():
     )
     assert done.returncode == 1
     assert done.stderr.strip() == "[fail] torch  not installed  -> run: bash scripts/setup"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_a_report_that_a_full_disk_does_not_take_is_a_line():
+    code = (
+        "import sys; from helpers.lab import doctor; "
+        "doctor.doctor = lambda *_: doctor.Report((doctor.Line('data', 'ok', ''),), ''); "
+        "sys.exit(doctor.main())"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    said = "error: the report cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)

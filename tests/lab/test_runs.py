@@ -1,6 +1,7 @@
 """A finished run as tables, and folders that are not one."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,103 @@ def test_a_run_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_run(tmp_path / "run", speeds=[1.0], launch=False)
     assert load_run("~/run").path == tmp_path / "run"
+
+
+def rewritten(folder: Path, change) -> Path:
+    """The run with other lines of metrics: `change` gives them from those that there are."""
+    file = folder / "metrics.jsonl"
+    lines = change([json.loads(line) for line in file.read_text().splitlines()])
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize("value", [None, "3", "x", [], {}, True, -1, math.inf, math.nan, 10**400])
+@pytest.mark.parametrize("rows", [slice(5, 6), slice(None)])
+def test_what_no_step_counts_is_one_line(value, rows, folder):
+    def change(lines):
+        return [line | ({"tokens": value} if line in lines[rows] else {}) for line in lines]
+
+    run = load_run(rewritten(folder, change))
+    for ask in (compare, lambda run: run.cost(1.0)):
+        with pytest.raises(UserError, match=r"row [16] has tokens .*, which no step has") as e:
+            ask(run)
+        assert "\n" not in str(e.value) and len(str(e.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: lines + lines, "has step 1 after step 20"),
+        (lambda lines: lines + lines[12:], "has step 13 after step 20"),
+        (lambda lines: lines[:9] + lines[8:], "has step 9 after step 9"),
+        (lambda lines: lines[::-1], "has step 19 after step 20"),
+    ],
+)
+def test_lines_of_several_runs_are_not_summed(change, words, folder):
+    run = load_run(rewritten(folder, change))
+    for ask in (compare, lambda run: run.cost(1.0), lambda run: run.losses):
+        with pytest.raises(UserError, match=words):
+            ask(run)
+
+
+@pytest.mark.parametrize("loss", ["x", [], {}, True, 10**400])
+def test_a_loss_that_is_no_number_is_one_line(loss, folder):
+    run = load_run(rewritten(folder, lambda lines: [line | {"loss": loss} for line in lines]))
+    with pytest.raises(UserError, match=r"metrics.jsonl, row 1 has loss "):
+        _ = run.losses
+
+
+def test_losses_that_are_not_finite_are_none(folder):
+    values = [None, math.nan, math.inf, -math.inf]
+    run = load_run(
+        rewritten(folder, lambda lines: [a | {"loss": b} for a, b in zip(lines, values)])
+    )
+    assert run.losses.isna().all() and list(run.losses.index) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("value", [-1, math.inf, math.nan, 10**400, True])
+def test_bytes_and_seconds_that_cannot_be_are_one_line(value, tmp_path):
+    for number, broken in enumerate(
+        [
+            {"phases_s": PHASES | {"train": value}},
+            {"peak_memory_bytes": [value]},
+            {"state_bytes": [{"parameters": value}]},
+        ]
+    ):
+        run = load_run(write_run(tmp_path / f"{number}", speeds=[1.0], **broken))
+        with pytest.raises(UserError, match=r"summary\.json has no"):
+            _ = run.phases, run.memory
+    folder = write_run(tmp_path / "launched", speeds=[1.0])
+    (folder / "launch.json").write_text(json.dumps({"wall_s": value}))
+    with pytest.raises(UserError, match="which launch\\(\\) does not write"):
+        load_run(folder)
+
+
+@pytest.mark.parametrize("price", ["3", None, True, math.inf, math.nan])
+def test_a_price_that_cannot_be_is_one_line(price, folder):
+    with pytest.raises(UserError, match="give a price of 0 or more"):
+        load_run(folder).cost(price)
+
+
+def test_a_run_that_was_launched_again_is_priced_by_what_its_last_launch_trained(folder):
+    """The bill is of the launch that went on after step 15, and so are its tokens."""
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"resumed_after": 15}))
+    run = load_run(folder)
+    for logs in ("logs", "logs-2"):
+        (folder / logs).mkdir()
+        price = run.cost(36.0).loc["total", "cost_per_million_tokens"]
+        assert price == pytest.approx(0.20 if logs == "logs" else 0.80)
+
+
+def test_a_log_that_is_not_there_is_one_line(folder):
+    (folder / "logs").mkdir()
+    run = load_run(folder)
+    for ask, words in (
+        (run.log, "there is no .*launch.log"),
+        (lambda: run.log(0), "has no log of rank 0"),
+        (lambda: run.log(-1), "rank must be a whole number"),
+        (lambda: run.log(0, stream="x"), "stream is one of both, stdout, stderr, not 'x'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            ask()

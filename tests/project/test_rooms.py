@@ -25,8 +25,8 @@ FOLDERS = sorted(
 )
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 # from the ground up: a top folder imports itself and those before it
-ORDER = ("engine", "tables", "entries", "text", "trace", "watch", "planner", "smp", "train", "lab")
-ORDER += ("leave", "configurations")
+ORDER = ("engine", "commands", "tables", "entries", "text", "trace", "watch", "planner", "smp")
+ORDER += ("train", "lab", "leave", "configurations")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))

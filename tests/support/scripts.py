@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 import torch
 
+from helpers import commands
 from helpers.engine.ranks import run_and_leave
-from helpers.train import arguments
 from tests.support.ranks import forks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +187,6 @@ def _main(script: str, words: list[str], place: Place, folder: str, start: Path)
     if place.ranks > 1:
         os.environ |= place.variables
         torch.set_num_threads(1)
-    arguments.FIRST_SPEAKS_S = 0  # for torchrun, which would end the others
+    commands.FIRST_SPEAKS_S = 0  # for torchrun, which would end the others
     sys.argv = [f"{script}.py", *words]
     run_and_leave(main_of(script))

@@ -21,8 +21,10 @@ from helpers.watch.rules import (
     RULES,
     History,
     Watched,
+    exploding_gradient,
     loss_not_falling,
     no_gradient,
+    not_finite,
     overfitting,
     poor_initialisation,
     table,
@@ -322,3 +324,32 @@ def test_a_step_without_a_label_is_said_and_has_no_part_in_means() -> None:
 
 def test_the_documentation_has_the_table_of_the_rules() -> None:
     assert table() in (ROOT / "docs" / "profiling.md").read_text()
+
+
+def look_at(step: int, norm: float, scale: float = 1.0) -> Watched:
+    return Watched(step, 3.0, norm, 1e-3, Observation(), scale=scale)
+
+
+def test_a_scale_of_fp16_that_falls_is_no_trouble() -> None:
+    """It begins at 2^16 and is halved until gradients are finite; of 1 there is no half."""
+    for norm in (math.inf, math.nan):
+        assert not_finite(History([look_at(1, norm, scale=2.0**16)])) is None
+        assert "is not finite" in not_finite(History([look_at(1, norm, scale=1.0)]))
+    lost = Watched(1, math.nan, 1.0, 1e-3, Observation(), scale=2.0**16)
+    assert "is not finite" in not_finite(History([lost]))
+
+
+def test_a_gradient_explodes_beside_those_that_were_finite() -> None:
+    norms = [math.inf, math.nan, math.inf, 1.0, 1.0, 1.0]
+    looks = [look_at(step, norm) for step, norm in enumerate(norms, 1)]
+    said = exploding_gradient(History([*looks, look_at(7, 500.0)]))
+    assert said == "the gradient's norm is 500, and was 1 before"
+    assert exploding_gradient(History([*looks, look_at(7, math.inf)])) is None
+    assert exploding_gradient(History([*looks[:5], look_at(7, 500.0)])) is None
+
+
+def test_a_held_out_loss_that_is_no_number_hides_no_overfitting() -> None:
+    losses = {step: 3 - step / 100 for step in range(1, 101)}
+    held_out = {10: math.nan, 20: 2.0, 50: 2.2, 100: 2.5}
+    said = overfitting(watch_over(losses, held_out).history)
+    assert said == "the held-out loss is 2.5 and was 2 at step 20: stop there"

@@ -19,18 +19,15 @@ SLACK = 1.01  # between the steps' own clocks and the phase's
 
 def work_of(run: Run) -> Work:
     """What a run did, from its metrics, and was told, from its summary or its flags."""
-    metrics = run.metrics
-    for name in ("samples", "step_s", "loss"):
-        if name not in metrics:
-            raise UserError(f"{shown(run.path / 'metrics.jsonl')} has no {name}")
+    samples, _, _ = map(run.numbers, ("samples", "step_s", "loss"))
     told = _told(run)
     rows, epochs = run.summary.get("dataset_samples"), told.get("epochs")
-    whole = rows is not None and epochs is not None and told.get("steps") is None
+    whole = type(rows) is int and type(epochs) is int and told.get("steps") is None
     return Work(
-        samples=int(metrics["samples"].sum()),
-        steps=len(metrics),
-        batch=int(metrics["samples"].max()),
-        tokens=int(metrics["tokens"].sum()) if "tokens" in metrics else None,
+        samples=int(samples.sum()),
+        steps=len(samples),
+        batch=int(samples.max()),
+        tokens=int(run.numbers("tokens").sum()) if "tokens" in run.metrics else None,
         asked=rows * epochs if whole else None,
         settings={name: value for name, value in told.items() if name not in LEFT_OUT},
     )
@@ -39,9 +36,9 @@ def work_of(run: Run) -> Work:
 def _told(run: Run) -> dict[str, Any]:
     """Settings by name: the plan, the model, the versions, and the script's own flags."""
     summary = run.summary
-    flags = summary.get("settings") or run.flags
+    flags = run.named("settings") or run.flags
     named = {name: summary.get(name) for name in ("model", "parameters", "device")}
-    every = {**flags, **named, **summary.get("plan", {}), **summary.get("versions", {})}
+    every = {**flags, **named, **run.named("plan"), **run.named("versions")}
     return {name: value for name, value in every.items() if value is not None}
 
 
@@ -60,17 +57,16 @@ def curve(run: Run, window: int = 1) -> "pd.DataFrame":
         UserError: no step has a loss that is a number.
     """
     pandas = need("pandas", "notebooks")
-    metrics = run.metrics
-    losses = metrics["loss"].astype(float)  # null is not finite
+    losses, samples = run.numbers("loss"), run.numbers("samples")
     if losses.isna().all():
         raise UserError(f"no step of {shown(run.path)} has a loss that is a number")
-    samples, counted = metrics["samples"].cumsum(), metrics["samples"].where(losses.notna(), 0)
+    counted, samples = samples.where(losses.notna(), 0), samples.cumsum()
     summed = pandas.DataFrame({"samples": counted, "loss": counted * losses.fillna(0.0)}).cumsum()
     # how many steps ended before the window begins, and what had been summed by then
     before = samples.searchsorted(samples - max(window, 1), side="right")
     inside = summed - summed.reindex(before - 1, fill_value=0.0).to_numpy()
     loss = inside["loss"] / inside["samples"]
-    seconds = metrics["step_s"].cumsum()
+    seconds = run.numbers("step_s").cumsum()
     return pandas.DataFrame({"samples": samples, "seconds": seconds, "loss": loss})
 
 
@@ -106,9 +102,9 @@ def steady_s(run: Run, unit: str) -> float:
     Args:
         unit: `samples` or `steps`.
     """
-    metrics = run.metrics.iloc[warmup_steps(len(run.metrics)) :]
-    amount = metrics["samples"] if unit == "samples" else 1
-    return float((metrics["step_s"] / amount).median())
+    amount = run.numbers("samples") if unit == "samples" else 1
+    each_s = run.numbers("step_s") / amount
+    return float(each_s.iloc[warmup_steps(len(each_s)) :].median())
 
 
 def seconds_by_part(run: Run) -> dict[str, float]:
@@ -119,7 +115,7 @@ def seconds_by_part(run: Run) -> dict[str, float]:
             both, or lines of an earlier launch are among them.
     """
     seconds = run.phases["seconds"]
-    steps_s, train_s = run.metrics["step_s"].sum(), seconds["train"]
+    steps_s, train_s = run.numbers("step_s").sum(), seconds["train"]
     if steps_s > SLACK * train_s:
         raise UserError(
             f"the steps of {shown(run.path)} took {steps_s:.4g} s, its phase train {train_s:.4g} s:"

@@ -22,7 +22,7 @@ def cost_table(runs: "Mapping[str, Run]", price_per_hour: float) -> "pd.DataFram
         rows[name] = {
             "training alone": millions["train"],
             "whole bill": millions["total"],
-            "samples": int(run.metrics["samples"].sum()),
+            "samples": int(run.numbers("samples").sum()),
             "final loss": run.summary["final_loss"],
         }
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("run")

@@ -1,17 +1,25 @@
 """A finished run as tables: what it measured, where its time went, what all of it cost."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers.engine.errors import UserError, check_access, is_number, need
+from helpers.engine.errors import UserError, check_access, check_count, need
 from helpers.engine.files.run_record import PHASES, warmup_steps
 from helpers.engine.models.configurations import expanded
 from helpers.lab.paths import ROOT, shorten, shown
 from helpers.lab.runs.failure_report import rank_folder
+from helpers.lab.runs.reading import (
+    are_sizes,
+    is_loss,
+    is_size,
+    numbers,
+    read_lines,
+    read_object,
+    read_text,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
     from helpers.trace.traces import Trace
 
 BEFORE, REST = "torchrun", "rest"  # what no phase of the ranks claims, measured by the launcher
+STREAMS = ("both", "stdout", "stderr")
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,12 @@ class Run:
             UserError: the file is missing, or a line before the last is not JSON.
         """
         pandas = need("pandas", "notebooks")
-        return pandas.DataFrame(_read_lines(self.path / "metrics.jsonl"))
+        return pandas.DataFrame(read_lines(self.path / "metrics.jsonl"))
 
     @property
     def losses(self) -> "pd.Series":
         """The loss by step, NaN where it was not finite; a UserError where no step was taken."""
-        return self._column("loss").astype(float).set_axis(self._column("step"))
+        return self.numbers("loss").set_axis(self.numbers("step"))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -66,31 +75,45 @@ class Run:
         Raises:
             UserError: it is missing, as after a failure, or not a JSON object.
         """
-        return _read_object(self.path / "summary.json")
+        return read_object(self.path / "summary.json")
 
     @property
     def tracked(self) -> dict[str, str]:
         """By the name of each tracker, the command that shows the run; empty without --track."""
-        return self.summary.get("tracked") or {}
+        return self.named("tracked")
+
+    def named(self, name: str) -> dict[str, Any]:
+        """What summary.json has by name under `name`; nothing where it has none."""
+        values = self.summary.get(name) or {}
+        if not isinstance(values, dict):
+            raise UserError(f"{shown(self.path / 'summary.json')} has no {name} by name")
+        return values
 
     @property
     def logs(self) -> Path:
         """The folder with launch.log and, a folder a rank, all that the ranks wrote."""
-        folders = [folder for folder in self.path.glob("logs*") if folder.is_dir()]
+        folders = self._log_folders
         if not folders:
             raise UserError(f"{shown(self.path)} has no logs: it was not started by launch()")
         return max(folders, key=lambda folder: folder.stat().st_mtime_ns)
 
+    @property
+    def _log_folders(self) -> list[Path]:
+        """One for each launch; none where torchrun was run by hand."""
+        return [folder for folder in self.path.glob("logs*") if folder.is_dir()]
+
     def log(self, rank: int | None = None, *, stream: str = "both") -> str:
         """What was written: all ranks merged, or one rank's `stdout`, `stderr` or `both`."""
         if rank is None:
-            return shorten((self.logs / "launch.log").read_text(errors="replace"))
+            return shorten(read_text(self.logs / "launch.log"))
+        if stream not in STREAMS:
+            raise UserError(f"stream is one of {', '.join(STREAMS)}, not {stream!r:.40}")
+        check_count("rank", rank, least=0)
         folder = rank_folder(self.logs, rank)
         if folder is None:
             raise UserError(f"{shown(self.path)} has no log of rank {rank}")
-        names = ("stdout", "stderr") if stream == "both" else (stream,)
-        texts = [(folder / f"{name}.log").read_text(errors="replace") for name in names]
-        return shorten("".join(texts))
+        names = STREAMS[1:] if stream == "both" else (stream,)
+        return shorten("".join(read_text(folder / f"{name}.log") for name in names))
 
     @property
     def phases(self) -> "pd.DataFrame":
@@ -116,15 +139,24 @@ class Run:
         `price_per_hour` is that of all machines of the run together; `cost` has its currency. The
         row `train` shows the share of the bill that was training. `cost_per_million_tokens` divides
         each row by the tokens trained: its total is what they really cost, its row `train` is the
-        smaller figure that is often quoted.
+        smaller figure that is often quoted. Of a run that was launched again all of it is the last
+        launch's: what was trained before its checkpoint was paid before.
         """
-        if not price_per_hour >= 0:
-            raise UserError(f"price_per_hour is {price_per_hour}: give a price of 0 or more")
+        if price_per_hour is None or not is_size(price_per_hour):
+            raise UserError(f"price_per_hour is {price_per_hour!r:.40}: give a price of 0 or more")
         table = self.phases
         table["cost"] = table["seconds"] / 3600 * price_per_hour
-        millions = self._column("tokens").sum() / 1e6
+        millions = self._paid_tokens() / 1e6
         table["cost_per_million_tokens"] = table["cost"] / millions if millions else float("nan")
         return table
+
+    def _paid_tokens(self) -> float:
+        """Those of the last launch, whose logs stand beside those of the ones before."""
+        tokens, done = self.numbers("tokens"), self.summary.get("resumed_after")
+        if not is_size(done):
+            raise UserError(f"{shown(self.path / 'summary.json')} has no steps as resumed_after")
+        again = done and len(self._log_folders) != 1
+        return tokens[self.numbers("step") > done].sum() if again else tokens.sum()
 
     @cached_property
     def traces(self) -> list["Trace"]:
@@ -147,7 +179,7 @@ class Run:
         """
         pandas = need("pandas", "notebooks")
         path = self.path / "findings.json"
-        findings = _read_object(path).get("findings")
+        findings = read_object(path).get("findings")
         if not isinstance(findings, list) or not all(isinstance(one, dict) for one in findings):
             raise UserError(f"{shown(path)} has no list of findings")
         columns = ["kind", "ranks", "amount", "words"]
@@ -161,8 +193,8 @@ class Run:
             UserError: summary.json is missing, or what it has of them is broken.
         """
         pandas = need("pandas", "notebooks")
-        peaks = self._of_ranks("peak_memory_bytes", _is_size)
-        states = self._of_ranks("state_bytes", _are_sizes) or [{}] * len(peaks)
+        peaks = self._of_ranks("peak_memory_bytes", is_size)
+        states = self._of_ranks("state_bytes", are_sizes) or [{}] * len(peaks)
         peaks = peaks or [None] * len(states)
         rows = [
             {"peak_bytes": peak, **{f"{kind}_bytes": size for kind, size in state.items()}}
@@ -182,14 +214,17 @@ class Run:
     @property
     def _phases_s(self) -> dict[str, float]:
         phases = self.summary.get("phases_s")
-        if not isinstance(phases, dict) or not all(map(_is_size, phases.values())):
+        if not are_sizes(phases):
             raise UserError(f"{shown(self.path / 'summary.json')} has no phases_s in seconds")
         return phases
 
-    def _column(self, name: str) -> "pd.Series":
-        if name not in self.metrics:
-            raise UserError(f"{shown(self.path / 'metrics.jsonl')} has no {name}")
-        return self.metrics[name]
+    def numbers(self, name: str) -> "pd.Series":
+        """A column of `metrics`, checked: for sums and means.
+
+        Raises:
+            UserError: as `reading.numbers`.
+        """
+        return numbers(self.metrics, name, self.path / "metrics.jsonl")
 
 
 def load_run(path: str | Path) -> Run:
@@ -207,7 +242,7 @@ def load_run(path: str | Path) -> Run:
     record = path / "launch.json"
     if not record.exists() and not holds_run(path):
         raise UserError(f"{shown(path)} holds no run: no metrics.jsonl, no summary.json")
-    known = _read_object(record) if record.exists() else {}
+    known = read_object(record) if record.exists() else {}
     for name, fits in RECORDED.items():
         if name in known and not fits(known[name]):
             raise UserError(
@@ -217,17 +252,12 @@ def load_run(path: str | Path) -> Run:
     return Run(path, **{name: known[name] for name in RECORDED if name in known})
 
 
-def _is_size(value: object) -> bool:
-    """Is this a number of bytes or seconds, or None where it was not measured?"""
-    return value is None or is_number(value)
-
-
 # what a Run takes from launch.json, and of which kind it is
 RECORDED: dict[str, Callable[[Any], bool]] = {
     "command": lambda value: isinstance(value, str),
     "state": lambda value: isinstance(value, str),
-    "wall_s": _is_size,
-    "before_ranks_s": _is_size,
+    "wall_s": is_size,
+    "before_ranks_s": is_size,
     "flags": lambda value: isinstance(value, dict),
 }
 
@@ -260,9 +290,11 @@ def compare(*runs: Run, names: list[str] | None = None) -> "pd.DataFrame":
 
 
 def _measures(run: Run) -> dict[str, Any]:
-    speed = run._column("tokens_per_s")
+    speed = run.numbers("tokens_per_s")
     speed = speed.iloc[warmup_steps(len(speed)) :].dropna()
-    peaks = [peak for peak in run._of_ranks("peak_memory_bytes", _is_size) if peak is not None]
+    peaks = [peak for peak in run._of_ranks("peak_memory_bytes", is_size) if peak is not None]
+    if not is_loss(run.summary.get("final_loss")):
+        raise UserError(f"{shown(run.path / 'summary.json')} has a final_loss that is no number")
     return {
         "tokens_per_s": speed.median(),
         "p10": speed.quantile(0.1),
@@ -270,45 +302,5 @@ def _measures(run: Run) -> dict[str, Any]:
         "peak_memory_bytes": max(peaks, default=float("nan")),
         "final_loss": run.summary.get("final_loss"),
         "steps": len(run.metrics),
-        "tokens": run._column("tokens").sum(),
+        "tokens": run.numbers("tokens").sum(),
     }
-
-
-def _are_sizes(state: object) -> bool:
-    return isinstance(state, dict) and all(map(_is_size, state.values()))
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no {shown(path)}: the run did not get that far") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{shown(path)} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{shown(path)} is not a JSON object")
-    return value
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines. A last line that a crash cut off is left out, and that is said."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        raise UserError(f"there is no {shown(path)}: the run did not get that far") from None
-    rows = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError
-        except (ValueError, RecursionError):
-            if number == len(lines):  # no newline after it
-                print(f"note: the last line of {shown(path)} is cut off and was left out")
-                break
-            raise UserError(f"{shown(path)}, line {number} is not a JSON object") from None
-        rows.append(row)
-    return rows

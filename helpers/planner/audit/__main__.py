@@ -2,6 +2,7 @@
 
 import argparse
 
+from helpers.commands import say
 from helpers.planner.audit import page, spread
 from helpers.planner.audit.constants import fit_all
 from helpers.planner.audit.rows import lines
@@ -10,9 +11,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m helpers.planner.audit", description=__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, for minutes")
     if parser.parse_args().fit:
-        print("\n".join(fit_all()))
+        say("\n".join(fit_all()))
         spread.write()
-    print("\n".join(lines()))
+    say("\n".join(lines()))
     page.PAGE.parent.mkdir(exist_ok=True)
     page.PAGE.write_text(page.markdown(), encoding="utf-8")
-    print(f"written: {page.PAGE.name}")
+    say(f"written: {page.PAGE.name}")

@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from helpers.engine.errors import UserError
+from helpers.planner.hardware.catalog import WIRES
+from helpers.planner.hardware.lookup import LARGEST
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,14 @@ class Link:
 
     def __post_init__(self) -> None:
         try:  # a search makes a link for every message
-            right = self.bytes_per_s > 0 and 0 <= self.latency_s < math.inf
+            right = self.bytes_per_s > 0 and 0 <= self.latency_s < LARGEST
+            right = right and (self.bytes_per_s < LARGEST or self.bytes_per_s == math.inf)
         except TypeError:
             right = False
+        if not isinstance(self.wire, str) or self.wire not in ("", *WIRES):
+            raise UserError(f"a link's wire is {' or '.join(WIRES)}, not {self.wire!r:.40}")
+        if type(self.nodes) is not int or not 0 < self.nodes < LARGEST:
+            raise UserError(f"a link lies over one node or more, not {self.nodes!r:.40}")
         if not right:
             raise UserError(
                 f"a link has bytes/s above 0 and no negative seconds, not {self.bytes_per_s!r:.40} "

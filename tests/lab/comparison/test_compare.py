@@ -1,6 +1,7 @@
 """The comparison of runs: what it computes, and each published mistake that it refuses."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -480,3 +481,25 @@ def test_real_runs_in_turn(tmp_path, warm):
     assert found.sentence.endswith("they differ in activation none against full.")
     with pytest.raises(UserError, match="seed 0 against 1"):
         compare_runs({"first": sides["keeping"][:1], "second": sides["keeping"][1:]})
+
+
+@pytest.mark.parametrize("value", [None, "3", [], True, -1, 0, math.inf, math.nan, 10**400])
+@pytest.mark.parametrize("name", ["samples", "step_s"])
+def test_steps_that_cannot_be_are_not_compared(name, value, write):
+    folder, other = write("a"), write("b", **COMPILED)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[3][name] = value
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for sides in ({"a": folder, "b": other}, {"b": other, "a": folder}):
+        with pytest.raises(UserError, match=f"metrics.jsonl, row 4 has {name} .*, which no step"):
+            compare_runs(sides)
+
+
+@pytest.mark.parametrize("name", ["plan", "versions", "settings"])
+@pytest.mark.parametrize("value", ["x", 3, [1]])
+def test_settings_without_names_are_one_line(name, value, write):
+    folder = write("a")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {name: value}))
+    with pytest.raises(UserError, match=f"summary.json has no {name} by name"):
+        work_of(load_run(folder))

@@ -1,5 +1,6 @@
 """What a search for a batch and a sweep are handed: refused in one line where it cannot be."""
 
+import json
 import math
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from helpers.engine.errors import UserError
 from helpers.lab.comparison.batch_finder import find_batch, scaled_lr
 from helpers.lab.comparison.sweep.__main__ import main
+from helpers.lab.comparison.sweep.result import load_sweep
 from helpers.lab.comparison.sweep.space import read_space
 from helpers.lab.comparison.sweep.sweep import sweep
+
+TRIAL = {"number": 0, "flags": {"lr": 1}, "state": "done", "value": 2, "steps": 3, "seconds": 1}
 
 
 @pytest.mark.parametrize(
@@ -70,3 +74,28 @@ def test_a_sweep_of_a_shell_says_each_thing_once(words, said, capsys):
     with pytest.raises(SystemExit) as left:
         main(["scripts/none.py", "--trials", "1", *words])
     assert left.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"objective": None},
+        {"direction": 3},
+        {"price_per_hour": "x"},
+        *({"trials": [TRIAL | {"value": value}]} for value in (None, "x", math.nan, math.inf)),
+        *({"trials": [TRIAL | {"seconds": value}]} for value in (None, "x", -1, math.nan)),
+        {"trials": [TRIAL | {"flags": 3}]},
+        {"trials": [TRIAL | {"number": None}]},
+        {"trials": [TRIAL | {"state": 3}]},
+        {"trials": [3]},
+        {"trials": 3},
+    ],
+)
+def test_a_broken_sweep_is_one_line(broken, tmp_path):
+    whole = {"objective": "final_loss", "direction": "minimize", "trials": [TRIAL]}
+    (tmp_path / "sweep.json").write_text(json.dumps(whole))
+    assert "number 0 is the best" in load_sweep(tmp_path).sentence
+    (tmp_path / "sweep.json").write_text(json.dumps(whole | broken))
+    with pytest.raises(UserError, match=r"sweep\.json cannot be read: ") as error:
+        load_sweep(tmp_path)
+    assert "\n" not in str(error.value)

@@ -1,5 +1,8 @@
 """What the published rows say of the planner and of its ranges, as the page does."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -108,3 +111,21 @@ def test_a_group_that_lies_over_two_nodes_is_priced_as_one():
     inside, across = cluster.link_over([(4, 1)]), cluster.link_over([(6, 1)])
     assert across.nodes == 2
     assert across.bytes_per_s < inside.bytes_per_s / 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_a_full_disk_is_a_line_and_leaves_the_page_as_it_is():
+    before = PAGE.stat().st_mtime_ns
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "helpers.planner.audit"],
+            cwd=PAGE.parents[1],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    said = "error: the report cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert PAGE.stat().st_mtime_ns == before

@@ -1,8 +1,10 @@
 """This machine measured: real ranks, saved and read again, and fit to predict with."""
 
 import json
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict
 
 import psutil
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.measure import calibrate as calibrate_module
 from helpers.planner.measure.calibrate import _reason, calibrate, load_cluster
 from helpers.planner.model.training_job import make_job
@@ -162,3 +165,26 @@ def test_a_file_that_is_missing_or_none_of_ours(tmp_path):
         (tmp_path / "other.json").write_text(text)
         with pytest.raises(UserError, match=r"is not what calibrate\(\) writes"):
             load_cluster(tmp_path / "other.json")
+
+
+LINK = asdict(make_cluster("p4d.24xlarge").intra)
+
+
+@pytest.mark.parametrize("of", ["intra", "measured"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("nodes", value) for value in (None, "x", [], {}, True, 0, -1, 0.5, math.nan, 10**400)),
+        *(("wire", value) for value in (None, "x", [], {}, True, 1)),
+        *((name, 10**400) for name in ("bytes_per_s", "latency_s")),
+    ],
+)
+def test_a_link_that_cannot_be_is_one_line(of, name, value, tmp_path):
+    """An edited file gave tracebacks, or seconds that are none, once a plan was estimated."""
+    cluster = asdict(make_cluster("p4d.24xlarge")) | {"few": {}}
+    broken = LINK | {name: value}
+    cluster |= {"intra": broken} if of == "intra" else {"measured": {"all_reduce": broken}}
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"cluster": cluster}), "utf-8")
+    with pytest.raises(UserError, match=r"machine\.json is not what calibrate\(\) writes"):
+        load_cluster(path)

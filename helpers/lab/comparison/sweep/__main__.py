@@ -8,6 +8,7 @@ Exit codes: 0 done; 1 a trial failed at once; 2 an argument is wrong, in one lin
 
 import sys
 
+from helpers.commands import Parser, say
 from helpers.engine.errors import UserError
 from helpers.lab.comparison.sweep.space import from_words
 from helpers.lab.comparison.sweep.sweep import DIRECTIONS, OBJECTIVES, SAMPLERS, sweep
@@ -15,7 +16,6 @@ from helpers.lab.launch.flags import from_words as flags_of
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.paths import shown
 from helpers.lab.runs.failure_report import RunFailed
-from helpers.train.arguments import Parser, say
 
 
 def main(argv: list[str] | None = None) -> int:

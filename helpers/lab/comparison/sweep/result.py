@@ -10,6 +10,8 @@ from helpers.engine.errors import UserError
 from helpers.engine.files.whole import replace_text
 from helpers.lab.figures.tables import number, table_of
 from helpers.lab.paths import ROOT, shown
+from helpers.lab.runs.reading import is_size
+from helpers.tables import make_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,12 +123,25 @@ def load_sweep(folder: str | Path) -> Sweep:
     path = ROOT / folder / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        trials = [Trial(**one) for one in content.pop("trials")]
+        trials = [make_row(Trial, one, "a trial") for one in content.pop("trials")]
+        _check(content, trials)
     except FileNotFoundError:
         raise UserError(f"{shown(ROOT / folder)} holds no sweep") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{shown(path)} cannot be read: {error}") from None
     return Sweep(ROOT / folder, content, trials)
+
+
+def _check(facts: dict[str, Any], trials: list[Trial]) -> None:
+    """Raise a ValueError if a sweep's table and sentence cannot be of these."""
+    if not all(isinstance(facts.get(name), str) for name in ("objective", "direction")):
+        raise ValueError("it does not say its objective and direction")
+    sizes = [facts.get("price_per_hour"), *(trial.seconds for trial in trials)]
+    if not all(map(is_size, sizes)):
+        raise ValueError("a price or a trial's seconds is no number of 0 or more")
+    values = [trial.value for trial in trials if trial.state == DONE]
+    if None in values or not all(map(math.isfinite, values)):
+        raise ValueError("a trial that is done has no finite value")
 
 
 def _shown(value: Any) -> str:

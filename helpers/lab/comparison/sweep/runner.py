@@ -105,7 +105,7 @@ class Runner:
 
     def _measure(self, one: Trial, run: Run) -> None:
         """The trial's state and objective, from its run."""
-        losses = list(run.metrics["loss"])
+        losses = list(run.numbers("loss"))
         one.steps = len(losses)
         one.state = DONE if run.state == "done" else STOPPED
         if one.state == STOPPED or self.found.objective == "final_loss":
@@ -123,7 +123,7 @@ class Runner:
         def behind(last: dict[str, Any]) -> bool:
             while waiting and last.get("step", 0) >= waiting[0]:
                 rung = waiting.pop(0)
-                losses = load_run(self.found.run_folder(one.number)).metrics["loss"]
+                losses = load_run(self.found.run_folder(one.number)).numbers("loss")
                 trial.report(self._loss(list(losses)[:rung]), rung)
                 if trial.should_prune():
                     return True
