@@ -22,10 +22,11 @@ def check_same_configuration(model: nn.Module) -> None:
 
 
 def _sizes(config: Any) -> Any:
-    """What a configuration says of the model, but for where it came from."""
+    """What a configuration says of the model, but for where it came from; in an order of its own,
+    for some classes fill a dict in that of a set, which differs from process to process."""
     if not isinstance(config, dict):
         return config
-    return {key: _sizes(value) for key, value in config.items() if key not in ORIGIN}
+    return {key: _sizes(config[key]) for key in sorted(config, key=str) if key not in ORIGIN}
 
 
 def digest_of_weights(model: nn.Module) -> bytes:

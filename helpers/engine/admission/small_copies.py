@@ -20,6 +20,9 @@ SIZES = {
     "num_experts_per_tok num_experts_per_token moe_topk moe_k top_k top_k_experts": 2,
     "n_shared_experts n_group topk_group num_expert_group num_group first_k_dense_replace": 1,
     "chunk_size_feed_forward": 1,
+    # layers that are called again, or whose inputs are read once more, further on in the model
+    "n_layers_per_attn_res_block loop_layer_index_start n_input_layers n_output_layers": 1,
+    "loop_layer_index_end n_recurrent_layers": 2,
     "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size": MLP,
     "moe_layer_ffn_hidden_size moe_shared_expert_intermediate_size moe_ffn_hidden_size": MLP,
     "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim": HEAD,

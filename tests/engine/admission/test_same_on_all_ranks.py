@@ -26,6 +26,8 @@ def said(differs: str, plan: ParallelPlan) -> str:
     config = tiny.config("llama")
     if differs == "configuration":
         config.rms_norm_eps = 10.0 ** -(5 + rank)
+    if differs == "order in the configuration" and rank:
+        config.rope_parameters = dict(reversed(config.rope_parameters.items()))
     torch.manual_seed(rank if differs == "weights" else 0)
     model = tiny.auto_class("llama").from_config(config)
     if differs == "one weight":
@@ -55,6 +57,7 @@ def said(differs: str, plan: ParallelPlan) -> str:
         ("configuration", "the ranks hand over different models"),
         ("ids", "different batches"),
         ("labels", "different batches"),
+        ("order in the configuration", ""),
         ("nothing", ""),
     ),
 )

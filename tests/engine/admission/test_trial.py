@@ -31,6 +31,13 @@ def test_blocks_that_hand_on_more_than_hidden_states_are_not_grouped(model_type:
     assert "too many values to unpack" in words and "\n" not in words
 
 
+def test_blocks_whose_inputs_are_read_once_more_are_not_grouped() -> None:
+    """Of every sixth block of Inkling 2, which a copy of few layers has none of. Groups of four had
+    another loss, and said nothing."""
+    (words,) = pool(1).run(verdict, "inkling2_text", GROUPS)
+    assert "with activation=group_2: its loss would be nan" in words
+
+
 @pytest.mark.parametrize("schedule", STAGES)
 @pytest.mark.parametrize("model_type", ("rembert", "mllama"))
 def test_several_stages_a_rank_are_tried(model_type: str, schedule: str) -> None:

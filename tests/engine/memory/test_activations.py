@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.engine.memory.recomputing import Group
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
@@ -84,6 +85,17 @@ def count_recomputed(activation: str) -> dict[str, int]:
     with Count():
         trainer.backward(*tiny.batch(0))
     return counts
+
+
+def test_what_comes_out_inside_a_group_is_no_number() -> None:
+    """It is not computed yet: a class that uses it had what came into the group."""
+    blocks = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+    hidden = torch.ones(3, 2)
+    expected = blocks[1](blocks[0](hidden))
+    Group(blocks, {})
+    inside = blocks[0](hidden)
+    assert inside.shape == hidden.shape and inside.isnan().all()
+    assert torch.equal(blocks[1](inside), expected)
 
 
 def test_selective_repeats_no_matrix_product() -> None:
