@@ -106,8 +106,8 @@ def test_pages_open_in_a_browser(book, pages, tmp_path):
             page.until("location.pathname === '/README.html'")  # the front page
             for path in pages:
                 where = path.relative_to(book).as_posix()
-                page.open(here + where)
-                page.until(f"location.pathname === '/{where}'")
+                page.open(f"{here}{where}?opened")  # told from the front page, which is one of them
+                page.until(f"location.pathname + location.search === '/{where}?opened'")
                 page.until("document.readyState === 'complete'")
                 seen = "[...document.images].every(one => one.alt && one.naturalWidth > 0)"
                 assert page.evaluate(seen), where

@@ -131,7 +131,7 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
 def _check_padding(labels: Tensor, documents: Tensor) -> None:
     """Raise a UserError if padding of packed rows predicts a label: what attention gives it is
     another thing over ranks of cp."""
-    if ((documents[:, :-1] == PADDING) & (labels[:, 1:] != IGNORED)).any():
+    if not ((documents[:, :-1] != PADDING) | (labels[:, 1:] == IGNORED)).all():
         raise UserError(
             f"padding of packed rows, document {PADDING}, predicts a label: give the token after "
             f"each of padding the label {IGNORED}"

@@ -41,7 +41,7 @@ class Link:
             right = right and (self.bytes_per_s < LARGEST or self.bytes_per_s == math.inf)
         except TypeError:
             right = False
-        if not isinstance(self.wire, str) or self.wire not in ("", *WIRES):
+        if self.wire not in ("", *WIRES):
             raise UserError(f"a link's wire is {' or '.join(WIRES)}, not {self.wire!r:.40}")
         if type(self.nodes) is not int or not 0 < self.nodes < LARGEST:
             raise UserError(f"a link lies over one node or more, not {self.nodes!r:.40}")
