@@ -26,6 +26,7 @@ from helpers.lab.machine.report import FAIL, OK, WARN, Line, Report
 from helpers.lab.notebook.run_profile import PROFILES
 from helpers.lab.paths import ROOT
 from helpers.text import bundled
+from tests.support.scripts import on_a_full_disk
 
 
 def machine(gpus=0, cores=8, memory_gb=32.0, disk_gb=100.0) -> Machine:
@@ -286,14 +287,5 @@ def test_a_report_that_a_full_disk_does_not_take_is_a_line():
         "doctor.doctor = lambda *_: doctor.Report((doctor.Line('data', 'ok', ''),), ''); "
         "sys.exit(doctor.main())"
     )
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            check=False,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
     said = "error: the report cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    assert on_a_full_disk("-c", code) == (1, said)

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -97,6 +97,25 @@ def the_line(stderr: str) -> str:
     [line] = stderr.splitlines()
     assert line.startswith("error: ") and len(line) < 500
     return line.removeprefix("error: ")
+
+
+def printed_to(output: int | IO[str], *arguments: str) -> tuple[int, str]:
+    """Python with these arguments and its output there: its exit code, and what it says of it."""
+    run = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return run.returncode, run.stderr
+
+
+def on_a_full_disk(*arguments: str) -> tuple[int, str]:
+    """The same where nothing can be written."""
+    with open("/dev/full", "w") as full:
+        return printed_to(full, *arguments)
 
 
 class Place(NamedTuple):

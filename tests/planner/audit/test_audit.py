@@ -1,6 +1,5 @@
 """What the published rows say of the planner and of its ranges, as the page does."""
 
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from helpers.planner.audit.spread import covered
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.search.ranges import ranges
 from tests.planner.audit import vtrain
+from tests.support.scripts import on_a_full_disk
 
 
 def unseen(generation: str) -> Errors:
@@ -117,15 +117,6 @@ def test_a_group_that_lies_over_two_nodes_is_priced_as_one():
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 def test_a_full_disk_is_a_line_and_leaves_the_page_as_it_is():
     before = PAGE.stat().st_mtime_ns
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "helpers.planner.audit"],
-            cwd=PAGE.parents[1],
-            check=False,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
     said = "error: the report cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    assert on_a_full_disk("-m", "helpers.planner.audit") == (1, said)
     assert PAGE.stat().st_mtime_ns == before

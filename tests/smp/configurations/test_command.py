@@ -1,7 +1,6 @@
 """python -m helpers.configurations: the table, the run's line, the planner's answer, exit codes."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from helpers.configurations.__main__ import main
 from helpers.engine.models.configurations import load_config
 from tests.smp.configurations import test_megatron as megatron
+from tests.support.scripts import on_a_full_disk, printed_to
 
 TITAN = """
 [model]
@@ -153,21 +153,18 @@ def test_no_file(capsys, tmp_path):
     assert "there is no file" in capsys.readouterr().err
 
 
-def printed_to(output, *words):
-    """A command whose output goes there: its exit code, and what it says of it."""
-    command = [sys.executable, "-m", *words]
-    run = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
-    return run.returncode, run.stderr
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 @pytest.mark.parametrize("room", ["configurations", "leave"])
 def test_a_report_that_cannot_be_written_is_a_line(file, room):
     given = file(SPEED, "ds.json") if room == "configurations" else file("x = 1\n", "train.py")
-    words = [f"helpers.{room}", given, *(["--ranks", "8"] if room == "configurations" else [])]
-    with open("/dev/full", "w") as full:
-        code, said = printed_to(full, *words)
-    assert (code, said) == (1, "error: the report cannot be written: No space left on device\n")
+    words = [
+        "-m",
+        f"helpers.{room}",
+        given,
+        *(["--ranks", "8"] if room == "configurations" else []),
+    ]
+    said = "error: the report cannot be written: No space left on device\n"
+    assert on_a_full_disk(*words) == (1, said)
     ours, theirs = os.pipe()
     os.close(ours)  # as head, which has read enough
     assert printed_to(theirs, *words) == (0, "")
