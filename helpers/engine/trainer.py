@@ -20,6 +20,7 @@ from .data_parallel.given import anywhere
 from .data_parallel.layouts import data_parallel
 from .data_parallel.owned_shards import OwnedShard
 from .errors import Diverged, UserError
+from .files.trainer_state import frozen_of
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
 from .models.architecture import text_config
@@ -128,7 +129,7 @@ class Trainer:
         self.lr_schedule, self.warmup_steps = lr_schedule, warmup_steps
         self.total_steps = total_steps
         self.data = data_parallel(model, plan, mesh, hook)
-        self.parts = self.data.parts
+        self.parts, self.frozen = self.data.parts, frozen_of(model)
         self.optimizer = adamw(self.parts, lr, weight_decay, betas, eps, optimizer)
         self.scaler = LossScaler.for_precision(plan.precision)
         self.group = data_group(mesh, plan)

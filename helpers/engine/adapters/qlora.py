@@ -117,4 +117,5 @@ def load_adapted(
 
         model = parallelize(model, plan, mesh, fill)
         model.digest = weights.digest_of_source(files, seed)
+        model.base_digest = files.digest if files else f"none, but random of seed {seed}"
         return model

@@ -87,10 +87,11 @@ class FullyShard:
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
         self.model, self.shard = model, model.state_axes.shard.get_group()
         self.gradient_bytes = 0
+        every = self.units = _wrapped(model, plan)
+        self.publish()
         self.trainable = _trainable(model)
         own_dtype = _dtype(self.trainable)
         self.dtype = plan.sum_dtype if plan.low_dtype(mesh.device_type) else own_dtype
-        every = _wrapped(model, plan)
         self.heard = Heard(model, every, self.trainable)
         self.given = self.heard.names
         self.sums = None
@@ -137,7 +138,10 @@ class FullyShard:
         return gradients
 
     def publish(self, beside: bool = False) -> None:
-        pass  # the next forward gathers what the optimizer wrote
+        """Let the next forward gather what the shards hold: a forward without a backward leaves
+        what it gathered last."""
+        for unit in self.units:
+            unit[0].reshard()
 
     def settle(self) -> None:
         pass

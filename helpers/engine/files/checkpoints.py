@@ -1,7 +1,7 @@
 """Checkpoints of a run: sharded, atomic, checked, and loadable under another plan.
 
     checkpoints/step-00000010/          whole, or not there: it is written as .partial and renamed
-        __<rank>_*.distcp, .metadata    parameters, Adam's moments, and the buffers that files hold
+        __<rank>_*.distcp, .metadata    parameters, Adam's moments, and buffers that files hold
         rank-<rank>.pt                  that rank's random streams
         manifest.json                   step, plan, what must not change, SHA-256 of every file,
                                         itself included

@@ -1,7 +1,9 @@
 """A trainer's tensors as a checkpoint names them, and how many updates each has had.
 
-Beside what trains these are the buffers that a model's files hold, as the biases by which experts
-are chosen: a script that makes its model anew would go on with those of its class.
+Beside what trains these are the parameters that somebody has frozen and the buffers that a model's
+files hold, as the biases by which experts are chosen: a script that makes its model anew would go
+on with those of its class. The frozen base of adapters alone stays where it came from, and a
+checkpoint holds its digest.
 
 A parameter that no token of a batch went through, an expert or a tower, is not updated, and Adam
 counts each one's updates apart: a run that goes on with the run's count would correct its moments
@@ -28,15 +30,15 @@ def state_of(trainer: Any, stored: Container[str] | None = None) -> dict[str, Te
     Parts that are empty here (fewer rows than ranks) have nothing to store or to load.
 
     Args:
-        stored: the names in a checkpoint that is read; those of before hold no buffers.
+        stored: the names in a checkpoint that is read; those of before hold what trains alone.
     """
     optimizer = trainer.optimizer
     if not isinstance(optimizer, torch.optim.AdamW) or optimizer.defaults["amsgrad"]:
         raise UserError(
             "checkpoints hold the two moments of adamw alone, not those of amsgrad or adamw8bit"
         )
-    buffers = stored_buffers(trainer.model)
-    state = {name: of for name, of in buffers.items() if stored is None or name in stored}
+    beside = stored_buffers(trainer.model) | trainer.frozen
+    state = {name: of for name, of in beside.items() if stored is None or name in stored}
     for part in trainer.parts:
         if not part.tensor.numel():
             continue
@@ -52,13 +54,29 @@ def state_of(trainer: Any, stored: Container[str] | None = None) -> dict[str, Te
     return state
 
 
-def adapters_of(model: nn.Module) -> dict[str, Any]:
-    """What the tensors of adapters do not tell: what their products are multiplied by."""
-    config = getattr(model, "adapter_config", None)
-    if config is None:
+def frozen_of(model: nn.Module) -> dict[str, Tensor]:
+    """The frozen parameters of a model without adapters, by name, as they lie in the whole."""
+    if is_adapted(model):
         return {}
+    frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+    for name in model.split_shapes.keys() & frozen.keys():
+        frozen[name] = frozen[name].view(model.split_shapes[name])
+    return frozen
+
+
+def adapters_of(model: nn.Module) -> dict[str, Any]:
+    """What the tensors of adapters do not tell: what their products are multiplied by, and what
+    they stand beside."""
+    if not is_adapted(model):
+        return {}
+    config = model.adapter_config
     scale = {"use_rslora": config.use_rslora, "alpha_pattern": config.alpha_pattern}
-    return as_stored({"adapters": [config.r, config.lora_alpha], "adapters' scale": scale})
+    facts = {"adapters": [config.r, config.lora_alpha], "adapters' scale": scale}
+    return as_stored(facts | {"a base of digest": getattr(model, "base_digest", None)})
+
+
+def is_adapted(model: nn.Module) -> bool:
+    return hasattr(model, "adapter_config")
 
 
 def updates_of(trainer: Any) -> int:

@@ -1,6 +1,7 @@
 """Adapters beside some layers alone: a pipeline's stage without any of them has none to train."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,33 @@ def test_a_checkpoint_of_adapters_of_another_scale_is_refused(base: Path, tmp_pa
     assert (first, same) == ("True", "True")
     assert alpha == "the checkpoint was made with adapters [4, 8], this run has [4, 16]"
     assert len(others) == 2 and all("made with adapters' scale" in words for words in others)
+
+
+def resumed_over(bases: list[Path], out: Path) -> list[str]:
+    """What is said of a checkpoint of adapters beside the first base by a trainer over each."""
+    said, checkpoints = [], Checkpoints(out)
+    for number, base in enumerate(bases):
+        model = load_adapted(base, ONE, mesh_of(ONE), Adapting(rank=4, quantize="nf4"))
+        trainer = Trainer(model, ONE, mesh_of(ONE), lr=LR)
+        if number == 0:
+            checkpoints.save(trainer)
+        try:
+            said.append(str(checkpoints.resume(trainer)))
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_checkpoint_of_adapters_beside_another_base_is_refused(
+    base: Path, tmp_path: Path
+) -> None:
+    """A checkpoint holds nothing of the base, and another one's tensors are as large."""
+    moved, other = shutil.copytree(base, tmp_path / "moved"), tmp_path / "other"
+    torch.manual_seed(1)
+    tiny.auto_class("llama").from_config(plain(base).config).save_pretrained(other)
+    (said,) = pool(1).run(resumed_over, [base, moved, other], tmp_path / "out")
+    assert said[:2] == ["True", "True"]
+    assert said[2].startswith("the checkpoint was made with a base of digest")
 
 
 def refusal(base: Path, adapters: Path, plan: ParallelPlan) -> str:

@@ -1,4 +1,4 @@
-"""Models that not every stage of ZeRO can shard."""
+"""Models that not every stage of ZeRO can shard, and what a forward has gathered."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
+from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
 SIZES = {
@@ -70,3 +71,30 @@ def test_what_is_said_to_work_does(model_type: str, layout: dict) -> None:
     (alone,) = pool(1).run(stepped, model_type, ParallelPlan())
     for found in pool(2).run(stepped, model_type, ParallelPlan(**layout)):
         assert found == pytest.approx(alone, rel=1e-4)
+
+
+def looked_at(plan: ParallelPlan, looks: bool) -> list[float]:
+    """Losses of two steps, between whose parts somebody else looks at the model's loss, or not."""
+    model = parallelize(tiny.fresh("llama", torch.float64), plan, mesh_of(plan))
+    ids, labels = tiny.batch(0)
+
+    def look() -> None:
+        if looks:
+            with torch.no_grad():
+                model(input_ids=ids, labels=labels)
+
+    look()
+    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    losses = []
+    for _ in range(2):
+        losses.append(trainer.backward(ids, labels).item())
+        gradients = trainer.gradients()
+        look()
+        trainer.update(gradients)
+    return losses
+
+
+def test_a_forward_without_a_backward_leaves_nothing_that_is_old() -> None:
+    """fully_shard keeps what such a forward gathered last."""
+    zero_3 = ParallelPlan(dp_shard=2)
+    assert pool(2).run(looked_at, zero_3, True) == pool(2).run(looked_at, zero_3, False)

@@ -8,6 +8,7 @@ import transformers
 
 from helpers.engine.errors import UserError
 from helpers.engine.files.checkpoints import Checkpoints
+from helpers.engine.models.architecture import family_of
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
@@ -49,6 +50,48 @@ def next_losses(plan: ParallelPlan, folder: Path) -> tuple[float, float]:
 def test_biases_of_experts_go_on(degrees: dict[str, int], tmp_path: Path) -> None:
     plan = ParallelPlan(**degrees)
     for whole, anew in pool(plan.world_size).run(next_losses, plan, tmp_path):
+        assert anew == pytest.approx(whole, rel=1e-6)
+
+
+def with_frozen(family: str, plan: ParallelPlan, seed: int) -> Trainer:
+    """Of a model that is drawn from that seed, whose first block and embedding do not train."""
+    torch.manual_seed(seed)
+    model = tiny.auto_class(family).from_config(tiny.config(family)).double()
+    model.get_input_embeddings().requires_grad_(False)
+    model.get_submodule(family_of(model).blocks)[0].requires_grad_(False)
+    return Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=tiny.LR)
+
+
+def save_frozen(family: str, plan: ParallelPlan, folder: Path) -> float:
+    trainer = with_frozen(family, plan, 0)
+    trainer.step(*tiny.batch(0))
+    Checkpoints(folder).save(trainer)
+    return trainer.step(*tiny.batch(1)).loss
+
+
+def resume_frozen(family: str, plan: ParallelPlan, folder: Path) -> float:
+    trainer = with_frozen(family, plan, 1)
+    trainer.evaluate([tiny.batch(0)])  # after which ZeRO-3 may hold some parameters whole
+    Checkpoints(folder).resume(trainer)
+    return trainer.step(*tiny.batch(1)).loss
+
+
+FROZEN = {
+    "one": ("gpt2", ParallelPlan()),
+    "tp2": ("gpt2", ParallelPlan(tp=2)),
+    "zero-1": ("gptj", ParallelPlan(dp_shard=2, zero_stage=1)),
+    "zero-3": ("gptj", ParallelPlan(dp_shard=2)),
+    "pp2": ("gpt2", ParallelPlan(pp=2)),  # whose ends share the frozen embedding
+}
+CHANGES = [("one", "tp2"), ("tp2", "pp2"), ("zero-3", "one")]
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [(name, name) for name in FROZEN] + CHANGES)
+def test_frozen_parameters_go_on(saved: str, resumed: str, tmp_path: Path) -> None:
+    family, plan = FROZEN[saved]
+    (whole, *_) = pool(plan.world_size).run(save_frozen, family, plan, tmp_path)
+    other = FROZEN[resumed][1]
+    for anew in pool(other.world_size).run(resume_frozen, family, other, tmp_path):
         assert anew == pytest.approx(whole, rel=1e-6)
 
 
