@@ -13,7 +13,6 @@ from torch.profiler import record_function
 
 from .admission.given_model import check_trained, trained
 from .admission.packed_rows import documents_one_by_one
-from .admission.padded_rows import check_padding
 from .admission.same_on_all import check_same_batch, check_same_weights
 from .data_parallel.axes import data_group, token_group
 from .data_parallel.given import anywhere
@@ -326,7 +325,7 @@ class Trainer:
         tokens, on the device; once the model can train on them."""
         batch = in_64_bits(batch)
         check_batch(batch, self.model, self.plan.cp)
-        check_padding(self.model, batch.labels, batch.attention_mask, self.device.type, lay_out)
+        self.model.check_padding(self.model, batch.labels, batch.attention_mask)
         ranks, cp_rank = self.group.size(), self.mesh.get_local_rank("cp")
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         objective, config = self.model.objective, text_config(self.model.config)
