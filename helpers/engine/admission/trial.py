@@ -120,7 +120,11 @@ class Trial:
             own = model(**batch, labels=labels, use_cache=False).loss
         if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-4):
             kind = "shifted " if objective.shift else ""
-            raise ValueError(f"its loss is not the {kind}cross-entropy of its logits")
+            routers = getattr(config, "output_router_logits", False)
+            leave = (
+                ", but also the routers': set its output_router_logits to False" if routers else ""
+            )
+            raise ValueError(f"its loss is not the {kind}cross-entropy of its logits{leave}")
         loss.backward()
         gradients = {
             name: torch.zeros_like(p) if p.grad is None else p.grad

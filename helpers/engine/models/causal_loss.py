@@ -96,6 +96,8 @@ def apply_loss(model: nn.Module, family: Family) -> None:
         if not kwargs.pop("checked", False):
             if input_ids is not None and kwargs.get("labels") is not None:
                 self.objective.check_shapes(input_ids, kwargs["labels"])
+                # lookups and losses take no whole numbers of fewer bits
+                input_ids, kwargs["labels"] = input_ids.long(), kwargs["labels"].long()
                 if hasattr(self, "check_padding"):  # which small copies that are tried have not
                     self.check_padding(self, kwargs["labels"], kwargs.get("attention_mask"))
             check_tokens(input_ids, labels, self.vocabulary, self.classes)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..errors import UserError, need
 
 IGNORED = -100  # a label that is none, as in torch's cross-entropy
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Objective:
 
     def check_shapes(self, ids: Tensor, labels: Tensor) -> None:
         """Raise a UserError if these are no ids [batch, seq] and labels of their rows or tokens."""
+        check_whole("ids", ids)
+        check_whole("labels", labels)
         expected = ids.shape[:1] if self.of_rows else ids.shape
         if ids.dim() == 2 and ids.numel() and labels.shape == expected:
             return
@@ -66,6 +69,11 @@ CLASSES = Objective(
     of_rows=True,
 )
 OBJECTIVES = {one.task: one for one in (CAUSAL, MASKED, CLASSES)}
+
+
+def check_whole(name: str, values: Any) -> None:
+    if not isinstance(values, Tensor) or values.dtype not in WHOLE:
+        raise UserError(f"{name} must be a tensor of whole numbers")
 
 
 def objective_of(model: nn.Module) -> Objective:

@@ -15,9 +15,8 @@ from ..models.causal_loss import check_range, check_tokens, label_places
 from ..models.configurations import check_length, longest_row
 from ..models.documents import PADDING, Document, documents_of, model_inputs, positions
 from ..models.families import WINDOWS, has_alibi
-from ..models.objectives import IGNORED, Objective
+from ..models.objectives import IGNORED, WHOLE, Objective, check_whole
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MASKS = ("attention_mask", "token_type_ids")  # as transformers calls them
 LONG_ROW = 512  # tokens, from which documents one by one are quicker than one call with a mask
 
@@ -89,11 +88,8 @@ def in_64_bits(batch: MicroBatch) -> MicroBatch:
 
 def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
     """Raise a UserError if a whole batch is none that a laid-out model can train on."""
-    for name in ("ids", "labels", "documents"):
-        values = getattr(batch, name)
-        left_out = values is None and name == "documents"
-        if not left_out and not (isinstance(values, Tensor) and values.dtype in WHOLE):
-            raise UserError(f"{name} must be a tensor of whole numbers")
+    if batch.documents is not None:
+        check_whole("documents", batch.documents)
     model.objective.check_shapes(batch.ids, batch.labels)
     if not getattr(text_config(model.config), "rope_parameters", None):  # made for any position
         _check_positions(model, batch.ids.shape[1], cp)
@@ -140,8 +136,7 @@ def _check_padding(labels: Tensor, documents: Tensor) -> None:
 
 def _check_types(types: Tensor, model: nn.Module) -> None:
     """Raise a UserError if a model takes no types of tokens, or not these. GPT-2's are tokens."""
-    if types.dtype not in WHOLE:
-        raise UserError("token_type_ids must be a tensor of whole numbers")
+    check_whole("token_type_ids", types)
     if "token_type_ids" not in signature(type(model).forward).parameters:
         raise UserError(f"{model.class_name} has no types of tokens: leave token_type_ids out")
     known = getattr(text_config(model.config), "type_vocab_size", 0) or model.vocabulary

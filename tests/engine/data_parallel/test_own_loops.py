@@ -67,6 +67,31 @@ def says_of_labels(shape: tuple[int, ...]) -> str:
     return str(raised.value).partition("of one shape, ")[2]
 
 
+def losses_of_kinds(kinds: list[torch.dtype]) -> list[float]:
+    model, ids = laid("llama", ParallelPlan()), tiny.batch(0)[0]
+    return [model(input_ids=ids.to(kind), labels=ids.to(kind)).loss.item() for kind in kinds]
+
+
+def test_whole_numbers_of_any_kind_are_labels() -> None:
+    kinds = [torch.int64, torch.int32, torch.int8, torch.uint8]
+    (losses,) = pool(1).run(losses_of_kinds, kinds)
+    assert len(set(losses)) == 1
+
+
+def says_of_kinds(kind: torch.dtype | None) -> str:
+    ids, _ = tiny.batch(0)
+    with pytest.raises(UserError) as raised:
+        laid("llama", ParallelPlan())(
+            input_ids=ids, labels=ids.tolist() if kind is None else ids.to(kind)
+        )
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("kind", (torch.float32, torch.bool, None), ids=str)
+def test_labels_that_are_no_whole_numbers_are_refused(kind: torch.dtype | None) -> None:
+    assert pool(1).run(says_of_kinds, kind) == ["labels must be a tensor of whole numbers"]
+
+
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
     ids, labels = tiny.batch(number)
     loss = model(input_ids=ids, labels=labels).loss
