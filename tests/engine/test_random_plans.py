@@ -1,16 +1,23 @@
-"""Layouts that nobody chose: random families, axes, schedules and savers equal one process."""
+"""What nobody chose equals one process: random families, axes, schedules and savers, and calls of
+a trainer in a random order."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 
 from helpers.engine.errors import UserError
+from helpers.engine.files.checkpoints import Checkpoints
+from helpers.engine.files.manifest import list_checkpoints
+from helpers.engine.files.weights import whole_weights
+from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline.schedules import SCHEDULES
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
 from tests.support.matrix import part
-from tests.support.ranks import pool
+from tests.support.ranks import mesh_of, pool
 
 FAMILIES = (*tiny.FAMILIES, *tiny.PUBLISHED, *tiny.DECODERS, *tiny.ENCODERS)
 # of dp_replicate, dp_shard, pp, cp and tp
@@ -69,3 +76,78 @@ def test_every_axis_and_schedule_is_drawn() -> None:
     assert {plan.schedule for plan in plans} == set(SCHEDULES)
     for axis in ("dp_replicate", "dp_shard", "pp", "cp", "tp"):
         assert sum(getattr(plan, axis) > 1 for plan in plans) > PLANS / 10
+
+
+CALLS = (
+    "step",
+    "step",
+    "evaluate",
+    "look",
+    "drop",
+    "own update",
+    "save",
+    "load",
+    "lr",
+    "no labels",
+)
+ORDERS, LENGTH = 60, 12
+LAYOUTS = (
+    ParallelPlan(tp=2),
+    ParallelPlan(tp=2, sequence_parallel=True),
+    ParallelPlan(dp_replicate=2),
+    ParallelPlan(dp_shard=2, zero_stage=1),
+    ParallelPlan(dp_shard=2, zero_stage=2, microbatches=2),
+    ParallelPlan(dp_shard=2),
+    ParallelPlan(dp_shard=2, activation="full"),
+    ParallelPlan(cp=2),
+    ParallelPlan(pp=2, microbatches=4),
+    ParallelPlan(pp=2, microbatches=4, schedule="zero-bubble-v"),
+)
+
+
+def called(seed: int, plan: ParallelPlan, folder: Path) -> list[float]:
+    """The numbers that calls of one trainer give, in an order that the seed draws."""
+    random, mesh = Random(seed), mesh_of(plan)
+    family = random.choice(("llama", "gptj", "gpt2", "neox", "falcon-mqa", "qwen3"))
+    model = parallelize(tiny.fresh(family, torch.float64, LAYERS), plan, mesh)
+    trainer = Trainer(model, plan, mesh, lr=tiny.LR, clip=tiny.CLIP)
+    checkpoints = Checkpoints(folder, keep=LENGTH, background=seed % 2 == 0)
+    numbers = []
+    for call in (*random.choices(CALLS, k=LENGTH), "step", "evaluate"):
+        ids, labels = tiny.batch(random.randrange(8), length=16)
+        match call:
+            case "step":
+                numbers.append(trainer.step(ids, labels).loss)
+            case "no labels":
+                numbers.append(trainer.step(ids, torch.full_like(labels, -100)).loss)
+            case "evaluate":
+                numbers.append(trainer.evaluate([(ids, labels)])["loss"])
+            case "look" if plan.pp == plan.cp == 1:
+                with torch.no_grad():
+                    model(input_ids=ids, labels=labels)
+            case "drop":
+                trainer.backward(ids, labels)
+                trainer.gradients()
+            case "own update":
+                numbers.append(trainer.backward(ids, labels).item())
+                gradients = trainer.gradients()
+                trainer.evaluate([(ids, labels)])
+                trainer.update(gradients)
+            case "save":
+                checkpoints.save(trainer)
+            case "load":
+                checkpoints.finish()
+                if there := list_checkpoints(folder):
+                    checkpoints.load(trainer, random.choice(there))
+            case "lr":
+                trainer.lr *= 2
+    checkpoints.finish()
+    weights = dict(whole_weights(model))
+    return numbers + [weights[name].sum().item() for name in sorted(weights)]
+
+
+@pytest.mark.parametrize("seed", part(range(len(LAYOUTS)), range(len(LAYOUTS), ORDERS)))
+def test_calls_in_a_random_order_give_what_one_process_gives(seed: int, tmp_path: Path) -> None:
+    [expected] = pool(1).run(called, seed, ParallelPlan(), tmp_path / "one")
+    for found in pool(2).run(called, seed, LAYOUTS[seed % len(LAYOUTS)], tmp_path / "two"):
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-8)
