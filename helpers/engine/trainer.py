@@ -239,8 +239,10 @@ class Trainer:
 
     def gradients(self) -> dict[str, Tensor]:
         """The summed gradients of this rank's parts, by name, of which any rank had one; they are
-        taken out of the model."""
+        taken out of the model. The loss scale of fp16 is undone: some are not finite where it was
+        too large."""
         gradients = self.sums()
+        scale_(gradients, 0.0, None, self.scaler.scale)
         return gradients if self.complete else self._with_gradient(gradients)
 
     def _with_gradient(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

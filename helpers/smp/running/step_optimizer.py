@@ -84,12 +84,11 @@ class StepOptimizer(torch.optim.Optimizer):
         trainer = self.trainer
         gradients = trainer.gradients()
         gradients = {name: g for name, g in gradients.items() if name in self._held}
-        scale = trainer.scaler.scale
-        norm = gradient_norm(trainer.parts, gradients).item() / scale
+        norm = gradient_norm(trainer.parts, gradients).item()
         finite = math.isfinite(self.loss) and math.isfinite(norm)
         self.overflow = trainer.scaler.overflowed(finite)
         if not self.overflow:
-            scale_(gradients, norm, self.clip, scale)
+            scale_(gradients, norm, self.clip, 1.0)
             trainer.lr = self._rate()
             trainer.update(gradients)
         trainer.steps_done += 1

@@ -9,6 +9,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.files.weights import whole_weights
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.optimizer import gradient_norm
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
 from tests.support.parity import close
@@ -186,3 +187,17 @@ def with_own_optimizer(plan: ParallelPlan) -> None:
 @pytest.mark.parametrize("layout", ({"tp": 2}, {"dp_shard": 2}, {"pp": 2}, {"cp": 2}))
 def test_a_trainer_takes_another_optimizer(layout: dict[str, int]) -> None:
     pool(2).run(with_own_optimizer, ParallelPlan(**layout))
+
+
+def norm_of_gradients(plan: ParallelPlan) -> float:
+    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=LR)
+    trainer.backward(*tiny.batch(0))
+    return gradient_norm(trainer.parts, trainer.gradients()).item()
+
+
+def test_gradients_are_not_those_of_a_scaled_loss() -> None:
+    fp32, fp16 = (
+        pool(1).run(norm_of_gradients, ParallelPlan(precision=p)) for p in ("fp32", "fp16")
+    )
+    assert fp16 == pytest.approx(fp32, rel=0.02)
