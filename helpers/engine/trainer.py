@@ -269,6 +269,7 @@ class Trainer:
     def update(self, gradients: dict[str, Tensor]) -> None:
         """One optimizer step with these gradients of the parts."""
         check_changed(self.lr, self.clip)
+        self.settle()  # what arrives later would put the values before in the place of the new ones
         self.last_lr = set_lr(self.optimizer, self.last_lr, self.lr * self._lr_factor())
         for part in self.parts:
             gradient = gradients.get(part.name)

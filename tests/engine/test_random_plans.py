@@ -111,6 +111,7 @@ def called(seed: int, plan: ParallelPlan, folder: Path) -> list[float]:
     family = random.choice(("llama", "gptj", "gpt2", "neox", "falcon-mqa", "qwen3"))
     model = parallelize(tiny.fresh(family, torch.float64, LAYERS), plan, mesh)
     trainer = Trainer(model, plan, mesh, lr=tiny.LR, clip=tiny.CLIP)
+    trainer.runs_on = seed % 3 == 0
     checkpoints = Checkpoints(folder, keep=LENGTH, background=seed % 2 == 0)
     numbers = []
     for call in (*random.choices(CALLS, k=LENGTH), "step", "evaluate"):
@@ -132,6 +133,7 @@ def called(seed: int, plan: ParallelPlan, folder: Path) -> list[float]:
                 numbers.append(trainer.backward(ids, labels).item())
                 gradients = trainer.gradients()
                 trainer.evaluate([(ids, labels)])
+                trainer.update({name: gradient.clone() for name, gradient in gradients.items()})
                 trainer.update(gradients)
             case "save":
                 checkpoints.save(trainer)
@@ -142,6 +144,7 @@ def called(seed: int, plan: ParallelPlan, folder: Path) -> list[float]:
             case "lr":
                 trainer.lr *= 2
     checkpoints.finish()
+    trainer.settle()
     weights = dict(whole_weights(model))
     return numbers + [weights[name].sum().item() for name in sorted(weights)]
 

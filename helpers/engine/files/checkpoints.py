@@ -207,6 +207,7 @@ class Checkpoints:
             UserError: a file is damaged or missing, or the run differs in what must not change.
         """
         path = Path(path)
+        trainer.settle()  # nothing may arrive in what is read
         trainer.model.digest = None  # whatever the ranks began with, they go on with the same
         fixed = self.fixed | adapters_of(trainer.model)
         manifest = on_all_ranks(lambda: read_manifest(path, fixed))[0]
