@@ -13,8 +13,12 @@ from helpers.trace.traces import Slice, Trace
 
 SMALL_S = 50e-6  # an operation shorter than this is mostly its start
 GAP_S = 200e-6  # between operations: what Python takes from one to the next, not a wait
-# calls in which the CPU waits for the GPU
-WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
+# calls in which the CPU waits for the GPU, of CUDA and of ROCm
+WAITS = tuple(
+    f"{library}{what}Synchronize"
+    for library in ("cuda", "hip")
+    for what in ("Device", "Stream", "Event")
+)
 
 
 @dataclass(frozen=True)

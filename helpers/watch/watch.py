@@ -1,4 +1,4 @@
-"""When to look at a step, and what is new: each rule is told once, when it first holds."""
+"""When to look at a step, and what is new: a rule is told when it begins to hold."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -7,8 +7,10 @@ from torch import Tensor
 
 from helpers.engine.models.objectives import IGNORED
 from helpers.engine.trainer import StepResult
+from helpers.watch.history import History, Watched
+from helpers.watch.limits import AGAIN
 from helpers.watch.observe import Observer
-from helpers.watch.rules import RULES, History, Watched
+from helpers.watch.rules import RULES
 
 EVERY = 10  # steps, by default
 
@@ -39,7 +41,7 @@ class Watch:
         self.every = every
         self.history = History(first_loss=math.log(vocabulary) if vocabulary else None)
         self.findings: list[WatchFinding] = []
-        self._told: set[str] = set()  # kinds, and those that they explain
+        self._quiet: dict[str, int] = {}  # kinds that were told or explained: for how many looks
 
     def due(self, step: int) -> bool:
         """Is this step, counted from 1, to be looked at?"""
@@ -66,13 +68,14 @@ class Watch:
         facts = (result.step, result.loss, result.grad_norm, result.lr, observer.gather())
         self.history.watched.append(Watched(*facts, padding, label, result.scale))
         said = {rule: words for rule in RULES if (words := rule.check(self.history))}
-        self._told.update(kind for rule in said for kind in rule.explains)
+        follows = {kind for rule in said for kind in rule.explains}
         new = [
             WatchFinding(rule.kind, result.step, words, rule.source)
             for rule, words in said.items()
-            if rule.kind not in self._told
+            if rule.kind not in self._quiet.keys() | follows
         ]
-        self._told.update(rule.kind for rule in said)
+        kept = {kind: looks - 1 for kind, looks in self._quiet.items() if looks > 1}
+        self._quiet = kept | dict.fromkeys({rule.kind for rule in said} | follows, AGAIN)
         self.findings += new
         return new
 

@@ -1,7 +1,10 @@
 """Findings from traces that are written down here, to the millisecond."""
 
+import pytest
+
 from helpers.trace.findings import find
 from helpers.trace.recorder import STEP
+from helpers.trace.step_times import step_times
 from helpers.trace.traces import MARKED, Slice, Trace
 
 MAIN, CARRIER = (1, 1), (1, 2)
@@ -49,3 +52,18 @@ def test_the_message_is_what_the_rank_that_comes_last_waits():
     assert finding.kind == "communication"
     assert finding.ranks == (0, 1)
     assert abs(finding.amount - 1 / 3) < 1e-9
+
+
+@pytest.mark.parametrize("library", ["cuda", "hip"])
+@pytest.mark.parametrize("what", ["Device", "Stream", "Event"])
+def test_a_cpu_that_waits_for_the_gpu_starts_nothing(library, what):
+    """A kernel of 0.4 s, and an operation that waits for it and 0.3 s longer, for a copy."""
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 1.0),
+        Slice("aten::item", "cpu_op", MAIN, 0.1, 0.8),
+        Slice(f"{library}{what}Synchronize", "cuda_runtime", MAIN, 0.1, 0.8),
+        Slice("Cijk_gemm", "kernel", (0, 7), 0.1, 0.5),
+    ]
+    facts = {"rank": 0, "steps": [0], "device": "cuda", "memory": {}}
+    [times] = step_times(Trace(facts, "here", slices, [], {}))
+    assert times.starting_s == 0

@@ -1,6 +1,8 @@
 """Numbers that go bad end the run in one line, and take no good checkpoint with them."""
 
 import json
+import math
+import random
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,6 +99,24 @@ def test_a_spike_is_a_warning_and_a_slope_is_none() -> None:
     assert warning.startswith("the loss of step 40, 9, is far above the 6.5")
     assert lately.spike(41, 6.0) is None
     assert LossRange().spike(1, 1e9) is None  # nothing is known yet
+
+
+def spikes(losses: list[float]) -> list[int]:
+    lately = LossRange()
+    return [step for step, loss in enumerate(losses) if lately.spike(step, loss)]
+
+
+def test_losses_next_to_zero_spike_by_what_they_differ() -> None:
+    dice = random.Random(0)
+    learned = [0.0 if dice.random() < 0.9 else dice.random() / 1000 for _ in range(400)]
+    assert not spikes(learned) and spikes([*learned, 0.5, 0.0]) == [400]
+    assert not spikes([0.01 + abs(dice.gauss(0, 0.003)) for _ in range(400)])
+
+
+def test_a_loss_that_leaps_up_and_stays_is_one_spike() -> None:
+    assert spikes([2.0] * 40 + [4.0] * 60) == [40]
+    assert spikes([2.0] * 40 + [4.0, 2.0, 4.0] + [2.0] * 20) == [40, 42]
+    assert not spikes([2.0] * 40 + [math.nan, 2.0])
 
 
 def test_spikes_are_in_the_output_the_summary_and_the_panel(

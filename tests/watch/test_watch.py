@@ -16,20 +16,11 @@ from torch import Tensor, nn
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import StepResult, Trainer
+from helpers.watch.history import History, Watched
+from helpers.watch.losses import loss_not_falling, overfitting, poor_initialisation
 from helpers.watch.observe import Observation, Observer
-from helpers.watch.rules import (
-    RULES,
-    History,
-    Watched,
-    exploding_gradient,
-    loss_not_falling,
-    no_gradient,
-    not_finite,
-    overfitting,
-    poor_initialisation,
-    table,
-    vanishing_gradient,
-)
+from helpers.watch.rules import RULES, table
+from helpers.watch.steps import exploding_gradient, no_gradient, not_finite, vanishing_gradient
 from helpers.watch.watch import Watch, commonest_share
 from tests.support import scripts, tiny
 from tests.support.ranks import mesh_of, pool
@@ -353,3 +344,35 @@ def test_a_held_out_loss_that_is_no_number_hides_no_overfitting() -> None:
     held_out = {10: math.nan, 20: 2.0, 50: 2.2, 100: 2.5}
     said = overfitting(watch_over(losses, held_out).history)
     assert said == "the held-out loss is 2.5 and was 2 at step 20: stop there"
+
+
+class Silent(Observer):
+    """An observer that saw nothing."""
+
+    def gather(self) -> Observation:
+        return Observation()
+
+
+def test_a_rule_is_told_again_after_the_run_was_well() -> None:
+    """An exploding gradient at look 5, which lasts for three, and anew at look 20 and 24."""
+    watch, exploded = Watch(every=1), {5, 6, 7, 20, 24}
+    told = []
+    for step in range(1, 30):
+        norm = 1e3 if step in exploded else 1.0
+        told += watch.judge(StepResult(step, 3.0 / step, norm, 1e-3, 1.0), Silent())
+    assert [(one.kind, one.step) for one in told] == [
+        ("exploding_gradient", 5),
+        ("exploding_gradient", 20),
+    ]
+
+
+def test_what_follows_from_a_rule_is_not_told_beside_it_or_soon_after() -> None:
+    watch = Watch(every=1)
+    norms = [1.0] * 5 + [math.nan] + [1e3] * 3 + [1.0] * 15 + [1e3]
+    told = []
+    for step, norm in enumerate(norms, 1):
+        told += watch.judge(StepResult(step, 3.0 / step, norm, 1e-3, 1.0), Silent())
+    assert [(one.kind, one.step) for one in told] == [
+        ("not_finite", 6),
+        ("exploding_gradient", len(norms)),
+    ]

@@ -142,6 +142,9 @@ def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+NEXT_TO_NOTHING = 0.25  # added to a loss: from 0 it is far to 0.04
+
+
 class LossRange:
     """The range that the loss has kept lately, and what lies far above it.
 
@@ -151,21 +154,29 @@ class LossRange:
 
     def __init__(self) -> None:
         self.recent: deque[float] = deque(maxlen=20)
+        self.above = False  # was the step before above it?
 
     def spike(self, step: int, loss: float) -> str | None:
-        """Take note of a step's loss; a warning where it is far above those before it."""
-        recent = sorted(self.recent)
+        """Take note of a step's loss; a warning where it is the first far above those before it.
+
+        Losses are compared by their ratios, as their noise is; those next to zero, which vary by
+        any ratio, by their differences.
+        """
+        recent = [math.log(NEXT_TO_NOTHING + earlier) for earlier in self.recent]
         if math.isfinite(loss):
-            self.recent.append(loss)
+            self.recent.append(max(0.0, loss))
         if len(recent) < 10:
             return None
         middle = statistics.median(recent)
         deviation = statistics.median(abs(earlier - middle) for earlier in recent)
-        if loss <= middle + 8 * max(deviation, 0.02 * abs(middle)):
+        limit = math.exp(middle + 8 * max(deviation, 0.02)) - NEXT_TO_NOTHING
+        before, self.above = self.above, loss > limit
+        if before or not self.above:
             return None
         return (
-            f"the loss of step {step}, {loss:.4g}, is far above the {middle:.4g} that was the "
-            f"median of the {len(recent)} steps before"
+            f"the loss of step {step}, {loss:.4g}, is far above the "
+            f"{math.exp(middle) - NEXT_TO_NOTHING:.4g} that was the median of the {len(recent)} "
+            "steps before"
         )
 
 

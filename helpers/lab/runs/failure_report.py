@@ -19,6 +19,9 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch puts it before each line of a traceback
+_NATIVE_FRAME = re.compile(
+    r"frame #\d+: |Exception raised from "
+)  # of C++, dozens one below another
 _SIGNAL_HINTS = {
     "SIGKILL": "; out of memory is the usual cause",
     "SIGSEGV": "; a crash in native code",
@@ -167,7 +170,7 @@ def _own_words(rank: int, code: int, logs: Path) -> str:
         return shorten(f"rank {rank} failed: {_error_line(recorded.splitlines())}\n{recorded}")
     if code < 0:
         words = f"rank {rank} was {_signal_words(code)}"
-        return shorten("\n".join([words, *_under("Its last lines:", lines[-10:])]))
+        return shorten("\n".join([words, *_under("Its last lines:", _last_words(lines))]))
     traceback = _last_traceback(lines)
     if traceback:
         return shorten("\n".join([f"rank {rank} failed: {_error_line(traceback)}", *traceback]))
@@ -175,6 +178,14 @@ def _own_words(rank: int, code: int, logs: Path) -> str:
     if not lines:
         return f"{words} and wrote nothing to stderr"
     return shorten("\n".join([f"{words}:", *lines[-10:]]))
+
+
+def _last_words(lines: list[str]) -> list[str]:
+    """Of a rank that a signal ended: what it said before the frames of native code. Python's own
+    report of a crash is read from its top, where the innermost frame is."""
+    said = [line for line in lines if not _NATIVE_FRAME.match(line)]
+    crash = [i for i, line in enumerate(said) if line.startswith("Fatal Python error")]
+    return said[crash[-1] :][:10] if crash else said[-10:]
 
 
 def _under(title: str, lines: list[str]) -> list[str]:
@@ -215,10 +226,10 @@ def _without_record(lines: list[str]) -> str:
 
 
 def _error_line(traceback: list[str]) -> str:
-    """'ValueError: ...', the first line below the last frame."""
-    frames = [number for number, line in enumerate(traceback) if line.startswith("  ")]
+    """'ValueError: ...', the first line below the last frame. A message may go on indented."""
+    frames = [number for number, line in enumerate(traceback) if line.startswith('  File "')]
     after = traceback[frames[-1] + 1 :] if frames else traceback
-    return after[0] if after else traceback[-1]
+    return next((line for line in after if not line.startswith("  ")), traceback[-1])
 
 
 def _last_traceback(lines: list[str]) -> list[str]:

@@ -11,6 +11,11 @@ OF_A_SCRIPT = "deepspeed main.py --model_name_or_path facebook/opt-1.3b "
 OF_A_SCRIPT += (
     "--per_device_train_batch_size 8 --gradient_accumulation_steps 1 --deepspeed ds.json\n"
 )
+BRIDGE = "model: {tensor_model_parallel_size: 2, seq_length: 4096}\n"
+BRIDGE += "train: {train_iters: 100, global_batch_size: 128}\n"
+LITGPT = "model_name: tiny\ntrain: {lr_warmup_steps: 10, global_batch_size: 8}\n"
+OPENRLHF = "--actor_num_nodes 1 --micro_train_batch_size 2 --zero_stage 3"
+SWIFT = "megatron sft --tuner_type lora --tensor_model_parallel_size 2 --micro_batch_size 1\n"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,12 @@ OF_A_SCRIPT += (
         ("lora.yml", "base_model: a/b\nfsdp_config: {fsdp_version: 2}\n", "axolotl"),
         ("args.yaml", "model_name_or_path: a\nfsdp_config: {x: 1}\n", "a script on transformers"),
         ("tiny.yaml", "parallelism: {dp: 2, pp: 1, tp: 2, pp_engine: 1f1b}\n", "nanotron"),
+        ("bridge.yaml", BRIDGE, "a configuration of Megatron-Bridge, which is not read: write"),
+        ("tiny.yaml", LITGPT, "a configuration of LitGPT, which is not read"),
+        ("ppo.yaml", "actor_rollout_ref: {actor: {ppo_epochs: 1}}\n", "a configuration of verl"),
+        ("ppo.sh", f"python -m ppo {OPENRLHF}\n", "a command of OpenRLHF, which is not read"),
+        ("lora.sh", SWIFT, "a command or a configuration of ms-swift, which is not read"),
+        ("ray.yaml", "split_dataset_ratio: 0\ntrain_iters: 120\n", "of ms-swift"),
         ("data.yaml", "_target_: a.B\ntrain_batch_size: 1\n", "is none of these"),
         ("steps.sh", "python x.py --gradient_accumulation_steps 2\n", "is none of these"),
     ],

@@ -1,0 +1,111 @@
+"""The rules over series of losses: healthy runs are left in peace, sick ones found."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from helpers.watch.history import History, Watched
+from helpers.watch.losses import loss_not_falling
+from helpers.watch.observe import Observation, Sums
+from helpers.watch.steps import learning_rate_zero, update_too_small, weights_unchanged
+
+RUNS = 100
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "restarts": lambda done: (1 + math.cos(math.pi * (4 * done % 1))) / 2,
+}
+
+
+def rates(schedule: str, steps: int, warmup: int) -> list[float]:
+    """Learning rates, as shares of the largest; a warm-up begins at 0, as in some trainers."""
+    rest = range(steps - warmup)
+    fallen = [SCHEDULES[schedule](step / len(rest)) for step in rest]
+    return [step / warmup for step in range(warmup)] + fallen
+
+
+def healthy(dice: random.Random) -> tuple[list[float], list[float]]:
+    """Losses that fall as a power of what was learned, with noise, and their learning rates."""
+    steps = dice.choice([100, 300, 1000])
+    lrs = rates(dice.choice(list(SCHEDULES)), steps, int(steps * dice.choice([0, 0.02, 0.3, 0.6])))
+    start, power = 10 ** dice.uniform(-2, math.log10(12)), dice.uniform(0.2, 1)
+    least, slow, noise = dice.uniform(0, 0.6), 10 ** dice.uniform(0, 2), 10 ** dice.uniform(-3, -1)
+    learned, losses = 0.0, []
+    for lr in lrs:
+        share = least + (1 - least) * (1 + learned / slow) ** -power
+        losses.append(start * share * math.exp(dice.gauss(0, noise)))
+        learned += lr
+    return losses, lrs
+
+
+def look(step: int, loss: float, lr: float, update: float) -> Watched:
+    sums = Sums(gradient=1.0, weight=1.0, update=(update * lr) ** 2, numbers=1.0)
+    return Watched(step, loss, 1.0, lr, Observation(layers={0: sums}))
+
+
+def said(losses: list[float], lrs: list[float] | None = None, update: float = 1e-3) -> list[str]:
+    """What the rules say over a run, a look at every tenth step."""
+    history, words = History(), []
+    for step, loss in enumerate(losses, 1):
+        history.losses[step] = loss
+        if step == 1 or step % 10 == 0:
+            history.watched.append(look(step, loss, lrs[step - 1] if lrs else 1.0, update))
+            rules = (loss_not_falling, update_too_small, learning_rate_zero, weights_unchanged)
+            words += filter(None, (rule(history) for rule in rules))
+    return words
+
+
+def test_of_a_hundred_healthy_runs_one_at_most_is_told() -> None:
+    dice = random.Random(0)
+    told = [words for _ in range(RUNS) if (words := said(*healthy(dice), update=1e-5))]
+    assert len(told) <= 1, told
+
+
+def noisy(mean: Callable[[int], float], steps: int, noise: float = 0.02) -> list[float]:
+    dice = random.Random(steps)
+    return [mean(step) * (1 + dice.gauss(0, noise)) for step in range(steps)]
+
+
+def fall(step: int) -> float:
+    return 3 + 6 * (1 + step / 20) ** -0.6
+
+
+SICK = {
+    "never falls": (noisy(lambda step: 4.0, 1000), "the loss was 4 at first"),
+    "rises from the start": (noisy(lambda step: 2 + step / 1000, 400), "the loss was 2.0"),
+    "falls and leaps up": (
+        noisy(lambda step: fall(step) if step < 500 else 7.0, 700),
+        "the loss was 3.856 up to step 490, and is",
+    ),
+    "falls and stays": (noisy(lambda step: fall(min(step, 300)), 3000), "and has not fallen for 1"),
+}
+
+
+@pytest.mark.parametrize("kind", SICK)
+def test_a_loss_that_falls_no_more_is_told(kind: str) -> None:
+    losses, words = SICK[kind]
+    assert words in said(losses)[0]
+
+
+def test_the_warm_up_and_the_end_of_a_decay_are_no_trouble() -> None:
+    lrs = rates("linear", 600, 300)
+    flat = [4.0] * 300
+    assert not said(flat + [4 - step / 200 for step in range(300)], lrs, update=1e-5)
+    told = said(flat + [4.0] * 300, lrs, update=1e-7)
+    assert told[0].startswith("a step changes the weights by 1e-07 of their size")
+    assert any("the loss was 4 at first and is 4 after 360 steps" in words for words in told)
+
+
+def test_a_resumed_run_that_falls_slowly_is_no_trouble() -> None:
+    """Of steps 9001 to 9300 the loss is the same, as it may be of 300 steps that late."""
+    history = History(losses=dict.fromkeys(range(9001, 9301), 3.0))
+    assert loss_not_falling(history) is None
+    history = History(losses=dict.fromkeys(range(101, 301), 3.0))
+    assert loss_not_falling(history) == "the loss was 3 at first and is 3 after 200 steps"
+
+
+def test_a_learned_loss_has_nothing_left_to_fall_by() -> None:
+    assert not said([4 / step for step in range(1, 101)] + [0.001] * 3000)
