@@ -31,6 +31,7 @@ def write_configurations(model: nn.Module, folder: Path, dtype: torch.dtype) -> 
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.architectures = [getattr(model, "class_name", type(model).__name__)]
+    vars(config).pop("quantization_config", None)  # of the source's files: these hold numbers
     config.save_pretrained(folder)
     if model.can_generate():  # as it is: its save_pretrained refuses what published models say
         generation = model.generation_config

@@ -45,6 +45,8 @@ def blank_model(
     config = config or load_config(source)
     own_dtype = named_dtype(config)  # which the class replaces by the one that it is made in
     files = find_weights(source, from_scratch)
+    if files is not None:
+        check_plain(config, source)
     with parameters_without_memory():
         model = build(config, task, dtype)
         keep_in_float32(model, dtype)
@@ -56,6 +58,17 @@ def blank_model(
         files.check_tied(names)
     generate_as(model, files.folder)
     return model, files
+
+
+def check_plain(config: Any, source: str | Path) -> None:
+    """Raise a UserError if a source's configuration says that its weights are quantized."""
+    said = getattr(config, "quantization_config", None)
+    if said is not None:
+        said = said if isinstance(said, dict) else said.to_dict()
+        raise UserError(
+            f"{source} has weights quantized by {said.get('quant_method')}, which are not read "
+            "here: give the model that they were made of, or what dequantize() makes of them"
+        )
 
 
 def find_weights(source: str | Path, from_scratch: bool = False) -> WeightFiles | None:
