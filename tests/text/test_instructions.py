@@ -61,6 +61,7 @@ FILES = {
     "a.jsonl": '{"question": "Add 1 and 1.", "answer": 2}\n\n{"question": "?", "answer": null}',
     "a.json": '[{"instruction": "Add 1 and 1.", "input": null, "output": "2"}]',
     "a.tsv": "prompt\tcompletion\nAdd 1 and 1.\t2\n\t3\n",
+    "b.jsonl": '{"prompt": "Add 1 and 1.", "system": " ", "history": [], "completion": "2"}',
     "a.csv": 'response,instruction,context\n2,Add 1 and 1.,""\n',
 }
 
@@ -77,6 +78,9 @@ BAD = {
     "b.jsonl": ('{"output": "a"}', "line 1: no column instruction or question"),
     "c.jsonl": ('{"instruction": "a", "output": [1]}', r"line 1: output is not text but \[1\]"),
     "d.jsonl": ('{"instruction": "a", "output": " "}', "no usable row"),
+    # that an answer was written to, and that would be left out of its prompt in silence
+    "g.jsonl": ('{"instruction": "a", "system": "be brief", "output": "b"}', "1: system has no"),
+    "h.jsonl": ('{"prompt": "a", "history": [["b", "c"]], "output": "d"}', "history has no place"),
     "e.tsv": ("instruction\toutput\n", "a header and no rows"),
     "f.txt": ("text", "plain text has no columns"),
 }
