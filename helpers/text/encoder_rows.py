@@ -141,6 +141,8 @@ class Masking(NamedTuple):
         generator = torch.Generator().manual_seed(seed)
         chances = torch.rand(ids.shape, generator=generator)
         allowed = attention_mask.bool() & ~torch.isin(ids, torch.tensor(self.special))
+        if not (allowed & (chances < CHOSEN)).any():  # in few tokens: a step would have no loss
+            chances.view(-1)[chances.masked_fill(~allowed, 1).argmin()] = 0
         chosen = allowed & (chances < CHOSEN)
         others = torch.randint(*self.others, ids.shape, generator=generator)
         masked = ids.where(~chosen, self.mask)

@@ -21,6 +21,8 @@ COLUMNS = {
     "input": ("input", "context", "dialogue"),
     "output": ("output", "response", "answer", "completion", "summary"),
 }
+# what data sets call parts of a prompt that no template here has
+WITHOUT_A_PLACE = ("system", "system_prompt", "history")
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,15 @@ def fill(row: Row, form: Template, where: str) -> Example | None:
     """The record's prompt and answer; None where a part that they need is blank.
 
     Raises:
-        UserError: a column is missing, or its value is no text.
+        UserError: a column is missing, its value is no text, or a part of the prompt has no place.
     """
     columns = find_columns(list(row), form, where)
+    for name in WITHOUT_A_PLACE:
+        if row.get(name) and str(row[name]).strip():
+            raise UserError(
+                f"{where}: {name} has no place in a template here: write it into the instruction, "
+                "or leave the column out"
+            )
     parts = {part: _part(row, part, where) for part in columns}
     given = {part for part, text in parts.items() if text.strip()}
     prompt = form.short if "input" not in given else form.prompt

@@ -88,9 +88,9 @@ def tokenize(
     a shorter last row, so no token is lost. "classify": a sentence, a prompt and the token that
     stands for the label, on which alone the loss is taken; a sentence that is too long keeps its
     beginning, and `truncated` counts it. "instruct": a prompt, its answer and the end token, with
-    the loss on the last two; several share a row. Each document, sentence and prompt begins with
-    what the tokenizer puts before a text. "mlm" and "classify-head" are rows for encoders, see
-    encoder_rows.py.
+    the loss on the last two; several share a row, and of what is longer than one the parts without
+    a loss are left out. Each document, sentence and prompt begins with what the tokenizer puts
+    before a text. "mlm" and "classify-head" are rows for encoders, see encoder_rows.py.
 
     Args:
         labels: the classes that are allowed, in order; those found in the examples when left out.
@@ -140,7 +140,8 @@ def _tokenize_instruct(
         for part in packing.cut(len(document), seq_len):
             # what stands before a part in its row is not what comes before it in its document
             rest = targets[part.start + 1 : part.stop]
-            parts.append((document[part.start : part.stop], [IGNORED, *rest]))
+            if any(target != IGNORED for target in rest):  # else it teaches nothing: no row for it
+                parts.append((document[part.start : part.stop], [IGNORED, *rest]))
     lengths = [len(ids) for ids, _ in parts]
     rows = packing.pack(lengths, seq_len) if packed else [[index] for index in range(len(parts))]
     order = [index for row in rows for index in row]

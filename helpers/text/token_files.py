@@ -28,7 +28,7 @@ from helpers.text.readers import Example, Task
 from helpers.text.rows import TokenData, tokenize
 from helpers.text.tokenizer import Tokenizer
 
-FORMAT = 3  # another number makes all anew
+FORMAT = 4  # another number makes all anew
 LEAST_CHARACTERS = 8_000_000  # of text; less is tokenized in about a second
 MOST = 8  # that stay: the last used
 STORED = {
@@ -78,7 +78,8 @@ def cache() -> Path:
 
 def _key(examples: Sequence[Example], tokenizer: Tokenizer, settings: tuple) -> str:
     version = need("tokenizers", "hf").__version__
-    key = hashlib.sha256(f"{FORMAT} {version} {tokenizer.end_id} {settings!r}".encode())
+    named = sorted(tokenizer.named.items())  # which the files beside its own say
+    key = hashlib.sha256(f"{FORMAT} {version} {tokenizer.end_id} {named} {settings!r}".encode())
     key.update(tokenizer.backend.to_str().encode())
     for text, label, _ in examples:
         for part in (text, label or ""):

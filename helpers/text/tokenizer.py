@@ -19,6 +19,7 @@ END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 SPECIAL = ("eos_token", "cls_token", "sep_token", "pad_token", "mask_token")
 CONFIG = "tokenizer_config.json"
 FILES = ("tokenizer.json", CONFIG, "special_tokens_map.json", "chat_template.jinja")
+CHAT_TEMPLATES = "additional_chat_templates"  # a folder of those that have a name
 
 
 class Tokenizer:
@@ -105,6 +106,8 @@ def copy_tokenizer(source: str | Path, folder: Path) -> None:
         for name in FILES:
             if (path / name).is_file():
                 shutil.copyfile(path / name, folder / name)
+        if (path / CHAT_TEMPLATES).is_dir():
+            shutil.copytree(path / CHAT_TEMPLATES, folder / CHAT_TEMPLATES, dirs_exist_ok=True)
     elif path.is_file():
         copy_tokenizer(path.parent, folder)  # what is said of it there
         shutil.copyfile(path, folder / FILES[0])

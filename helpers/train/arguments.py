@@ -111,6 +111,9 @@ def check_adapters(args: argparse.Namespace) -> None:
         for flag in ("lora_alpha", "lora_dropout", "quantize", "merge"):
             if getattr(args, flag):
                 refuse(f"--{flag.replace('_', '-')} needs adapters: give --lora-rank")
+    written = "save" if args.lora_rank is args.load_adapters is None else "merge"
+    if args.save_dtype and not getattr(args, written):
+        refuse(f"--save-dtype is of a whole model's files: give --{written}")
     if args.optimizer != "adamw" and (args.checkpoint_every or args.resume is not None):
         refuse(f"checkpoints hold the moments of adamw alone, not of {args.optimizer}")
 

@@ -19,7 +19,7 @@ from helpers.engine.files import checkpoints
 from helpers.engine.files.manifest import list_checkpoints, read_manifest
 from helpers.engine.files.run_record import check_folder, claim, versions
 from helpers.engine.files.weight_files import WeightFiles
-from helpers.engine.files.weights import find_weights
+from helpers.engine.files.weights import check_plain, find_weights
 from helpers.engine.models.architecture import text_config
 from helpers.engine.models.configurations import (
     check_length,
@@ -179,6 +179,8 @@ def prepare(args: argparse.Namespace) -> Job:
     check_length(config, args.seq_len)
     tokenizer = load_tokenizer(tokenizer_of(args))
     files = find_local_weights(args)  # what is missing is said before anything starts
+    if files is not None:
+        check_plain(config, args.model)
     fit_vocabulary(config, args, tokenizer)
     if args.task == "instruct" and args.pack:
         check_documents_of(config, lay_out)

@@ -119,13 +119,13 @@ def run(job: Job, clock: Clock) -> None:
 def save(job: Job, model: nn.Module) -> None:
     """What was trained: the model, or its adapters and if asked for the model with them in it."""
     out = job.args.out
+    dtype = DTYPES[job.args.save_dtype] if job.args.save_dtype else None
     if job.adapting is None:
-        dtype = DTYPES[job.args.save_dtype] if job.args.save_dtype else None
         save_model(model, out / "model", dtype)
     else:
         save_adapters(model, out / "adapters")
         if job.args.merge:
-            save_merged(model, out / "model")
+            save_merged(model, out / "model", dtype)
     if is_first() and (job.adapting is None or job.args.merge):
         save_tokenizer(job, out / "model")
 

@@ -104,6 +104,18 @@ def test_of_the_masked_four_fifths_are_masks_and_a_tenth_each_another_and_itself
     assert masked == pytest.approx(0.8, abs=0.01) and same == pytest.approx(0.1, abs=0.01)
 
 
+def test_a_batch_of_few_tokens_has_one_that_is_masked(bare) -> None:
+    """By chance most would have none, and a step on them a loss of 0."""
+    special = SpecialTokens.of(bare)
+    ids = torch.tensor([[special.first, 200, 201, special.last]])
+    for seed in range(50):
+        masked, labels = Masking.by(special).apply(ids, torch.ones_like(ids), seed)
+        places = labels != -100
+        assert places[0, 1:3].any() and not places[0, ::3].any()
+        assert torch.equal(labels[places], ids[places])
+        assert torch.equal(masked[~places], ids[~places])
+
+
 def test_masks_are_drawn_anew_each_time_and_alike_for_everybody(bare) -> None:
     data = tokenize(EXAMPLES, bare, "mlm", 16)
 

@@ -61,6 +61,7 @@ FILES = {
     "a.jsonl": '{"question": "Add 1 and 1.", "answer": 2}\n\n{"question": "?", "answer": null}',
     "a.json": '[{"instruction": "Add 1 and 1.", "input": null, "output": "2"}]',
     "a.tsv": "prompt\tcompletion\nAdd 1 and 1.\t2\n\t3\n",
+    "b.jsonl": '{"prompt": "Add 1 and 1.", "system": " ", "history": [], "completion": "2"}',
     "a.csv": 'response,instruction,context\n2,Add 1 and 1.,""\n',
 }
 
@@ -77,6 +78,9 @@ BAD = {
     "b.jsonl": ('{"output": "a"}', "line 1: no column instruction or question"),
     "c.jsonl": ('{"instruction": "a", "output": [1]}', r"line 1: output is not text but \[1\]"),
     "d.jsonl": ('{"instruction": "a", "output": " "}', "no usable row"),
+    # that an answer was written to, and that would be left out of its prompt in silence
+    "g.jsonl": ('{"instruction": "a", "system": "be brief", "output": "b"}', "1: system has no"),
+    "h.jsonl": ('{"prompt": "a", "history": [["b", "c"]], "output": "d"}', "history has no place"),
     "e.tsv": ("instruction\toutput\n", "a header and no rows"),
     "f.txt": ("text", "plain text has no columns"),
 }
@@ -160,7 +164,7 @@ def rows_of(data: TokenData) -> list[list[tuple[list[int], list[int]]]]:
 
 @settings(deadline=None)
 @given(asked, st.integers(2, 64), st.booleans())
-def test_every_token_is_there_once_and_the_loss_is_on_answers_alone(
+def test_every_part_with_a_loss_is_there_once_and_the_loss_is_on_answers_alone(
     tokenizer, asked, seq_len, packed
 ):
     examples = [Example(prompt, answer) for prompt, answer in asked]
@@ -172,7 +176,8 @@ def test_every_token_is_there_once_and_the_loss_is_on_answers_alone(
             # token has none in its own document
             learnt = [i >= prompt and i > part.start for i in part]
             targets = [ids[i] if yes else IGNORED for i, yes in zip(part, learnt, strict=True)]
-            expected.append((tuple(ids[part.start : part.stop]), tuple(targets)))
+            if any(learnt):
+                expected.append((tuple(ids[part.start : part.stop]), tuple(targets)))
     rows = rows_of(data)
     made = [(tuple(ids), tuple(targets)) for row in rows for ids, targets in row]
     assert Counter(made) == Counter(expected)
@@ -253,6 +258,15 @@ def test_those_that_are_cut_are_counted(tokenizer, packed):
     for seq_len in (64, 128, max(lengths)):
         data = tokenize(examples, tokenizer, "instruct", seq_len, packed=packed)
         assert data.truncated == sum(length > seq_len for length in lengths)
+
+
+@pytest.mark.parametrize("packed", (True, False))
+def test_no_batch_is_without_a_loss(tokenizer, packed):
+    """A step on a prompt's parts alone had a loss of 0, and moved the weights by their decay."""
+    data = tokenize([Example("so long " * 40, "yes")], tokenizer, "instruct", 16, packed=packed)
+    losses = [int((batch.labels != IGNORED).sum()) for batch in batches(data, 1, seed=0)]
+    assert losses and all(losses)
+    assert sum(losses) == len(tokenizer.encode(["yes"])[0]) + 1
 
 
 def test_a_row_needs_room_for_two_tokens(tokenizer):

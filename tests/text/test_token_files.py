@@ -10,7 +10,7 @@ from helpers.engine.errors import UserError
 from helpers.text import token_files
 from helpers.text.bundled import bundled
 from helpers.text.readers import Example
-from helpers.text.tokenizer import load_tokenizer
+from helpers.text.tokenizer import Tokenizer, load_tokenizer
 from helpers.text.tokens import TokenData, batches, load_examples, tokenize
 from tests.support.ranks import forks
 
@@ -75,7 +75,9 @@ def test_any_other_text_or_setting_is_another(monkeypatch: pytest.MonkeyPatch) -
     token_files.tokenized(texts[:1], tokenizer, "lm", 16)
     token_files.tokenized([Example("a good filma bad one", None)], tokenizer, "lm", 16)
     token_files.tokenized([texts[0]._replace(label="x"), texts[1]], tokenizer, "lm", 16)
-    assert len(times) == 5
+    named = Tokenizer(tokenizer.backend, tokenizer.end_id, {"mask_token": "the"})
+    token_files.tokenized(texts, named, "lm", 16)
+    assert len(times) == 6
 
 
 def digest_in_a_process(folder: str, barrier, answers) -> None:

@@ -94,6 +94,16 @@ def test_tokens_that_the_configuration_adds(tmp_path):
     assert reference("<|user|> good").input_ids == tokenizer.encode(["<|user|> good"])[0]
 
 
+def test_all_chat_templates_are_copied(tmp_path):
+    theirs = transformers.AutoTokenizer.from_pretrained(FILE.parent)
+    theirs.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    theirs.save_pretrained(tmp_path / "one")
+    (tmp_path / "copy").mkdir()
+    copy_tokenizer(tmp_path / "one", tmp_path / "copy")
+    copied = transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")
+    assert copied.chat_template == theirs.chat_template
+
+
 def test_text_that_the_vocabulary_has_nothing_for_is_refused():
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece({"good": 0}))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

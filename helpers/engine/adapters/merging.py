@@ -13,18 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from ..files import weights
+from ..files.beside_weights import write_configurations
 from .linear_layers import is_transposed
 from .lora import HALVES, NAME, Facts, adapted, everywhere, halves, is_first
 from .nf4 import dequantize
 
 
 @torch.no_grad()
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(
+    model: nn.Module, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Names and values of a model without adapters and 4-bit layers that computes the same, one at
     a time. Every rank must iterate.
 
     To the weights that the adapters were trained beside (W4, not what it was made from) their
     product is added in float32, and the sum rounded once.
+
+    Args:
+        dtype: of the values; the one that the model computes in unless given.
     """
     adapters = dict(adapted(model))
     own: dict[str, str] = {}  # name without adapters -> name in this model
@@ -38,8 +44,12 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         shape = parameter.shape if state is None else state.shape[:: -1 if turned else 1]
         plain = f"{path.removesuffix('.base_layer')}.{leaf}"
         own[plain] = name
-        facts[plain] = (shape, parameter.dtype if state is None else state.dtype)
-    yield from everywhere(model, facts, lambda plain: _merged(model, own[plain], adapters))
+        facts[plain] = (shape, dtype or (parameter.dtype if state is None else state.dtype))
+
+    def merged(plain: str) -> Tensor:
+        return _merged(model, own[plain], adapters, facts[plain][1])
+
+    yield from everywhere(model, facts, merged)
     buffers = weights.stored_buffers(model)
     facts = {name: (buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
     yield from everywhere(model, facts, buffers.__getitem__)
@@ -50,15 +60,17 @@ def _quant_state(layer: nn.Module, leaf: str) -> Any:
     return getattr(layer, "quant_state", None) if leaf == "weight" else None
 
 
-def _merged(model: nn.Module, name: str, adapters: dict[str, nn.Module]) -> Tensor:
+def _merged(
+    model: nn.Module, name: str, adapters: dict[str, nn.Module], dtype: torch.dtype
+) -> Tensor:
     path, _, leaf = name.rpartition(".")
     layer, plain = model.get_submodule(path), path.removesuffix(".base_layer")
     codes = weights.whole(model.get_parameter(name))
     value = codes if _quant_state(layer, leaf) is None else dequantize(layer, codes)
     if leaf != "weight" or plain not in adapters:
-        return value
+        return value.to(dtype)
     product = _product(adapters[plain])
-    return (value.float() + (product.t() if is_transposed(layer) else product)).to(value)
+    return (value.float() + (product.t() if is_transposed(layer) else product)).to(dtype)
 
 
 def _product(layer: nn.Module) -> Tensor:
@@ -67,10 +79,14 @@ def _product(layer: nn.Module) -> Tensor:
     return second @ first * layer.scaling[NAME]
 
 
-def save_merged(model: nn.Module, folder: str | Path) -> None:
+def save_merged(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
     """Write a Hugging Face folder that transformers loads with nothing else: the adapters merged
-    into the weights, which are no longer in 4 bits. Every rank must call it; the first writes."""
+    into the weights, which are no longer in 4 bits. Every rank must call it; the first writes.
+
+    Args:
+        dtype: of the files; the one that the model computes in unless given.
+    """
     folder = weights.make_folder(folder)
     if is_first():
-        model.config.save_pretrained(folder)
-    weights.write_whole(model, merged_weights(model), folder if is_first() else None)
+        write_configurations(model, folder, dtype or model.config.dtype)
+    weights.write_whole(model, merged_weights(model, dtype), folder if is_first() else None)

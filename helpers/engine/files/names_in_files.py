@@ -9,6 +9,7 @@ one. transformers knows of each architecture what becomes of what, when it loads
 here the same is done for the part of a weight that a rank has.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ def recipes(model: nn.Module, stored: Iterable[str]) -> dict[str, Recipe]:
         target, pattern = rename_source_key(name, renamings, converters, prefix, own)
         if target not in own and name in own:
             target, pattern = name, None
+        if target not in own:
+            _check_left_out(model, target, name)
         tensors.setdefault(target, []).append((name, pattern or ""))
     found: dict[str, Recipe] = {}
     for target, made_of in tensors.items():
@@ -103,6 +106,24 @@ def recipes(model: nn.Module, stored: Iterable[str]) -> dict[str, Recipe]:
         for name in (target, *(target.replace(first, other) for other in others)):
             found[name] = recipe
     return {name: recipe for name, recipe in found.items() if name in own}
+
+
+def _check_left_out(model: nn.Module, target: str, stored: str) -> None:
+    """Raise a UserError if a layer that the model has would compute without a tensor of its files,
+    as a bias that the configuration leaves out. Whole modules more, such as heads for another task,
+    and masks beside no weight are in files in good order."""
+    path = target.rpartition(".")[0]
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    try:
+        layer = model.get_submodule(path)
+    except AttributeError:  # no module of this model
+        return
+    computes = next(layer.parameters(recurse=False), None) is not None
+    if computes and not any(re.search(one, stored) for one in ignored):
+        raise UserError(
+            f"the files hold {stored}, and this model's {path} computes without it: is the "
+            "configuration beside them theirs?"
+        )
 
 
 class Made:

@@ -71,10 +71,13 @@ class WeightFiles:
         """The same files, asked by the names of the weights of a whole model.
 
         Raises:
-            UserError: transformers cannot make anything of the names in the files.
+            UserError: transformers cannot make anything of the names in the files, or a layer
+                would compute without a tensor of theirs.
         """
         try:
             return replace(self, recipes=recipes(model, self.where))
+        except UserError:
+            raise
         except ValueError as error:
             raise UserError(
                 f"{self.folder.name} has weights under names that cannot be read: {error}"

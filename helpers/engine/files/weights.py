@@ -4,7 +4,6 @@ The model is built without memory, laid out, and only then filled: from safetens
 a rank reads just its part, or with random numbers (random_weights.py).
 """
 
-import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,18 +14,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import UserError, need, reason
+from ..errors import UserError
 from ..models.architecture import family_of
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
 from ..ranks.agreeing import on_all_ranks
 from ..tensor.shards import is_finite, local, slice_of
+from .beside_weights import generate_as, write_configurations
 from .blank import give_memory, keep_in_float32, parameters_without_memory
 from .names_in_files import as_in_files, check_dtype
 from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
-
-GENERATION = "generation_config.json"
 
 
 def blank_model(
@@ -47,6 +45,8 @@ def blank_model(
     config = config or load_config(source)
     own_dtype = named_dtype(config)  # which the class replaces by the one that it is made in
     files = find_weights(source, from_scratch)
+    if files is not None:
+        check_plain(config, source)
     with parameters_without_memory():
         model = build(config, task, dtype)
         keep_in_float32(model, dtype)
@@ -60,15 +60,15 @@ def blank_model(
     return model, files
 
 
-def generate_as(model: nn.Module, folder: Path) -> None:
-    """Give a model what its folder says of how to generate, as transformers does."""
-    transformers = need("transformers", "hf")
-    if not model.can_generate() or not (folder / GENERATION).is_file():
-        return
-    try:
-        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    except Exception as error:  # of what is no such configuration
-        raise UserError(f"{GENERATION} in {folder.name} cannot be read: {reason(error)}") from None
+def check_plain(config: Any, source: str | Path) -> None:
+    """Raise a UserError if a source's configuration says that its weights are quantized."""
+    said = getattr(config, "quantization_config", None)
+    if said is not None:
+        said = said if isinstance(said, dict) else said.to_dict()
+        raise UserError(
+            f"{source} has weights quantized by {said.get('quant_method')}, which are not read "
+            "here: give the model that they were made of, or what dequantize() makes of them"
+        )
 
 
 def find_weights(source: str | Path, from_scratch: bool = False) -> WeightFiles | None:
@@ -201,12 +201,7 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
     folder, dtype = make_folder(folder), dtype or model.own_dtype
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first:
-        config = copy.deepcopy(model.config)
-        config.dtype, config.architectures = dtype, [model.class_name]
-        config.save_pretrained(folder)
-        if model.can_generate():  # as it is: its save_pretrained refuses what published models say
-            generation = model.generation_config
-            generation.to_json_file(folder / GENERATION, keys_to_pop=["compile_config"])
+        write_configurations(model, folder, dtype)
     named = (
         (name, value.to(dtype) if value.is_floating_point() else value)
         for name, value in whole_weights(model, masters=True)

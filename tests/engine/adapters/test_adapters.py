@@ -20,10 +20,13 @@ from helpers.engine.adapters.lora import (
 )
 from helpers.engine.adapters.merging import merged_weights, save_merged
 from helpers.engine.adapters.nf4 import load_quantized
+from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
 from helpers.engine.models.architecture import family_of
 from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
 from tests.support import parity, tiny
+from tests.support.ranks import mesh_of, pool
 
 peft = pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
@@ -178,6 +181,27 @@ def test_merged_weights_are_a_plain_model(base: Path, tmp_path: Path, quantized:
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert type(plain) is type(model) and plain.dtype == torch.float32
     parity.close("logits", logits(plain), logits(model), 1e-5)
+
+
+def merge(folder: Path, out: Path, dtype: torch.dtype | None) -> None:
+    plan = ParallelPlan()
+    save_merged(load_adapted(folder, plan, mesh_of(plan), Adapting(rank=4)), out, dtype)
+
+
+@pytest.mark.parametrize("base", ["llama"], indirect=True)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_merged_folder_says_all_that_its_base_does(base: Path, tmp_path: Path, dtype) -> None:
+    """Where a chat model's answer ends is said in this file alone."""
+    says = {"eos_token_id": [3, 4], "do_sample": False, "temperature": 0.6}
+    (base / "generation_config.json").write_text(json.dumps(says))
+    pool(1).run(merge, base, tmp_path / "out", dtype)
+    kept = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert kept.items() >= says.items()
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert plain.dtype == (dtype or torch.float32)
+    assert plain.config.architectures == [type(plain).__name__]
+    written = load_file(tmp_path / "out/model.safetensors").values()
+    assert {value.dtype for value in written} == {plain.dtype}
 
 
 def test_merged_weights_are_rounded_once(base: Path) -> None:

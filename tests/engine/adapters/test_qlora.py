@@ -243,6 +243,8 @@ def test_a_torch_that_would_cast_codes_is_refused(monkeypatch) -> None:
         (["--merge"], "--merge needs adapters"),
         (["--load-adapters", "/none"], "/none holds no adapters"),
         (["--load-adapters", "/none", "--lora-rank", 4], "--lora-rank is in the folder"),
+        (["--save-dtype", "bf16"], "--save-dtype is of a whole model's files: give --save"),
+        (["--save-dtype", "bf16", "--save", "--lora-rank", 4], "whole model's files: give --merge"),
         (["--optimizer", "adamw8bit", "--checkpoint-every", 2], "checkpoints hold the moments"),
     ],
 )

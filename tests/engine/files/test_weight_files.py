@@ -15,7 +15,7 @@ from helpers.engine.files.tensor_file import stored_names
 from helpers.engine.files.weights import save_model
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
-from tests.support import parity, tiny
+from tests.support import parity, scripts, tiny
 from tests.support.ranks import mesh_of, pool
 
 
@@ -98,6 +98,53 @@ def test_a_tied_weight_that_stands_twice_is_one_or_refused(tmp_path: Path, times
         return
     said = pool(1).run(refusal, folder)[0]
     assert said.startswith("model.embed_tokens.weight and lm_head.weight in model differ")
+
+
+BESIDE = "model.layers.0.self_attn"
+
+
+@pytest.mark.parametrize("name", [f"{BESIDE}.q_proj.bias", f"{BESIDE}.v_proj.weight_scale"])
+def test_a_layer_does_not_compute_without_a_tensor_of_its_files(folder: Path, name: str) -> None:
+    state = load_file(folder / "model.safetensors") | {name: torch.ones(1)}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    said = pool(1).run(refusal, folder)[0]
+    assert said.startswith(f"the files hold {name}, and this model's {name.rpartition('.')[0]} ")
+
+
+@pytest.mark.parametrize(
+    "name", [f"{BESIDE}.rotary_emb.inv_freq", f"{BESIDE}.bias", "score.weight"]
+)
+def test_what_files_hold_beside_layers_is_left_there(folder: Path, name: str) -> None:
+    state = load_file(folder / "model.safetensors") | {name: torch.ones(1)}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    check_read(folder)
+
+
+@pytest.fixture
+def quantized(folder: Path) -> Path:
+    """A folder that says that its weights are in 4 bits."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_quantized_weights_are_refused_before_anything_starts(
+    quantized: Path, tmp_path: Path
+) -> None:
+    words = f"{quantized} has weights quantized by gptq, which are not read here"
+    assert words in scripts.refusal("--model", quantized, "--seq-len", 32, out=tmp_path / "out")
+    assert pool(1).run(refusal, quantized)[0].startswith(words)
+
+
+def from_scratch(source: Path, target: Path) -> None:
+    plan = ParallelPlan()
+    save_model(load_model(source, plan, mesh_of(plan), from_scratch=True), target)
+
+
+def test_a_model_of_its_sizes_is_saved_as_plain_weights(quantized: Path, tmp_path: Path) -> None:
+    pool(1).run(from_scratch, quantized, tmp_path / "out")
+    check_read(tmp_path / "out")
 
 
 def in_and_out(source: Path, target: Path, shard_bytes: int, generates: dict | None = None) -> None:

@@ -1,0 +1,38 @@
+"""What a folder says beside its weights: the model's configuration, and how it generates."""
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..errors import UserError, need, reason
+
+GENERATION = "generation_config.json"
+
+
+def generate_as(model: nn.Module, folder: Path) -> None:
+    """Give a model what its folder says of how to generate, as transformers does."""
+    transformers = need("transformers", "hf")
+    if not model.can_generate() or not (folder / GENERATION).is_file():
+        return
+    try:
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # of what is no such configuration
+        raise UserError(f"{GENERATION} in {folder.name} cannot be read: {reason(error)}") from None
+
+
+def write_configurations(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+    """Write both of them.
+
+    Args:
+        dtype: of the weights in the folder.
+    """
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    config.architectures = [getattr(model, "class_name", type(model).__name__)]
+    vars(config).pop("quantization_config", None)  # of the source's files: these hold numbers
+    config.save_pretrained(folder)
+    if model.can_generate():  # as it is: its save_pretrained refuses what published models say
+        generation = model.generation_config
+        generation.to_json_file(folder / GENERATION, keys_to_pop=["compile_config"])
