@@ -19,6 +19,7 @@ COUNTED = ("step", "tokens", "samples", "step_s")  # numbers of a line of metric
 HELD = ("metrics.jsonl", "summary.json", "checkpoints")
 LOCK = ".lock"
 CLAIM_S = 10.0  # so long a run that is started again waits for the end of the one before it
+NEXT_TO_NOTHING = 0.25  # added to a loss where losses are compared: from 0 it is far to 0.04
 PHASES = ("start", "load", "check", "compile", "train", "evaluate", "save")
 
 
@@ -140,9 +141,6 @@ class Metrics:
 
 def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
-
-
-NEXT_TO_NOTHING = 0.25  # added to a loss: from 0 it is far to 0.04
 
 
 class LossRange:
