@@ -53,12 +53,18 @@ def train(folder: Path, fault: str) -> None:
         trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
     if fault == "straggler" and dist.get_rank() == 1:
         model.register_forward_pre_hook(lambda *_: time.sleep(LATE_S))
-    source = batches(rows, length, fault)
-    with limited_memory(fault):
-        for ids in profiled(source, folder, FIRST, LAST, states=trainer.state_bytes):
+
+    def trace(into: Path) -> None:
+        source = batches(rows, length, fault)
+        for ids in profiled(source, into, FIRST, LAST, states=trainer.state_bytes):
             trainer.step(ids, ids)
             with record_function("my own"):
                 time.sleep(1e-3)
+
+    if fault == "memory":
+        trace(folder / "before")  # which says how much it takes
+    with limited_memory(fault):
+        trace(folder)
 
 
 def batches(rows: int, length: int, fault: str) -> Iterator[Tensor]:
