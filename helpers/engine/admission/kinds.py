@@ -63,9 +63,9 @@ def _changes(model: nn.Module, made: nn.Module) -> Iterator[str]:
     """What is not as the class makes it, in words."""
     own, theirs = _modules(model), _modules(made)
     for path in dict.fromkeys((*own, *theirs)):
-        name, expected = (_class_name(each.get(path)) for each in (own, theirs))
-        if name != expected:
-            yield f"{path} is {name} where {type(made).__name__} makes {expected}"
+        kind, expected = (_class_of(each.get(path)) for each in (own, theirs))
+        if kind is not expected:
+            yield f"{path} is {_words(kind)} where {type(made).__name__} makes {_words(expected)}"
         elif patched := _patched(own[path]):
             yield f"{patched} of {path} was replaced"
         elif other := _other_number(own[path], theirs[path]):
@@ -82,8 +82,12 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in named if "parametrizations" not in path}
 
 
-def _class_name(module: nn.Module | None) -> str:
-    return "nothing" if module is None else f"a {type_before_parametrizations(module).__name__}"
+def _class_of(module: nn.Module | None) -> type[nn.Module] | None:
+    return None if module is None else type_before_parametrizations(module)
+
+
+def _words(kind: type[nn.Module] | None) -> str:
+    return "nothing" if kind is None else f"a {kind.__name__}"
 
 
 def _patched(module: nn.Module) -> str:

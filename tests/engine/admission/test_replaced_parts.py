@@ -55,6 +55,12 @@ def other_names(model: nn.Module) -> None:
     model.model.layers[1].mlp = OtherNames(model.model.layers[1].mlp)
 
 
+def same_name(model: nn.Module) -> None:
+    """As a copy of transformers' file has it."""
+    own_mlp(model)
+    model.model.layers[1].mlp.__class__ = type("LlamaMLP", (Normed,), {})
+
+
 def attends(self: nn.Module, hidden_states: torch.Tensor, **_: object) -> tuple:
     query, key, value = (
         layer(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
@@ -95,6 +101,7 @@ def own_scores(model: nn.Module) -> None:
 CHANGES: dict[Change, tuple[str, str]] = {
     own_mlp: ("llama", "model.layers.1.mlp is a Normed where LlamaForCausalLM makes a LlamaMLP"),
     other_names: ("llama", "model.layers.1.mlp is a OtherNames where"),
+    same_name: ("llama", "model.layers.1.mlp is a LlamaMLP where"),
     own_attention: ("llama", "forward of model.layers.0.self_attn was replaced"),
     other_scale: ("llama", "scaling of model.layers.0.self_attn was set to another value"),
     own_blocks: ("gptj", "forward of transformer.h.0 was replaced"),
