@@ -44,17 +44,40 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
             f"{of[0]} is parametrized, so tp cannot split its weight: remove the parametrization, "
             "or take dp_shard, dp_replicate or pp"
         )
-    empty = [name for name, parameter in model.named_parameters() if not parameter.numel()]
-    if plan.zero == 3 and empty:
-        raise UserError(
-            f"{empty[0]} has no elements, which zero_stage=3 cannot shard: take zero_stage=1 or 2"
-        )
+    if plan.zero:
+        _check_has_rows(model)
+    if plan.zero == 3:
+        _check_shardable(model)
     _check_shared(model)
     _check_unchanged(model, plan)
     if plan.tp > 1 or plan.zero == 3:
         check_no_gradient_hooks(model)
     if plan.tp * plan.cp > 1:
         check_hooks_inside(model, plan)
+
+
+def _check_has_rows(model: nn.Module) -> None:
+    """Raise a UserError if a parameter has no rows that ranks could share."""
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise UserError(
+                f"{name} is a number without dims, which dp_shard and cp cannot share: give it the "
+                "shape [1], or take dp_replicate"
+            )
+
+
+def _check_shardable(model: nn.Module) -> None:
+    """Raise a UserError if fully_shard cannot take a parameter, or blocks have it together."""
+    named, blocks = collections.defaultdict(list), f"{family_of(model).blocks}."
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        named[parameter].append(name)
+    for parameter, names in named.items():
+        of = {n.removeprefix(blocks).partition(".")[0] for n in names if n.startswith(blocks)}
+        shared = f"is another block's {names[-1]}" if len(of) > 1 else ""
+        if reason := shared or ("" if parameter.numel() else "has no elements"):
+            raise UserError(
+                f"{names[0]} {reason}, which zero_stage=3 cannot shard: take zero_stage=1 or 2"
+            )
 
 
 def _check_unchanged(model: nn.Module, plan: ParallelPlan) -> None:
