@@ -46,6 +46,8 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
     axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
     if plan.zero:
         check_hooks(kind, device, lay_out)
+    if plan.dp * plan.pp > 1:
+        check_rows(kind, device)
     return admitted_kind(kind, _tried(plan), axes, device, lay_out)
 
 
@@ -79,7 +81,7 @@ def admitted_kind(
 ) -> Family:
     """The same of any model of that kind."""
     heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
-    pairs = group_size(plan.activation) > 1 or plan.stages > plan.pp
+    pairs = group_size(plan.activation) > 1 or plan.pp > 1  # what goes past a stage is seen
     trial = Trial(kind.model_class, kind.config, heads, 2 if pairs else 1, device)
     if kind.attention == "eager" and trial.differs_with("eager"):
         raise UserError(
@@ -132,6 +134,18 @@ def one_process(
 def looks_ahead(kind: Kind, device: str) -> bool:
     """Does what follows a token change what the model predicts from it? Then padding is masked."""
     return Trial(kind.model_class, kind.config, device=device).looks_ahead
+
+
+@lru_cache(maxsize=64)
+@torch.enable_grad()
+def check_rows(kind: Kind, device: str) -> None:
+    """Raise a UserError if rows of a batch see each other, which are dealt out to ranks and
+    micro-batches."""
+    if Trial(kind.model_class, kind.config, device=device).mixes_rows:
+        raise UserError(
+            f"{kind.model_class.__name__} computes a row with the others of its batch, as a norm "
+            "of batches does, which dp_shard, dp_replicate and pp deal out: take one process, or tp"
+        )
 
 
 def check_next_words(config: Any) -> None:

@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..models.architecture import family_of, text_config
 from ..plan import ParallelPlan
 from .hooks import check_hooks_inside, check_no_gradient_hooks
-from .kinds import kind_of, made_by
+from .kinds import kind_of, made_by, other_number
 
 
 def check_given(model: nn.Module, plan: ParallelPlan) -> None:
@@ -20,9 +20,12 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
+        named = f"the class {model.__name__}" if isinstance(model, type) else ""
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        wraps = any(isinstance(part, PreTrainedModel) for part in parts)
         raise UserError(
-            f"parallelize takes a model of transformers, not a {type(model).__name__}: hand it the "
-            "model that this wraps"
+            f"parallelize takes a model of transformers, not {named or f'a {type(model).__name__}'}"
+            f": {'hand it the model that this wraps' if wraps else 'hand it one that is made'}"
         )
     if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
@@ -92,6 +95,12 @@ def _check_unchanged(model: nn.Module, plan: ParallelPlan) -> None:
     given, own = (getattr(one, "loss_type", None) or "ForCausalLM" for one in (model, made))
     if given != own:
         raise UserError(f"this model's loss_type is {given}, and its class has {own}: set it back")
+    if number := other_number(model, made):
+        raise UserError(
+            f"this model's {number} is {getattr(model, number)!r:.20}, and its class has "
+            f"{getattr(made, number)!r:.20}, which its small copy is tried with: let the "
+            "configuration say it"
+        )
     _check_depth(model, made)
     _check_layers(model, made)
     head = model.get_output_embeddings()

@@ -6,6 +6,8 @@ computed by the engine's own forwards, and what splits every model is refused.
 """
 
 import copy
+import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,7 +18,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from ..errors import UserError, named_reason
-from ..models.architecture import text_config
+from ..models.architecture import blocks_of, text_config
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _changes(model: nn.Module, made: nn.Module) -> Iterator[str]:
             yield f"{path} is {_words(kind)} where {type(made).__name__} makes {_words(expected)}"
         elif patched := _patched(own[path]):
             yield f"{patched} of {path} was replaced"
-        elif other := _other_number(own[path], theirs[path]):
+        elif other := other_number(own[path], theirs[path]):
             yield f"{other} of {path or 'the model'} was set to another value"
     sizes, made_sizes = _sizes(model), _sizes(made)
     for name in dict.fromkeys((*sizes, *made_sizes)):
@@ -96,12 +98,13 @@ def _patched(module: nn.Module) -> str:
     return next((name for name in own if callable(getattr(type(module), name, None))), "")
 
 
-def _other_number(own: nn.Module, made: nn.Module) -> str:
+def other_number(own: nn.Module, made: nn.Module) -> str:
     """A number that a module's forward may read and that is another; no rate of dropout."""
     if isinstance(own, nn.Dropout):
         return ""
-    for name, value in vars(made).items():
-        if isinstance(value, float) and "drop" not in name and vars(own).get(name) != value:
+    for name, value in vars(own).items():
+        theirs = getattr(made, name, None)
+        if isinstance(theirs, float) and "drop" not in name and value != theirs:
             return name
     return ""
 
@@ -113,3 +116,19 @@ def _sizes(model: nn.Module) -> dict[str, list[int]]:
 
 def _is_parametrized(name: str, modules: dict[str, nn.Module]) -> bool:
     return is_parametrized(modules.get(name.rpartition(".")[0], nn.Module()))
+
+
+def kinds_of_blocks(model: nn.Module) -> set[frozenset[str]]:
+    """Of each kind of block the names of its parameters and its modules' classes, of a list of
+    experts one's."""
+    path = blocks_of(model)
+    return {
+        frozenset(
+            re.sub(r"\.\d+\b", ".0", f"{name} {kind}")
+            for name, kind in itertools.chain(
+                ((name, "") for name, _ in block.named_parameters()),
+                ((name, type(module).__qualname__) for name, module in block.named_modules()),
+            )
+        )
+        for block in (model.get_submodule(path).children() if path else ())
+    }

@@ -175,13 +175,18 @@ def one_layer(model: nn.Module) -> nn.Module:
     return model.transformer.h[0].mlp.c_fc
 
 
+def its_class(model: nn.Module) -> type:
+    return type(model)
+
+
 WORDS = {
+    its_class: "not the class GPT2LMHeadModel: hand it one that is made",
     in_peft: "not a PeftModel: hand it the model that this wraps",
     with_adapters: "has adapters already: load it by load_adapted",
     torch.compile: "not a OptimizedModule",
     of_bytes: "transformer.h.0.mlp.c_fc.weight is uint8, quantized",
     all_frozen: "no parameter trains",
-    one_layer: "takes a model of transformers, not a Conv1D",
+    one_layer: "takes a model of transformers, not a Conv1D: hand it one that is made",
 }
 
 
