@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
-from .admission.admitted import admitted, check_precision, kind_of, looks_ahead
+from .admission.admitted import admitted, check_precision, looks_ahead
 from .admission.given_model import check_given
+from .admission.kinds import kind_of
 from .admission.padded_rows import check_padding
 from .admission.same_on_all import check_same_configuration, digest_of_weights
 from .context.attention import Context

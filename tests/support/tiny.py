@@ -213,7 +213,7 @@ def auto_class(family: str) -> Any:
 
 
 def make_exact(model: nn.Module) -> None:
-    """In place."""
+    """In place, and of norms for all of their class."""
     exact = {
         "GPTJAttention": ("_attn", exact_gptj),
         "GPTNeoSelfAttention": ("_attn", exact_gpt_neo),
@@ -227,7 +227,10 @@ def make_exact(model: nn.Module) -> None:
     for module in model.modules():
         if type(module).__name__ in exact:
             name, function = exact[type(module).__name__]
-            setattr(module, name, function.__get__(module))
+            if type(module).__name__.endswith("Norm"):  # of the class, as small copies have it, too
+                setattr(type(module), name, function)
+            else:
+                setattr(module, name, function.__get__(module))
 
 
 def exact_gptj(self, query, key, value, attention_mask=None):

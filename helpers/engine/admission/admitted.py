@@ -1,9 +1,8 @@
 """The first way to lay a model out that gives its class's own results, or what would be wrong."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,36 +14,19 @@ from ..context.attention import Context
 from ..errors import UserError
 from ..memory.recomputing import group_size
 from ..messages.carriers import sum_of
-from ..models.architecture import candidates, text_config
+from ..models.architecture import candidates
 from ..models.families import Family
 from ..models.objectives import build
 from ..pipeline.micro_batches import MicroBatch, own_tokens
 from ..plan import ParallelPlan
 from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
+from .kinds import Kind, kind_of, made_by
 from .trial import Trial, WholeRows
 
 # a model, its family, the plan, what passes between ranks, the pipeline rank whose part is made
 LayOut = Callable[[nn.Module, Family, ParallelPlan, Boundary, int], nn.Module]
 Axes = tuple[DeviceMesh | None, DeviceMesh | None]  # tp and cp, where they are wider than 1
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A model's class and configuration. Two are alike if they say the same.
-
-    attention: transformers' name of the implementation, which no configuration tells.
-    """
-
-    model_class: type[nn.Module]
-    attention: str | None
-    facts: str
-    config: Any = field(compare=False)
-
-
-def kind_of(model: nn.Module) -> Kind:
-    attention = text_config(model.config)._attn_implementation
-    return Kind(type(model), attention, model.config.to_json_string(use_diff=False), model.config)
 
 
 def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: LayOut) -> Family:
@@ -56,9 +38,16 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
         UserError: there is none; the line says what would be different, and what works.
     """
     kind, device = kind_of(model), mesh.device_type
+    if kind.changed and plan.tp * plan.cp > 1:
+        raise UserError(
+            f"{kind.changed}, which tp and cp cannot be tried on: put it into a class of your own, "
+            "or take dp_shard, dp_replicate or pp"
+        )
     axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
     if plan.zero:
         check_hooks(kind, device, lay_out)
+    if plan.dp * plan.pp > 1:
+        check_rows(kind, device)
     return admitted_kind(kind, _tried(plan), axes, device, lay_out)
 
 
@@ -92,21 +81,19 @@ def admitted_kind(
 ) -> Family:
     """The same of any model of that kind."""
     heads = plan.tp * (plan.cp if plan.cp_attention == "ulysses" else 1)
-    pairs = group_size(plan.activation) > 1 or plan.stages > plan.pp
+    pairs = group_size(plan.activation) > 1 or plan.pp > 1  # what goes past a stage is seen
     trial = Trial(kind.model_class, kind.config, heads, 2 if pairs else 1, device)
     if kind.attention == "eager" and trial.differs_with("eager"):
         raise UserError(
             f"{kind.config.model_type} computes something else with attn_implementation='eager', "
             "which a laid-out model does not: leave it out"
         )
-    with torch.device("meta"):
-        model = kind.model_class._from_config(copy.deepcopy(kind.config))
 
     def difference(family: Family, plan: ParallelPlan) -> str | None:
         return _difference(trial, family, plan, axes, lay_out)
 
     reasons = []
-    for family in candidates(model, plan.tp, plan.cp):
+    for family in _ways(kind, plan):
         reason = difference(family, plan)
         if reason is None:
             return family
@@ -114,12 +101,18 @@ def admitted_kind(
     works = [
         words
         for words, simpler in _simpler(plan)
-        if any(not difference(f, simpler) for f in candidates(model, simpler.tp, simpler.cp))
+        if any(not difference(f, simpler) for f in _ways(kind, simpler))
     ]
     raise UserError(
         f"{kind.config.model_type} would not be exact under {_words(plan)}: {reasons[0]}; "
         + (f"exact here: {', '.join(works)}" if works else "no other layout would be, either")
     )
+
+
+def _ways(kind: Kind, plan: ParallelPlan) -> list[Family]:
+    """Ways to lay such a model out; one that was changed computes all of its blocks itself."""
+    ways = candidates(made_by(kind), plan.tp, plan.cp)
+    return [way for way in ways if not (kind.changed and way.splits)]
 
 
 def one_process(
@@ -141,6 +134,18 @@ def one_process(
 def looks_ahead(kind: Kind, device: str) -> bool:
     """Does what follows a token change what the model predicts from it? Then padding is masked."""
     return Trial(kind.model_class, kind.config, device=device).looks_ahead
+
+
+@lru_cache(maxsize=64)
+@torch.enable_grad()
+def check_rows(kind: Kind, device: str) -> None:
+    """Raise a UserError if rows of a batch see each other, which are dealt out to ranks and
+    micro-batches."""
+    if Trial(kind.model_class, kind.config, device=device).mixes_rows:
+        raise UserError(
+            f"{kind.model_class.__name__} computes a row with the others of its batch, as a norm "
+            "of batches does, which dp_shard, dp_replicate and pp deal out: take one process, or tp"
+        )
 
 
 def check_next_words(config: Any) -> None:

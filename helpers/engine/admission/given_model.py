@@ -2,9 +2,8 @@
 makes it, with weights that are numbers of their own."""
 
 import collections
-import copy
+from contextlib import suppress
 
-import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
@@ -12,6 +11,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..errors import UserError
 from ..models.architecture import family_of, text_config
 from ..plan import ParallelPlan
+from .hooks import check_hooks_inside, check_no_gradient_hooks
+from .kinds import kind_of, made_by, other_number
 
 
 def check_given(model: nn.Module, plan: ParallelPlan) -> None:
@@ -19,9 +20,12 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
+        named = f"the class {model.__name__}" if isinstance(model, type) else ""
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        wraps = any(isinstance(part, PreTrainedModel) for part in parts)
         raise UserError(
-            f"parallelize takes a model of transformers, not a {type(model).__name__}: hand it the "
-            "model that this wraps"
+            f"parallelize takes a model of transformers, not {named or f'a {type(model).__name__}'}"
+            f": {'hand it the model that this wraps' if wraps else 'hand it one that is made'}"
         )
     if any(isinstance(p, DTensor) for p in model.parameters()) or hasattr(model, "plan"):
         raise UserError("this model is laid out already: hand parallelize a plain one, once")
@@ -43,28 +47,43 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
             f"{of[0]} is parametrized, so tp cannot split its weight: remove the parametrization, "
             "or take dp_shard, dp_replicate or pp"
         )
-    empty = [name for name, parameter in model.named_parameters() if not parameter.numel()]
-    if plan.zero == 3 and empty:
-        raise UserError(
-            f"{empty[0]} has no elements, which zero_stage=3 cannot shard: take zero_stage=1 or 2"
-        )
+    if plan.zero:
+        _check_has_rows(model)
+    if plan.zero == 3:
+        _check_shardable(model)
     _check_shared(model)
-    _check_unchanged(model)
+    _check_unchanged(model, plan)
     if plan.tp > 1 or plan.zero == 3:
-        _check_no_hooks(model)
+        check_no_gradient_hooks(model)
+    if plan.tp * plan.cp > 1:
+        check_hooks_inside(model, plan)
 
 
-def _check_no_hooks(model: nn.Module) -> None:
-    """Raise a UserError if hooks wait for the gradients of parameters that will be replaced."""
-    for name, p in model.named_parameters():
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
+def _check_has_rows(model: nn.Module) -> None:
+    """Raise a UserError if a parameter has no rows that ranks could share."""
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
             raise UserError(
-                f"{name} has a hook on its gradient, which tp and zero_stage=3 would drop: take it "
-                "off, or take zero_stage=1 or 2"
+                f"{name} is a number without dims, which dp_shard and cp cannot share: give it the "
+                "shape [1], or take dp_replicate"
             )
 
 
-def _check_unchanged(model: nn.Module) -> None:
+def _check_shardable(model: nn.Module) -> None:
+    """Raise a UserError if fully_shard cannot take a parameter, or blocks have it together."""
+    named, blocks = collections.defaultdict(list), f"{family_of(model).blocks}."
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        named[parameter].append(name)
+    for parameter, names in named.items():
+        of = {n.removeprefix(blocks).partition(".")[0] for n in names if n.startswith(blocks)}
+        shared = f"is another block's {names[-1]}" if len(of) > 1 else ""
+        if reason := shared or ("" if parameter.numel() else "has no elements"):
+            raise UserError(
+                f"{names[0]} {reason}, which zero_stage=3 cannot shard: take zero_stage=1 or 2"
+            )
+
+
+def _check_unchanged(model: nn.Module, plan: ParallelPlan) -> None:
     """Raise a UserError if what the engine computes itself is not as the class has it: the model's
     forward and loss, and its linear layers and embeddings."""
     if "forward" in vars(model) or "_loss_function" in vars(model):
@@ -72,26 +91,57 @@ def _check_unchanged(model: nn.Module) -> None:
             "this model's forward or loss was replaced, which a laid-out model computes itself: "
             "hand it over as its class makes it, or make a class of its own"
         )
+    made = made_by(kind_of(model))
+    given, own = (getattr(one, "loss_type", None) or "ForCausalLM" for one in (model, made))
+    if given != own:
+        raise UserError(f"this model's loss_type is {given}, and its class has {own}: set it back")
+    if number := other_number(model, made):
+        raise UserError(
+            f"this model's {number} is {getattr(model, number)!r:.20}, and its class has "
+            f"{getattr(made, number)!r:.20}, which its small copy is tried with: let the "
+            "configuration say it"
+        )
+    _check_depth(model, made)
+    _check_layers(model, made)
+    head = model.get_output_embeddings()
+    if head is not None and (head._forward_hooks or head._forward_pre_hooks):
+        raise UserError("hooks on the head see no logits in a laid-out model: take them off")
+    if plan.pp > 1 and model._forward_hooks:
+        raise UserError("hooks on a model see no outputs of it in a pipeline: take them off")
+
+
+def _check_depth(model: nn.Module, made: nn.Module) -> None:
+    """Raise a UserError if lists of blocks are not as long as the configuration says."""
+    lists = (each for each in made.named_modules() if isinstance(each[1], nn.ModuleList))
+    own = dict(model.named_modules())
+    for path, theirs in lists:
+        given = own.get(path)
+        if isinstance(given, nn.ModuleList) and len(given) != len(theirs):
+            raise UserError(
+                f"{path} has {len(given)} modules, and the model's configuration is for "
+                f"{len(theirs)}: change both"
+            )
+
+
+def _check_layers(model: nn.Module, made: nn.Module) -> None:
+    """Raise a UserError if a linear layer or an embedding, or what stands at either end in the
+    place of one, has a forward that is not the class's own."""
     from transformers.pytorch_utils import Conv1D
 
-    kinds, own = (nn.Linear, nn.Embedding, Conv1D), None
+    kinds, own = (nn.Linear, nn.Embedding, Conv1D), dict(made.named_modules())
+    ends = set()
+    with suppress(NotImplementedError):  # some have no one table of tokens
+        ends = {made.get_input_embeddings(), made.get_output_embeddings()} - {None}
     for path, layer in model.named_modules():
-        if not isinstance(layer, kinds) or is_parametrized(layer):
+        theirs = own.get(path)
+        if is_parametrized(layer) or not (theirs in ends or isinstance(layer, kinds)):
             continue
-        if "forward" not in vars(layer) and type(layer) in kinds:
-            continue
-        if own is None:
-            with torch.device("meta"):
-                made = type(model)._from_config(copy.deepcopy(model.config))
-            own = {name: type(module) for name, module in made.named_modules()}
-        if "forward" in vars(layer) or own.get(path) is not type(layer):
+        plain = type(layer) in kinds and theirs not in ends
+        if "forward" in vars(layer) or not (plain or type(theirs) is type(layer)):
             raise UserError(
                 f"{path} is a {type(layer).__name__} whose forward is not the class's own, and a "
                 "laid-out model computes it itself: put such a layer into a class of your own"
             )
-    head = model.get_output_embeddings()
-    if head is not None and (head._forward_hooks or head._forward_pre_hooks):
-        raise UserError("hooks on the head see no logits in a laid-out model: take them off")
 
 
 def trained(model: nn.Module) -> set[str]:

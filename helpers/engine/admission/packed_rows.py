@@ -11,7 +11,8 @@ from ..models.objectives import build
 from ..pipeline.micro_batches import MicroBatch, own_tokens, takes_mask
 from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
-from .admitted import Kind, LayOut, kind_of, one_process
+from .admitted import LayOut, one_process
+from .kinds import Kind, kind_of
 from .trial import PACKED
 
 
@@ -36,6 +37,8 @@ def check_documents(kind: Kind, device: str, lay_out: LayOut) -> bool:
     Raises:
         UserError: neither gives the documents of a row what the class gives to each alone.
     """
+    if kind.changed:
+        raise UserError(f"{kind.changed}, which packing cannot be tried on: train it without")
     alone = Boundary()
     trial, lay_out_small = one_process(kind, device, lay_out, alone)
     for by_documents in (True, False):

@@ -15,7 +15,8 @@ from ..errors import UserError
 from ..models.objectives import IGNORED
 from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
-from .admitted import Kind, LayOut, one_process
+from .admitted import LayOut, one_process
+from .kinds import Kind
 from .trial import TOLERANCE, wrong_gradient
 
 PADDING = 3  # tokens before each row that is tried

@@ -56,6 +56,7 @@ def small_configs(config: Any, tp: int, each: int) -> Iterator[Any]:
     """
     for shrinks in (
         (_few_layers, _few_words, _small_parts, _small_widths),
+        (_few_words, _small_parts, _small_widths),  # whose last blocks are of a kind of their own
         (_few_layers, _few_words, _small_parts),
         (_few_layers, _few_words),
         (),

@@ -23,6 +23,7 @@ from ..errors import UserError, named_reason
 from ..models.architecture import text_config
 from ..models.documents import positions
 from ..models.objectives import IGNORED, Objective, objective_of, other_task
+from .kinds import kinds_of_blocks
 from .small_copies import VOCABULARY, small_configs
 
 LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
@@ -105,6 +106,8 @@ class Trial:
             blank = self.model_class._from_config(copy.deepcopy(config))
         if (size := sum(parameter.numel() for parameter in blank.parameters())) > LARGEST:
             raise ValueError(f"its smallest copy has {size:,} parameters")
+        if missing := self._kinds_of_blocks - kinds_of_blocks(blank):
+            raise ValueError(f"a small copy lacks {len(missing)} of its kinds of blocks")
         with torch.random.fork_rng(), torch.device(self.device):
             torch.manual_seed(0)
             model = self.model_class._from_config(config, dtype=dtype).train()
@@ -118,7 +121,7 @@ class Trial:
             if getattr(model, "loss_type", "") is None:  # its default, without the warning
                 model.loss_type = "ForCausalLM"
             own = model(**batch, labels=labels, use_cache=False).loss
-        if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-4):
+        if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-5):
             kind = "shifted " if objective.shift else ""
             routers = getattr(config, "output_router_logits", False)
             leave = (
@@ -131,6 +134,11 @@ class Trial:
             for name, p in model.named_parameters()
         }
         return Truth(plain, batch | {"labels": labels}, loss.detach(), gradients)
+
+    @cached_property
+    def _kinds_of_blocks(self) -> set[frozenset[str]]:
+        with torch.device("meta"):
+            return kinds_of_blocks(self.model_class._from_config(copy.deepcopy(self.config)))
 
     def difference(
         self, lay_out: LayOut, ranks: int, gradients: Gradients, rows: WholeRows | None = None
@@ -161,6 +169,18 @@ class Trial:
             return f"its loss would be {loss.item():.6g} for {truth.loss.item():.6g}"
         wrong = wrong_gradient(found, truth.gradients, limit)
         return wrong and f"the gradient of {wrong} would be wrong"
+
+    @cached_property
+    def mixes_rows(self) -> bool:
+        """Does what is predicted in a row depend on the other rows of its batch?"""
+        model, batch = self.truth.model, {**self.truth.batch}
+        del batch["labels"]
+        some = {name: value[: ROWS // 2] for name, value in batch.items()}
+        with torch.no_grad():
+            whole, part = (
+                copy.deepcopy(model)(**rows, use_cache=False).logits for rows in (batch, some)
+            )
+        return not torch.allclose(whole[: len(part)], part, rtol=TOLERANCE[part.dtype], atol=1e-5)
 
     @cached_property
     def looks_ahead(self) -> bool:

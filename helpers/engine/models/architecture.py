@@ -67,7 +67,7 @@ def rules_of(model: nn.Module) -> tuple[BlockRules, BlockRules]:
     """What tp can split of a model's blocks: of attention, and of all else. An attention that does
     not ask transformers' interface stays whole: its dropout would be that of another rank's heads.
     """
-    blocks = _blocks(model)
+    blocks = blocks_of(model)
     stack = model.get_submodule(blocks) if blocks else ()
     attention, rest = block_rules(stack, text_config(model.config))
     asks = any(getattr(model, name, False) for name in INTERFACE)
@@ -80,7 +80,7 @@ def split_rules(model: nn.Module) -> tuple[BlockRules, BlockRules]:
     needs all heads."""
     attention, rest = rules_of(model)
     path = attention.attention
-    for block in model.get_submodule(_blocks(model)) if path else ():
+    for block in model.get_submodule(blocks_of(model)) if path else ():
         own = block.get_submodule(path).named_parameters(path, False) if has(block, path) else ()
         if any(name not in attention.per_head for name, _ in own):
             return BlockRules(), rest
@@ -109,7 +109,7 @@ def discover(model: nn.Module, rules: BlockRules | None = None) -> Family:
             f"{model.config.model_type} has no one table of tokens' vectors, which every layout "
             "here begins with"
         ) from None
-    blocks = _blocks(model)
+    blocks = blocks_of(model)
     plain_head = isinstance(head, nn.Linear)
     head_path = names.get(id(head)) if plain_head else None
     return Family(
@@ -142,7 +142,7 @@ def base_of(model: nn.Module, blocks: str | None = None) -> nn.Module:
     named = getattr(model, "base_model", model)
     if named is not model:
         return named
-    part, inner, _ = (blocks or _blocks(model) or "").partition(".")
+    part, inner, _ = (blocks or blocks_of(model) or "").partition(".")
     around_all = inner and (_table(model) or f"{part}.").startswith(f"{part}.")
     return model.get_submodule(part) if around_all else model
 
@@ -152,7 +152,7 @@ def text_config(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _blocks(model: nn.Module) -> str | None:
+def blocks_of(model: nn.Module) -> str | None:
     """The path of the list of blocks: of the lists as long as the model is deep, the largest of
     those nearest to the table of tokens' vectors. A tower for images may be as deep."""
     depth = getattr(text_config(model.config), "num_hidden_layers", None)

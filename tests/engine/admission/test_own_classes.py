@@ -1,0 +1,141 @@
+"""Classes that research code makes of transformers': what the small copy must see of them."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from helpers.engine.errors import UserError
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from tests.support import tiny
+from tests.support.ranks import mesh_of, pool
+
+LAYERS = 4
+LAYOUTS = {
+    "one": ParallelPlan(),
+    "tp": ParallelPlan(tp=2),
+    "pp": ParallelPlan(pp=2),
+    "zero-2": ParallelPlan(dp_shard=2, zero_stage=2),
+}
+
+
+class NormedMLP(nn.Module):
+    """With a bias and a norm of all its features."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = self.gate_proj(x) * self.up_proj(x)
+        return self.down_proj(F.layer_norm(middle, middle.shape[-1:]))
+
+
+class OtherLast(transformers.LlamaForCausalLM):
+    """The last of many blocks is another, which two blocks have none of."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.num_hidden_layers >= LAYERS:
+            self.model.layers[-1].mlp = NormedMLP(config)
+
+
+class SkippingModel(transformers.LlamaModel):
+    """What goes into a block comes again as far from the end, as in a U-net."""
+
+    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **_: Any) -> Any:
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        places = torch.arange(x.shape[1]).unsqueeze(0)
+        turned, half, skips = self.rotary_emb(x, places), len(self.layers) // 2, []
+        for number, layer in enumerate(self.layers):
+            x = x + 0.5 * skips.pop() if number >= half else x
+            x = layer(x, position_embeddings=turned, position_ids=places)
+            skips += [x] if number < half else []
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x))
+
+
+class Skipping(transformers.LlamaForCausalLM):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = SkippingModel(config)
+        self.post_init()
+
+
+class NormedRows(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+class RowsTogether(transformers.LlamaForCausalLM):
+    """As a norm of batches has them."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, NormedRows())
+
+
+class LittleMore(transformers.LlamaForCausalLM):
+    """A z-loss of little weight."""
+
+    weight = 1e-5
+
+    def forward(self, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(*args, labels=labels, **kwargs)
+        if labels is not None:
+            out.loss = out.loss + self.weight * out.logits.logsumexp(-1).square().mean()
+        return out
+
+
+class NoMore(LittleMore):
+    weight = 0.0
+
+
+def said(kind: type, plan: ParallelPlan, weight: float | None = None) -> str:
+    torch.manual_seed(0)
+    model = kind(tiny.config("llama", LAYERS))
+    if weight is not None:
+        model.weight = weight
+    try:
+        parallelize(model, plan, mesh_of(plan))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+CASES = (
+    (OtherLast, "one", ""),
+    (OtherLast, "tp", "llama would not be exact under tp=2: its loss would be"),
+    (OtherLast, "pp", ""),
+    (Skipping, "one", ""),
+    (Skipping, "tp", ""),
+    (Skipping, "pp", "llama would not be exact under pp=2: its loss would be"),
+    (RowsTogether, "one", ""),
+    (RowsTogether, "tp", ""),
+    (RowsTogether, "pp", "RowsTogether computes a row with the others of its batch"),
+    (RowsTogether, "zero-2", "RowsTogether computes a row with the others of its batch"),
+    (LittleMore, "one", "a small llama could not be run by transformers to check the layout"),
+    (NoMore, "one", ""),
+)
+
+
+@pytest.mark.parametrize(("kind", "layout", "words"), CASES)
+def test_what_a_class_does_otherwise_is_seen(kind: type, layout: str, words: str) -> None:
+    plan = LAYOUTS[layout]
+    for told in pool(plan.world_size).run(said, kind, plan):
+        assert told.startswith(words) and bool(told) == bool(words) and "\n" not in told
+
+
+def test_a_number_of_the_model_that_its_class_has_not() -> None:
+    [told] = pool(1).run(said, NoMore, LAYOUTS["one"], 0.1)
+    assert told.startswith(
+        "this model's weight is 0.1, and its class has 0.0, which its small copy"
+    )
+    assert pool(1).run(said, NoMore, LAYOUTS["one"], 0.0) == [""]
