@@ -51,14 +51,18 @@ def made_by(kind: Kind) -> nn.Module:
         UserError: it makes nothing of a configuration alone.
     """
     try:
-        with torch.device("meta"):
-            return kind.model_class._from_config(copy.deepcopy(kind.config))
+        return without_memory(kind.model_class, kind.config)
     except Exception as error:  # each class has its own complaints
         raise UserError(
             f"{kind.model_class.__name__} cannot be made of this configuration alone "
             f"({named_reason(error)}), as the small copy is that a layout is tried on: let its "
             "__init__ take a configuration that says all"
         ) from None
+
+
+def without_memory(model_class: type[nn.Module], config: Any) -> nn.Module:
+    with torch.device("meta"):
+        return model_class._from_config(copy.deepcopy(config))
 
 
 def _changes(model: nn.Module, made: nn.Module) -> Iterator[str]:

@@ -14,22 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, named_reason
-from ..models.architecture import text_config
 from ..models.documents import positions
-from ..models.objectives import IGNORED, Objective, objective_of, other_task
-from .kinds import kinds_of_blocks
+from ..models.objectives import IGNORED, objective_of, other_task
 from .small_copies import VOCABULARY, small_configs
+from .truth import ROWS, Truth, check_copy, loss_of, truth_of
 
-LARGEST = 50_000_000  # parameters of a copy that is tried: some classes cannot be made small
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-ROWS = 5  # of its batch: more than a block has results, which a batch must not pass for
 
 DOCUMENTS = torch.tensor([[0] * 6 + [1] * 3 + [2] * 2])  # the first longer than a small window
 ROW = torch.arange(1, 12).view(1, -1)
@@ -62,15 +59,6 @@ class WholeRows:
 Gradients = Callable[[nn.Module], dict[str, Tensor]]  # whole gradients, by name
 
 
-class Truth(NamedTuple):
-    """A small model of the class, a batch, and what the class makes of it."""
-
-    model: nn.Module
-    batch: dict[str, Tensor]
-    loss: Tensor
-    gradients: dict[str, Tensor]
-
-
 @dataclass(frozen=True)
 class Trial:
     """Small copies of a model, to try layouts on.
@@ -89,10 +77,12 @@ class Trial:
     def truth(self) -> Truth:
         """Raises a UserError if the class itself cannot be run so."""
         reasons = []
+        length = self.tp * -(-10 // self.tp)
         for config in small_configs(self.config, self.tp, self.each):
             for dtype in (torch.float64, torch.float32):  # some experts' products take no float64
                 try:
-                    return self._truth(config, dtype)
+                    check_copy(self.model_class, config, self.config)
+                    return truth_of(self.model_class, config, dtype, length, self.device)
                 except Exception as error:  # each class has its own complaints
                     reasons.append(named_reason(error))
         raise UserError(
@@ -100,45 +90,6 @@ class Trial:
             or f"a small {self.config.model_type} could not be run by transformers to check the "
             f"layout against ({reasons[1]})"  # of the first in float32
         )
-
-    def _truth(self, config: Any, dtype: torch.dtype) -> Truth:
-        with torch.device("meta"):
-            blank = self.model_class._from_config(copy.deepcopy(config))
-        if (size := sum(parameter.numel() for parameter in blank.parameters())) > LARGEST:
-            raise ValueError(f"its smallest copy has {size:,} parameters")
-        if missing := self._kinds_of_blocks - kinds_of_blocks(blank):
-            raise ValueError(f"a small copy lacks {len(missing)} of its kinds of blocks")
-        with torch.random.fork_rng(), torch.device(self.device):
-            torch.manual_seed(0)
-            model = self.model_class._from_config(config, dtype=dtype).train()
-            _randomize(model)
-            objective = objective_of(model)
-            batch = _batch(objective, config, length=self.tp * -(-10 // self.tp))
-            labels = batch.pop("labels")
-            plain = copy.deepcopy(model)  # some classes keep states of the last batch
-            logits = model(**batch, use_cache=False).logits
-            loss = _loss(objective, logits, labels)
-            if getattr(model, "loss_type", "") is None:  # its default, without the warning
-                model.loss_type = "ForCausalLM"
-            own = model(**batch, labels=labels, use_cache=False).loss
-        if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-5):
-            kind = "shifted " if objective.shift else ""
-            routers = getattr(config, "output_router_logits", False)
-            leave = (
-                ", but also the routers': set its output_router_logits to False" if routers else ""
-            )
-            raise ValueError(f"its loss is not the {kind}cross-entropy of its logits{leave}")
-        loss.backward()
-        gradients = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad
-            for name, p in model.named_parameters()
-        }
-        return Truth(plain, batch | {"labels": labels}, loss.detach(), gradients)
-
-    @cached_property
-    def _kinds_of_blocks(self) -> set[frozenset[str]]:
-        with torch.device("meta"):
-            return kinds_of_blocks(self.model_class._from_config(copy.deepcopy(self.config)))
 
     def difference(
         self, lay_out: LayOut, ranks: int, gradients: Gradients, rows: WholeRows | None = None
@@ -208,7 +159,7 @@ class Trial:
         labels = batch.pop("labels")
         with torch.no_grad():
             logits = other.train()(**batch, use_cache=False).logits
-        loss = _loss(objective_of(other), logits, labels)
+        loss = loss_of(objective_of(other), logits, labels)
         return not abs(loss - truth.loss) <= 10 * TOLERANCE[loss.dtype] * abs(truth.loss)
 
     def fails_in(self, lay_out: LayOut, dtype: torch.dtype) -> str | None:
@@ -286,33 +237,6 @@ def is_same_gradient(actual: Tensor, expected: Tensor, limit: float, largest: Te
     return bool((actual - expected).abs().max() <= 10 * limit * scale)
 
 
-def _batch(objective: Objective, config: Any, length: int) -> dict[str, Tensor]:
-    """Ids [ROWS, length], labels, some of them ignored; and where attention looks both ways padding
-    in the middle of a row, and two types of tokens."""
-    text = text_config(config)
-    ids = torch.randint(text.vocab_size, (ROWS, length))
-    if objective.of_rows:
-        labels = torch.randint(config.num_labels, (ROWS,))
-        if text.pad_token_id is not None:  # a causal model looks at the last token that is another
-            ids[1::2, -2:] = text.pad_token_id
-    else:
-        labels = ids.where(torch.rand(ids.shape) > 0.2, IGNORED)
-    batch = {"input_ids": ids, "labels": labels}
-    if objective.shift:
-        return batch
-    batch["attention_mask"] = (torch.arange(length) % 4 != 2).long().expand(ROWS, -1)
-    if getattr(text, "type_vocab_size", 0) > 1:
-        batch["token_type_ids"] = torch.randint(2, (ROWS, length))
-    return batch
-
-
-def _loss(objective: Objective, logits: Tensor, labels: Tensor) -> Tensor:
-    targets = objective.targets(labels)
-    if not objective.of_rows:
-        logits = logits[:, : targets.shape[1]].flatten(0, 1)
-    return nn.functional.cross_entropy(logits, targets.flatten())
-
-
 def _run(models: list[nn.Module], truth: Truth, rows: WholeRows) -> Tensor:
     """Forward through all stages of all ranks and backward through them again, on one batch."""
     labelled = objective_of(truth.model).count(truth.batch["labels"])
@@ -344,11 +268,3 @@ def _added(gradients: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
         for name, gradient in of_rank.items():
             total[name] = total[name] + gradient if name in total else gradient
     return total
-
-
-@torch.no_grad()
-def _randomize(model: nn.Module) -> None:
-    """Norms and biases too: at their first values, ones and zeros, much would go unseen."""
-    for parameter in model.parameters():
-        noise = torch.randn_like(parameter)
-        parameter.copy_(parameter + 0.3 * noise if parameter.dim() < 2 else 0.15 * noise)

@@ -13,7 +13,8 @@ from torch import nn
 
 from helpers.engine.admission.admitted import admitted_kind, kind_of
 from helpers.engine.admission.small_copies import small_configs, small_heads
-from helpers.engine.admission.trial import LARGEST, Trial
+from helpers.engine.admission.trial import Trial
+from helpers.engine.admission.truth import LARGEST
 from helpers.engine.models.architecture import family_of
 from helpers.engine.parallelize import lay_out
 from helpers.engine.plan import ParallelPlan
