@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from helpers.commands import is_first
+from helpers.engine.adapters.lora import CONFIG as ADAPTERS
 from helpers.engine.adapters.lora import rank_and_alpha
 from helpers.engine.adapters.qlora import Adapting
 from helpers.engine.admission.admitted import check_next_words
@@ -273,11 +274,17 @@ def find_local_weights(args: argparse.Namespace) -> WeightFiles | None:
     """The files of weights in a folder; None for random weights, and for the hub's.
 
     Raises:
-        UserError: the folder lacks weights.
+        UserError: the folder lacks weights, or has adapters that nobody asked for.
     """
     if not expanded(args.model).is_dir() and args.model not in presets():
         return None
-    return find_weights(args.model, args.from_scratch)
+    files = find_weights(args.model, args.from_scratch)
+    if files and args.load_adapters is None and (files.folder / ADAPTERS).is_file():
+        raise UserError(
+            f"{args.model} holds {ADAPTERS} beside its weights, and transformers would put those "
+            f"adapters in: give --load-adapters {args.model}, or take that file away"
+        )
+    return files
 
 
 def fit_vocabulary(config: Any, args: argparse.Namespace, tokenizer: Tokenizer) -> None:

@@ -86,16 +86,21 @@ def an_index_of_files_that_are_gone(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def adapters_beside_the_weights(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
+        (adapters_beside_the_weights, "transformers would put those adapters in"),
         (dangling, "model.safetensors in model leads nowhere"),
         (one_shard_without_its_index, "and no index of its shards"),
         (nothing_but_a_configuration, "has a configuration and no weights"),
         (an_index_of_files_that_are_gone, "model lacks model-00001-of-00001.safetensors"),
     ],
 )
-def test_missing_weights_are_not_random_weights(
+def test_a_folder_without_its_weights_or_with_more_is_refused(
     tmp_path: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
     folder = write_model(tmp_path / "model", "llama")

@@ -47,11 +47,11 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
             f"{of[0]} is parametrized, so tp cannot split its weight: remove the parametrization, "
             "or take dp_shard, dp_replicate or pp"
         )
+    _check_shared(model)
     if plan.zero:
         _check_has_rows(model)
     if plan.zero == 3:
         _check_shardable(model)
-    _check_shared(model)
     _check_unchanged(model, plan)
     if plan.tp > 1 or plan.zero == 3:
         check_no_gradient_hooks(model)
