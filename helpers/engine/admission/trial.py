@@ -76,19 +76,24 @@ class Trial:
     @cached_property
     def truth(self) -> Truth:
         """Raises a UserError if the class itself cannot be run so."""
-        reasons = []
+        reasons, unfit = [], []
         length = self.tp * -(-10 // self.tp)
         for config in small_configs(self.config, self.tp, self.each):
+            try:
+                check_copy(self.model_class, config, self.config)
+            except Exception as error:  # each class has its own complaints
+                unfit.append(named_reason(error))
+                continue
             for dtype in (torch.float64, torch.float32):  # some experts' products take no float64
                 try:
-                    check_copy(self.model_class, config, self.config)
                     return truth_of(self.model_class, config, dtype, length, self.device)
-                except Exception as error:  # each class has its own complaints
+                except Exception as error:
                     reasons.append(named_reason(error))
+        reason = reasons[1] if reasons else unfit[0]  # of the first in float32
         raise UserError(
             other_task(self.model_class, self.config)
             or f"a small {self.config.model_type} could not be run by transformers to check the "
-            f"layout against ({reasons[1]})"  # of the first in float32
+            f"layout against ({reason})"
         )
 
     def difference(

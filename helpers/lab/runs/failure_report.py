@@ -74,6 +74,8 @@ def explain(path: Path, logs: Path, exit_code: int, tail: list[str]) -> RunFaile
         return RunFailed(shorten("\n".join(words)), path=path, exit_code=exit_code)
     first = min(ranks, key=lambda failure: _order(failure, logs))
     rank, code = first["rank"], first["exit_code"]
+    if first["closed"] and not _order(first, logs)[0]:
+        code = 1  # Python's of an error that was recorded; torchrun's signal came before it
     if code == ARGUMENTS_WRONG:
         words = _refusal([first, *ranks], logs)
     else:

@@ -59,3 +59,16 @@ def test_of_a_crash_the_words_are_shown_and_not_native_frames(
 ):
     lines = told(tmp_path, code, stderr).splitlines()
     assert lines[1:3] == ["Its last lines:", first] and absent not in "\n".join(lines)
+
+
+@pytest.mark.parametrize(("recorded", "code"), [(True, 1), (False, -15)])
+def test_a_rank_that_is_ended_after_its_error_has_the_code_of_an_error(recorded, code, tmp_path):
+    """Another notices the loss and ends first, and torchrun closes the one that failed."""
+    folder = tmp_path / "id" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    if recorded:
+        words = {"message": "ValueError: boom", "extraInfo": {"py_callstack": TRACEBACK}}
+        (folder / "error.json").write_text(json.dumps({"message": words}))
+    failure = {"rank": 0, "exit_code": -15, "closed": True}
+    (tmp_path / "failures.json").write_text(json.dumps([failure]))
+    assert explain(tmp_path, tmp_path, 1, []).exit_code == code
