@@ -123,11 +123,11 @@ def test_they_train_as_peft_trains_them(
         parity.close(name, found[name].detach(), value, 1e-4)
 
 
-def resumed_with(base: Path, folders: list[Path], out: Path) -> list[str]:
-    """What is said of a checkpoint of the first folder's adapters by a trainer of each one's."""
+def resumed_by(pairs: list[tuple[Path, Adapting]], out: Path) -> list[str]:
+    """What is said of a checkpoint of the first base and adapters by a trainer of each pair."""
     said, checkpoints = [], Checkpoints(out)
-    for number, folder in enumerate(folders):
-        model = load_adapted(base, ONE, mesh_of(ONE), Adapting(adapters=folder))
+    for number, (base, how) in enumerate(pairs):
+        model = load_adapted(base, ONE, mesh_of(ONE), how)
         trainer = Trainer(model, ONE, mesh_of(ONE), lr=LR)
         if number == 0:
             checkpoints.save(trainer)
@@ -141,29 +141,15 @@ def resumed_with(base: Path, folders: list[Path], out: Path) -> list[str]:
 def test_a_checkpoint_of_adapters_of_another_scale_is_refused(base: Path, tmp_path: Path) -> None:
     """Their tensors are alike."""
     scales = [{}, {"lora_alpha": 16}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 2}}, {}]
-    folders = []
+    pairs = []
     for number, scale in enumerate(scales):
-        folders.append(tmp_path / f"given-{number}")
-        written(base, target_modules=["q_proj"], **scale).rename(folders[-1])
-    first, alpha, *others, same = pool(1).run(resumed_with, base, folders, tmp_path / "out")[0]
+        folder = tmp_path / f"given-{number}"
+        written(base, target_modules=["q_proj"], **scale).rename(folder)
+        pairs.append((base, Adapting(adapters=folder)))
+    first, alpha, *others, same = pool(1).run(resumed_by, pairs, tmp_path / "out")[0]
     assert (first, same) == ("True", "True")
     assert alpha == "the checkpoint was made with adapters [4, 8], this run has [4, 16]"
     assert len(others) == 2 and all("made with adapters' scale" in words for words in others)
-
-
-def resumed_over(bases: list[Path], out: Path) -> list[str]:
-    """What is said of a checkpoint of adapters beside the first base by a trainer over each."""
-    said, checkpoints = [], Checkpoints(out)
-    for number, base in enumerate(bases):
-        model = load_adapted(base, ONE, mesh_of(ONE), Adapting(rank=4, quantize="nf4"))
-        trainer = Trainer(model, ONE, mesh_of(ONE), lr=LR)
-        if number == 0:
-            checkpoints.save(trainer)
-        try:
-            said.append(str(checkpoints.resume(trainer)))
-        except UserError as error:
-            said.append(str(error))
-    return said
 
 
 def test_a_checkpoint_of_adapters_beside_another_base_is_refused(
@@ -173,7 +159,8 @@ def test_a_checkpoint_of_adapters_beside_another_base_is_refused(
     moved, other = shutil.copytree(base, tmp_path / "moved"), tmp_path / "other"
     torch.manual_seed(1)
     tiny.auto_class("llama").from_config(plain(base).config).save_pretrained(other)
-    (said,) = pool(1).run(resumed_over, [base, moved, other], tmp_path / "out")
+    pairs = [(one, Adapting(rank=4, quantize="nf4")) for one in (base, moved, other)]
+    (said,) = pool(1).run(resumed_by, pairs, tmp_path / "out")
     assert said[:2] == ["True", "True"]
     assert said[2].startswith("the checkpoint was made with a base of digest")
 
