@@ -76,17 +76,17 @@ def parallelize(
         parameter.data = parameter.data.contiguous()  # as shards and messages need them
     began = time.perf_counter()
     check = check and family is None
+    model.kind = kind_of(model) if check else None  # whose documents and padding are tried, too
     if check:
         family = admitted(model, plan, mesh, lay_out)
         if (low := plan.low_dtype(mesh.device_type)) is not None:
-            check_precision(kind_of(model), low, mesh.device_type, lay_out)
+            check_precision(model.kind, low, mesh.device_type, lay_out)
     ahead = not objective_of(model).shift
     if check and plan.sequence_parallel and not ahead:  # whose rows may be padded
-        ahead = looks_ahead(kind_of(model), mesh.device_type)
+        ahead = looks_ahead(model.kind, mesh.device_type)
     model.looks_ahead = ahead
     family = family or candidates(model, plan.tp, plan.cp)[0]
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
-    model.kind = kind_of(model) if check else None  # whose documents are tried, too
     model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
     model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began

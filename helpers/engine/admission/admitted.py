@@ -44,10 +44,7 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
             "or take dp_shard, dp_replicate or pp"
         )
     axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
-    if plan.zero:
-        check_hooks(kind, device, lay_out)
-    if plan.dp * plan.pp > 1:
-        check_rows(kind, device)
+    _check_dealt(kind, plan, device, lay_out)
     return admitted_kind(kind, _tried(plan), axes, device, lay_out)
 
 
@@ -55,9 +52,17 @@ def check_alone(model: nn.Module, plan: ParallelPlan, lay_out: LayOut) -> None:
     """Raise a UserError if the model is refused under the plan whatever tp and cp are: as much as
     one process can try."""
     alone = replace(_tried(plan), tp=1, cp=1, sequence_parallel=False)
+    kind = kind_of(model)
+    _check_dealt(kind, plan, "cpu", lay_out)
+    admitted_kind(kind, alone, (None, None), "cpu", lay_out)
+
+
+def _check_dealt(kind: Kind, plan: ParallelPlan, device: str, lay_out: LayOut) -> None:
+    """Raise a UserError if parameters or rows cannot be dealt out to ranks as the plan does."""
     if plan.zero:
-        check_hooks(kind_of(model), "cpu", lay_out)
-    admitted_kind(kind_of(model), alone, (None, None), "cpu", lay_out)
+        check_hooks(kind, device, lay_out)
+    if plan.dp * plan.pp > 1:
+        check_rows(kind, device)
 
 
 def _tried(plan: ParallelPlan) -> ParallelPlan:

@@ -9,8 +9,9 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from helpers.engine.admission.admitted import check_alone
 from helpers.engine.errors import UserError
-from helpers.engine.parallelize import parallelize
+from helpers.engine.parallelize import lay_out, parallelize
 from helpers.engine.plan import ParallelPlan
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
@@ -139,3 +140,10 @@ def test_a_number_of_the_model_that_its_class_has_not() -> None:
         "this model's weight is 0.1, and its class has 0.0, which its small copy"
     )
     assert pool(1).run(said, NoMore, LAYOUTS["one"], 0.0) == [""]
+
+
+def test_one_process_refuses_for_a_dry_run_what_ranks_would() -> None:
+    model = RowsTogether(tiny.config("llama", LAYERS))
+    with pytest.raises(UserError, match="RowsTogether computes a row with the others"):
+        check_alone(model, LAYOUTS["pp"], lay_out)
+    check_alone(model, LAYOUTS["one"], lay_out)
