@@ -13,7 +13,6 @@ from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
 from .admitted import LayOut, one_process
 from .kinds import Kind, kind_of
-from .trial import PACKED
 
 
 def documents_one_by_one(
@@ -42,7 +41,7 @@ def check_documents(kind: Kind, device: str, lay_out: LayOut) -> bool:
     alone = Boundary()
     trial, lay_out_small = one_process(kind, device, lay_out, alone)
     for by_documents in (True, False):
-        row = own_tokens(MicroBatch(**PACKED), 0, 1, by_documents=by_documents)
+        row = own_tokens(MicroBatch(**trial.packed), 0, 1, by_documents=by_documents)
         inputs = row.to(torch.device(device)).inputs(kind.config)
         with alone.working_on(None, row.rows):
             if trial.keeps_documents(lay_out_small, inputs, whole_gradients):

@@ -46,17 +46,20 @@ STATE_HEADS = ("mamba_n_heads", "mamba_num_heads")
 STATE_HEAD = ("mamba_d_head", "mamba_head_dim")
 
 
-def small_configs(config: Any, tp: int, each: int) -> Iterator[Any]:
+def small_configs(config: Any, tp: int, each: int, deep: bool = False) -> Iterator[Any]:
     """Configurations of a model's kind with few layers: first with small widths, and for whoever
     cannot have those with its own.
 
     Args:
         tp: ranks that must be able to split heads and widths.
         each: layers of each kind.
+        deep: first of all with every layer, for a class that may tell them apart by their numbers.
     """
+    small = (_few_words, _small_parts, _small_widths)
+    few = (_few_layers, *small)
+    first = (small, few) if deep else (few, small)  # some have last blocks of a kind of their own
     for shrinks in (
-        (_few_layers, _few_words, _small_parts, _small_widths),
-        (_few_words, _small_parts, _small_widths),  # whose last blocks are of a kind of their own
+        *first,
         (_few_layers, _few_words, _small_parts),
         (_few_layers, _few_words),
         (),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, named_reason
+from ..models.configurations import longest_row
 from ..models.documents import positions
 from ..models.objectives import IGNORED, objective_of, other_task
 from .small_copies import VOCABULARY, small_configs
@@ -28,14 +29,7 @@ from .truth import ROWS, Truth, check_copy, loss_of, truth_of
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
-DOCUMENTS = torch.tensor([[0] * 6 + [1] * 3 + [2] * 2])  # the first longer than a small window
-ROW = torch.arange(1, 12).view(1, -1)
-# a row of several documents, as a MicroBatch has it
-PACKED = {
-    "ids": ROW,
-    "labels": ROW.where(positions(DOCUMENTS) > 0, IGNORED),
-    "documents": DOCUMENTS,
-}
+SHORT_ROW, LONG_ROW = 10, 128  # tokens
 
 LayOut = Callable[[nn.Module, int], nn.Module]  # a model and a pipeline rank, to this rank's stage
 
@@ -77,8 +71,7 @@ class Trial:
     def truth(self) -> Truth:
         """Raises a UserError if the class itself cannot be run so."""
         reasons, unfit = [], []
-        length = self.tp * -(-10 // self.tp)
-        for config in small_configs(self.config, self.tp, self.each):
+        for config in small_configs(self.config, self.tp, self.each, deep=self._is_own):
             try:
                 check_copy(self.model_class, config, self.config)
             except Exception as error:  # each class has its own complaints
@@ -86,7 +79,7 @@ class Trial:
                 continue
             for dtype in (torch.float64, torch.float32):  # some experts' products take no float64
                 try:
-                    return truth_of(self.model_class, config, dtype, length, self.device)
+                    return truth_of(self.model_class, config, dtype, self._length, self.device)
                 except Exception as error:
                     reasons.append(named_reason(error))
         reason = reasons[1] if reasons else unfit[0]  # of the first in float32
@@ -95,6 +88,29 @@ class Trial:
             or f"a small {self.config.model_type} could not be run by transformers to check the "
             f"layout against ({reason})"
         )
+
+    @property
+    def _is_own(self) -> bool:
+        """Is the class none of transformers', so that nobody went through it? It may tell blocks
+        apart by their numbers and have windows under names of its own."""
+        return not self.model_class.__module__.startswith("transformers.")
+
+    @property
+    def _length(self) -> int:
+        """Tokens of a row, which ranks of tp can share."""
+        if not self._is_own:
+            return self.tp * -(-SHORT_ROW // self.tp)
+        longest = min(LONG_ROW, longest_row(self.config) or LONG_ROW)
+        return max(self.tp, longest - longest % self.tp)
+
+    @cached_property
+    def packed(self) -> dict[str, Tensor]:
+        """A row of three documents as a MicroBatch has it, the first longer than a small window."""
+        lengths = max(1, self._length // 11) * torch.tensor([6, 3, 2])
+        documents = torch.arange(3).repeat_interleave(lengths).unsqueeze(0)
+        ids = 1 + torch.arange(documents.numel()).unsqueeze(0) % (VOCABULARY - 1)
+        labels = ids.where(positions(documents) > 0, IGNORED)
+        return {"ids": ids, "labels": labels, "documents": documents}
 
     def difference(
         self, lay_out: LayOut, ranks: int, gradients: Gradients, rows: WholeRows | None = None
@@ -193,7 +209,7 @@ class Trial:
     def keeps_documents(
         self, lay_out: LayOut, inputs: dict[str, Any], gradients: Gradients
     ) -> bool:
-        """Does the small model, laid out and given PACKED by these inputs, have the loss and the
+        """Does the small model, laid out and given `packed` by these inputs, have the loss and the
         gradients that the class gives to each document alone? One is longer than its windows."""
         truth, limit = self.truth, TOLERANCE[self.truth.loss.dtype]
         try:
@@ -209,11 +225,12 @@ class Trial:
 
     @cached_property
     def _documents_alone(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the class makes of the documents of PACKED, each alone: loss and gradients."""
+        """What the class makes of the documents of `packed`, each alone: loss and gradients."""
         losses, gradients = [], []
         for number in range(3):
             model = copy.deepcopy(self.truth.model)  # some classes keep states of the last batch
-            own = PACKED["ids"][:, PACKED["documents"][0] == number].to(self.device)
+            row = self.packed["documents"][0] == number
+            own = self.packed["ids"][:, row].to(self.device)
             logits = model(own[:, :-1], use_cache=False).logits[0]
             losses.append(nn.functional.cross_entropy(logits, own[0, 1:], reduction="sum"))
             losses[-1].backward()

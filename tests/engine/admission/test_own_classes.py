@@ -10,17 +10,20 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from helpers.engine.admission.admitted import check_alone
+from helpers.engine.admission.kinds import kind_of
+from helpers.engine.admission.packed_rows import check_documents
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import lay_out, parallelize
 from helpers.engine.plan import ParallelPlan
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
-LAYERS = 4
+LAYERS = 5
 LAYOUTS = {
     "one": ParallelPlan(),
     "tp": ParallelPlan(tp=2),
     "pp": ParallelPlan(pp=2),
+    "cp": ParallelPlan(cp=2),
     "zero-2": ParallelPlan(dp_shard=2, zero_stage=2),
 }
 
@@ -46,6 +49,40 @@ class OtherLast(transformers.LlamaForCausalLM):
         super().__init__(config)
         if config.num_hidden_layers >= LAYERS:
             self.model.layers[-1].mlp = NormedMLP(config)
+
+
+class Centred(nn.Module):
+    """The features of the fourth block, about their mean."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(-1, keepdim=True) if self.number == 3 else x
+
+
+class OtherFourth(transformers.LlamaForCausalLM):
+    """A block between the first and the last goes by its number, which no module tells."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for number, layer in enumerate(self.model.layers):
+            layer.mlp.act_fn = Centred(number)
+
+
+class LooksBack(nn.Module):
+    """At what was 20 tokens ago."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.pad(x, (0, 0, 20, 0))[:, : x.shape[1]]
+
+
+class FarBack(transformers.LlamaForCausalLM):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = LooksBack()
 
 
 class SkippingModel(transformers.LlamaModel):
@@ -115,6 +152,12 @@ CASES = (
     (OtherLast, "one", ""),
     (OtherLast, "tp", "llama would not be exact under tp=2: its loss would be"),
     (OtherLast, "pp", ""),
+    (OtherFourth, "one", ""),
+    (OtherFourth, "tp", "llama would not be exact under tp=2: its loss would be"),
+    (OtherFourth, "pp", ""),
+    (FarBack, "one", ""),
+    (FarBack, "tp", ""),
+    (FarBack, "cp", "llama would not be exact under cp=2: its loss would be"),
     (Skipping, "one", ""),
     (Skipping, "tp", ""),
     (Skipping, "pp", "llama would not be exact under pp=2: its loss would be"),
@@ -140,6 +183,12 @@ def test_a_number_of_the_model_that_its_class_has_not() -> None:
         "this model's weight is 0.1, and its class has 0.0, which its small copy"
     )
     assert pool(1).run(said, NoMore, LAYOUTS["one"], 0.0) == [""]
+
+
+def test_documents_that_are_seen_from_far_are_not_packed() -> None:
+    model = FarBack(tiny.config("llama", LAYERS))
+    with pytest.raises(UserError, match="lets documents of a row see each other"):
+        check_documents(kind_of(model), "cpu", lay_out)
 
 
 def test_one_process_refuses_for_a_dry_run_what_ranks_would() -> None:
