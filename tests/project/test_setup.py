@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.matrix import part
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -249,8 +251,9 @@ def machine(bare_project, empty_environment):
     return Machine(bare_project, empty_environment)
 
 
-@pytest.mark.parametrize("torch_index", [True, False], ids=["torch-index", "no-torch-index"])
-@pytest.mark.parametrize("uv", [True, False], ids=["uv", "no-uv"])
+@pytest.mark.parametrize(
+    ("uv", "torch_index"), part([(True, True), (False, False)], [(True, False), (False, True)])
+)
 def test_set_up_ends_well(machine, uv, torch_index):
     if uv:
         machine.put_uv_on_the_path()

@@ -1,5 +1,6 @@
 """What no file holds, and what no rule draws: buffers and weights that a class makes itself."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from helpers.engine.files.weights import whole_weights
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from tests.engine.adapters.versions import skip_unknown
+from tests.support.matrix import part
 from tests.support.ranks import mesh_of, pool
 from tests.support.scripts import script
 
@@ -27,7 +29,10 @@ def buffers(folder: Path, plan: ParallelPlan, from_scratch: bool) -> dict[str, t
 
 @pytest.mark.parametrize(
     ("model_type", "from_scratch"),
-    [(name, begin) for name in BUFFERS for begin in (False, True)] + [("apertus", False)],
+    part(
+        [*zip(BUFFERS, itertools.cycle((False, True))), ("apertus", False)],
+        zip(BUFFERS, itertools.cycle((True, False))),
+    ),
 )
 def test_buffers_are_those_of_the_class(
     model_type: str, from_scratch: bool, tmp_path: Path

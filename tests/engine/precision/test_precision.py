@@ -13,6 +13,7 @@ from helpers.engine.precision.loss_scaling import LossScaler
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
+from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
 
 LAYOUTS = {
@@ -55,8 +56,7 @@ def _degrees(plan: ParallelPlan) -> dict:
     return plan.to_dict() | {"precision": "fp32", "microbatches": 1}
 
 
-@pytest.mark.parametrize("precision", ("bf16", "fp16"))
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "precision"), each(LAYOUTS, ("bf16", "fp16")))
 def test_low_precision_follows_fp32(layout: str, precision: str) -> None:
     plan = ParallelPlan(**LAYOUTS[layout], precision=precision, microbatches=2)
     pool(plan.world_size).run(compare_with_fp32, plan, 0.02)

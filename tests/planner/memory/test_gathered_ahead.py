@@ -18,7 +18,7 @@ from tests.planner.dry_run.test_every_rank import SCHEDULES
 from tests.support.matrix import each
 
 
-@pytest.mark.parametrize(("schedule", "blocks"), each(SCHEDULES, ("1", "2")))
+@pytest.mark.parametrize(("schedule", "blocks"), each(SCHEDULES, ("1", "2"), every=2))
 def test_it_is_what_fully_shard_gathers(schedule, blocks, monkeypatch):
     """In the same order, on a rank without a part that is in no block and on both that have one."""
     stages = 6 if schedule in ("interleaved", "zero-bubble-v") else 3

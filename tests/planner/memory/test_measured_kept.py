@@ -65,8 +65,10 @@ def test_what_blocks_keep_at_another_length(model_type: str, plan: str) -> None:
     assert kept_bytes(job, 1) == pytest.approx(kept, rel=0.02)
 
 
-@pytest.mark.parametrize("activation", ["none", "selective", "full"])
-@pytest.mark.parametrize("model_type", ("gemma2", "olmo2", "minicpm3", "xglm"))
+@pytest.mark.parametrize(
+    ("model_type", "activation"),
+    each(("gemma2", "olmo2", "minicpm3", "xglm"), ("none", "selective", "full")),
+)
 def test_the_fullest_moment_of_a_counted_model(model_type: str, activation: str) -> None:
     """On an accelerator, four rows of 2,048 tokens; of xglm dropout of scores is in memory."""
     config = published(model_type)
@@ -105,8 +107,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("device", ("cpu", "cuda"))
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "device"), each(VARIANTS, ("cpu", "cuda")))
 def test_a_family_with_a_table_keeps_more_in_variants(variant: str, device: str) -> None:
     model_type, fields = VARIANTS[variant]
     fields = {"num_hidden_layers": 4, "vocab_size": 8192} | fields
