@@ -15,7 +15,7 @@ from helpers.planner import cost
 from helpers.planner.dry_run.dry_run import dry_run, pretended
 from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.memory.states import rank_states
-from helpers.planner.model.shared_gradients import shared_parameters
+from helpers.planner.model.shared_gradients import shared_gradient_bytes, shared_parameters
 from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.model.training_job import make_job
 from helpers.planner.shape import counted
@@ -202,3 +202,9 @@ def test_what_tensor_ranks_sum_is_what_the_engine_sums(family: str, tp: str, fla
             names = model.partial_gradients & here.keys()
             held = sum(local(here[name]).numel() for name in names)
         assert held == shared_parameters(make_job(config, plan, 4, 16), rank)
+
+
+def test_what_tensor_ranks_sum_is_float32_with_sums_in_16_bits() -> None:
+    plan = ParallelPlan(tp=4, precision="bf16", reduce_dtype="bf16")
+    job = make_job(tiny.config("llama"), plan, 4, 16)
+    assert shared_gradient_bytes(job, 0) == 4 * shared_parameters(job, 0) > 0

@@ -7,10 +7,11 @@ from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.data_messages import data_messages
-from helpers.planner.time.messages import link_of
+from helpers.planner.time.messages import link_of, seconds
+from helpers.planner.time.overlapped_messages import shared_s
 from helpers.planner.time.pipeline_messages import pipeline_messages
-from helpers.planner.time.tensor_messages import tensor_messages, tensor_traffic
-from tests.planner.shapes import GPTJ_6B, gpt
+from helpers.planner.time.tensor_messages import shared_messages, tensor_messages, tensor_traffic
+from tests.planner.shapes import GPTJ_6B, gpt, llama
 
 SMALL = gpt(64, 12, 4, vocab=500, positions=64)
 
@@ -90,3 +91,12 @@ def test_what_is_recomputed_is_sent_again_but_for_its_end():
         sent = [m for m in tensor_messages(made, 0) if m.when == "again"]
         assert sum(m.count for m in sent) == again * shape.layers
         assert {m.kind for m in sent} <= {"all_reduce"}
+
+
+def test_every_message_of_what_tensor_ranks_share_takes_its_time():
+    """Of one key-value head, whose gradients go in several messages: they were timed as one."""
+    made, cluster = job(llama(4096, 32, 32, 1, 11008), tp=8), make_cluster("p4d.24xlarge")
+    [shared] = shared_messages(made, 0)
+    assert shared.count > 1
+    each_s = seconds(made, cluster, shared)
+    assert shared_s(made, cluster, 0) == pytest.approx(shared.count * each_s)
