@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.lab.launch.launch import launch
 from helpers.lab.machine.report import FAIL, OK, WARN, Line, Report
 from helpers.lab.runs.failure_report import RunFailed
@@ -34,8 +34,7 @@ def ranks_report(ranks: int, record: str | Path | None = None) -> Report:
     Raises:
         UserError: fewer than two ranks, more than GPUs where there are some, or no such record.
     """
-    if type(ranks) is not int or ranks < 2:
-        raise UserError(f"ranks are held against each other: at least 2 are needed, not {ranks!r}")
+    check_count("ranks", ranks, least=2)  # that are held against each other
     if torch.cuda.is_available() and ranks > torch.cuda.device_count():
         raise UserError(f"there are {torch.cuda.device_count()} GPUs, so at most as many ranks")
     cluster = load_cluster(record) if record is not None else None

@@ -136,6 +136,11 @@ def check_amounts(**numbers: float) -> None:
             raise UserError(f"{name} must be a number above 0 and below 1e100, not {number!r:.40}")
 
 
+def check_amounts_or_zero(**numbers: float) -> None:
+    """Raise a UserError that names the first that is neither 0 nor an amount."""
+    check_amounts(**{name: one for name, one in numbers.items() if one is False or one != 0})
+
+
 def _check_name(kind: str, name: object) -> None:
     if not isinstance(name, str):
         raise UserError(f"give the name of the {kind}, not {name!r:.40}")

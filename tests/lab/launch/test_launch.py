@@ -182,16 +182,16 @@ def test_refused_arguments_are_one_line(tmp_path, mark):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"nproc": 0}, "nproc is 0: it must be a whole number of at least 1"),
+        ({"nproc": 0}, "nproc must be a whole number of at least 1, not 0"),
         ({"nproc": 2.0}, "nproc is 2.0"),
         ({"nproc": True}, "nproc is True"),
         ({"nodes": "2"}, "nodes is '2'"),
-        ({"max_restarts": -1}, "max_restarts is -1: it must be a whole number of at least 0"),
+        ({"max_restarts": -1}, "max_restarts must be a whole number of at least 0, not -1"),
         ({"nproc": 10**6}, "nproc is 1000000: at most 1024 on one machine"),
         ({"out": "x" * 300}, "longer than a file's name can be"),
         ({"script": "x" * 5000}, "there is no script xxx"),
         ({"threads": "x"}, "threads is 'x'"),
-        ({"threads": 0}, "threads is 0"),
+        ({"threads": 0}, "threads must be a whole number of at least 1, not 0"),
         ({"link": 400, "nodes": 2}, "link is 400: give a Link, as Link(mbit=400)"),
         ({"timeout_s": -1}, "timeout_s is -1: it must be a number of seconds above 0"),
         ({"timeout_s": float("nan")}, "timeout_s is nan"),
@@ -387,7 +387,7 @@ def test_a_training_that_did_not_finish_is_a_failure(tmp_path, mark):
     ("arguments", "words"),
     [
         ({"script": "scripts/no.py"}, "there is no script scripts/no.py"),
-        ({"nproc": 0}, "nproc is 0"),
+        ({"nproc": 0}, "nproc must be a whole number"),
         ({"out": __file__}, "is a file, not a folder"),
         ({"config": {"a": 1}}, "config is a dict"),
     ],

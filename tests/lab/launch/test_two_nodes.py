@@ -221,7 +221,7 @@ except UserError as error:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nodes": 0}, "nodes is 0"),
+        ({"nodes": 0}, "nodes must be a whole number"),
         ({"max_restarts": -1}, "max_restarts is -1"),
         ({"nodes": 3, "link": LINK}, "a link joins two nodes, but nodes is 3"),
     ],
