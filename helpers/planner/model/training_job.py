@@ -112,9 +112,8 @@ class Job:
 
     @property
     def held_sum_bytes(self) -> float:
-        """Bytes of a gradient once it is summed over the data ranks. The engine holds it in float32,
-        whatever ranks send; another program in the dtype of sums, where it holds it as it is sent.
-        """
+        """Bytes of a gradient that data ranks have summed: of the engine's, float32 whatever they
+        send; of another program's, as it holds them, which may be as they are sent."""
         holds = self.holds
         if holds is None:
             return 4
