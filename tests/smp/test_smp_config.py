@@ -194,6 +194,10 @@ def test_version_2_hybrid_shard_degree(shards, plan):
     ("config", "plan"),
     [
         ({"hybrid_shard_degree": 8}, ParallelPlan(dp_replicate=2, dp_shard=2, cp=4)),
+        (
+            {"hybrid_shard_degree": 4, "tensor_parallel_degree": 2},
+            ParallelPlan(dp_replicate=2, cp=4, tp=2),
+        ),
         ({"cp_comm_type": "p2p"}, ParallelPlan(dp_shard=4, cp=4, cp_attention="ring")),
         (
             {"cp_comm_type": "all_gather", "tensor_parallel_degree": 2},
@@ -272,22 +276,3 @@ def test_the_librarys_defaults_are_read(key, value, version):
     empty = read_smp_config({}, 1, version)
     found = read_smp_config({key: value}, 1, version)
     assert found.plan == empty.plan
-
-
-@pytest.mark.parametrize(
-    ("config", "plan"),
-    [
-        ({"context_parallel_degree": 2}, {"dp_shard": 4, "cp": 2, "cp_attention": "ring"}),
-        (
-            {"context_parallel_degree": 2, "hybrid_shard_degree": 4, "cp_comm_type": "all_gather"},
-            {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "cp_attention": "gather"},
-        ),
-        (
-            {"context_parallel_degree": 2, "hybrid_shard_degree": 2, "tensor_parallel_degree": 2},
-            {"dp_replicate": 2, "dp_shard": 1, "cp": 2, "tp": 2},
-        ),
-    ],
-)
-def test_context_ranks_are_among_those_that_share_the_model(config, plan):
-    found = read_smp_config(config, 8).plan.to_dict()
-    assert {name: found[name] for name in plan} == plan
