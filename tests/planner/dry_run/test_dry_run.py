@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import load_config
+from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer

@@ -2,22 +2,14 @@
 
 import pytest
 
-from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
-from helpers.planner.model.training_job import make_job
 from helpers.planner.time.data_messages import data_messages
 from helpers.planner.time.messages import link_of, seconds
 from helpers.planner.time.overlapped_messages import shared_s
 from helpers.planner.time.pipeline_messages import pipeline_messages
 from helpers.planner.time.tensor_messages import shared_messages, tensor_messages, tensor_traffic
-from tests.planner.shapes import GPTJ_6B, gpt, llama
-
-SMALL = gpt(64, 12, 4, vocab=500, positions=64)
-
-
-def job(shape=GPTJ_6B, batch=32, seq_len=1024, **plan):
-    return make_job(shape, ParallelPlan(**plan), batch, seq_len)
+from tests.planner.shapes import GPTJ_6B, SMALL, job, llama
 
 
 def test_tensor_traffic_in_closed_form():
