@@ -222,7 +222,7 @@ except UserError as error:
     ("options", "words"),
     [
         ({"nodes": 0}, "nodes must be a whole number"),
-        ({"max_restarts": -1}, "max_restarts is -1"),
+        ({"max_restarts": -1}, "max_restarts must be a whole number"),
         ({"nodes": 3, "link": LINK}, "a link joins two nodes, but nodes is 3"),
     ],
 )
