@@ -9,11 +9,12 @@ from statistics import median
 
 import torch
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.lab.launch.launch import launch
 from helpers.lab.machine.report import FAIL, OK, WARN, Line, Report
 from helpers.lab.runs.failure_report import RunFailed
 from helpers.planner.measure.calibrate import load_cluster
+from helpers.planner.measure.gpu_state import State
 from helpers.planner.measure.health import RankHealth, read_health
 from helpers.planner.measure.health_verdict import Finding, amount, expected_rates, judge, links
 
@@ -33,8 +34,7 @@ def ranks_report(ranks: int, record: str | Path | None = None) -> Report:
     Raises:
         UserError: fewer than two ranks, more than GPUs where there are some, or no such record.
     """
-    if type(ranks) is not int or ranks < 2:
-        raise UserError(f"ranks are held against each other: at least 2 are needed, not {ranks!r}")
+    check_count("ranks", ranks, least=2)  # that are held against each other
     if torch.cuda.is_available() and ranks > torch.cuda.device_count():
         raise UserError(f"there are {torch.cuda.device_count()} GPUs, so at most as many ranks")
     cluster = load_cluster(record) if record is not None else None
@@ -70,12 +70,18 @@ def report_of(found: list[RankHealth], findings: list[Finding]) -> Report:
 
 def _rank_line(rank: int, one: RankHealth) -> Line:
     rates = (f"{kind} {amount(kind, rate)}" for kind, rate in one.rates.items())
-    gpu = ""
-    if one.gpu:
-        errors = one.gpu["ecc.errors.uncorrected.volatile.total"]
-        ecc = "no ECC" if errors is None else f"{errors:.0f} uncorrected ECC errors"
-        gpu = f", {one.gpu['clocks.sm']:.0f} of {one.gpu['clocks.max.sm']:.0f} MHz, {ecc}"
+    gpu = f", {_clocks(one.gpu)}, {_ecc(one.gpu)}" if one.gpu else ""
     return Line(f"rank {rank}", OK, f"{one.node}, {one.device}: {', '.join(rates)}{gpu}")
+
+
+def _clocks(gpu: State) -> str:
+    now, most = gpu["clocks.sm"], gpu["clocks.max.sm"]
+    return "clocks unknown" if None in (now, most) else f"{now:.0f} of {most:.0f} MHz"
+
+
+def _ecc(gpu: State) -> str:
+    errors = gpu["ecc.errors.uncorrected.volatile.total"]
+    return "no ECC" if errors is None else f"{errors:.0f} uncorrected ECC errors"
 
 
 def _link_lines(found: list[RankHealth]) -> list[Line]:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from helpers.engine.errors import UserError, check_count
-from helpers.planner.hardware.lookup import check_amounts
+from helpers.planner.hardware.lookup import check_amounts, check_amounts_or_zero
 from helpers.planner.shape.parameters import (
     Held,
     begin_parameters,
@@ -184,8 +184,7 @@ def tensor_parallel_share(shape: Shape, tp: int, rank: int = 0) -> TensorShare:
 def money(wall_s: float, price_per_hour: float, instances: int = 1) -> float:
     """Dollars for holding `instances` machines for `wall_s` seconds, busy or not."""
     check_amounts(price_per_hour=price_per_hour, instances=instances)
-    if wall_s is False or wall_s != 0:
-        check_amounts(wall_s=wall_s)
+    check_amounts_or_zero(wall_s=wall_s)
     return wall_s / 3600 * price_per_hour * instances
 
 

@@ -29,6 +29,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -230,7 +231,7 @@ def main() -> int:
         launch(TRAIN, nproc=2, out=out, show=False, **json.loads(flags))
         return 0
     wrong, told = [], Counter()
-    with tempfile.TemporaryDirectory() as name, Ranks(2) as ranks:
+    with tempfile.TemporaryDirectory() as name, closing(Ranks(2)) as ranks:
         folder = Path(name)
         for layout, degrees in LAYOUTS.items():
             launch(TRAIN, nproc=2, out=folder / layout, ranks=ranks, show=False, **RUN | degrees)

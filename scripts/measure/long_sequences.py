@@ -13,13 +13,12 @@ import argparse
 import copy
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import record
-from turns import model_of, say_loading, take_turns
-from zero_stages import batches
+from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
 from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
@@ -49,20 +48,10 @@ def ways(ranks: int) -> dict[str, dict[str, Any]]:
 
 
 @dataclass
-class Way:
+class Way(Turns):
     """A way to share sequences, and what it did."""
 
-    plan: ParallelPlan
-    trainer: Trainer
-    steps: int  # that are timed
-    losses: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
     seen: DryRun | None = None
-
-    def step(self, batch: data.Batch) -> None:
-        result = self.trainer.step(batch.input_ids, batch.labels)
-        self.losses.append(result.loss)
-        self.step_s.append(result.step_s)
 
     def step_counting(self, batch: data.Batch) -> None:
         self.seen = watched(self.trainer, batch.input_ids, batch.labels)
@@ -75,7 +64,7 @@ class Way:
         return {
             "plan": self.plan.to_dict(),
             "losses": self.losses,
-            "step_s": self.step_s[-self.steps :],
+            "step_s": self.step_s[WARMUP - 1 :],  # the watched one has no time
             "activation_bytes": max(over_ranks(self.seen.largest["activations"])),
             "sent_bytes": dict(sent),
         }
@@ -122,7 +111,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
                     args.model, plan, mesh, config=own, seed=args.seed, device=device
                 )
                 trainer = Trainer(model, plan, mesh, lr=1e-3, seed=args.seed)
-                cases[name] = Way(plan, trainer, args.steps)
+                cases[name] = Way(plan, trainer)
             rows = argparse.Namespace(**vars(args) | {"seq_len": length, "batch_size": 1})
             take_turns(cases.values(), batches(rows), args.steps)
             for name, way in cases.items():

@@ -15,7 +15,7 @@ import json
 import os
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from turns import WARMUP, model_of, say_loading, take_turns
+from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
 from helpers.commands import is_first, refuse
 from helpers.engine.adapters.qlora import Adapting, load_adapted
@@ -40,23 +40,14 @@ RANKS = int(os.environ.get("WORLD_SIZE", 1))
 
 
 @dataclass
-class Case:
+class Case(Turns):
     """A schedule with a number of micro-batches, and what it did."""
 
-    plan: ParallelPlan
-    trainer: Trainer
-    losses: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
     kept_bytes: int = 0
 
     @property
     def name(self) -> str:
         return f"{self.plan.schedule}:{self.plan.microbatches}"
-
-    def step(self, batch: data.Batch) -> None:
-        result = self.trainer.step(batch.input_ids, batch.labels)
-        self.losses.append(result.loss)
-        self.step_s.append(result.step_s)
 
     def step_counting(self, batch: data.Batch) -> None:
         kept = Kept(self.trainer.model)
@@ -169,8 +160,6 @@ def load(args: argparse.Namespace, config: Any, plan: ParallelPlan, mesh: Device
 
 def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -> None:
     device = pick_device()
-    tokenizer = data.load_tokenizer(bundled("tokenizer"))
-    rows = data.tokenize(data.load_examples(args.data, "lm"), tokenizer, "lm", args.seq_len)
     with distributed(chosen[0], device) as mesh:
         cases = []
         for number, plan in enumerate(chosen, start=1):
@@ -179,10 +168,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -
             trainer = Trainer(load(args, own, plan, mesh), plan, mesh, lr=args.lr, seed=args.seed)
             trainer.pipeline.timed = True
             cases.append(Case(plan, trainer))
-        epochs = (
-            data.batches(rows, args.batch_size, seed=args.seed, epoch=e) for e in itertools.count()
-        )
-        take_turns(cases, itertools.chain.from_iterable(epochs), args.steps)
+        take_turns(cases, batches(args), args.steps)
         report = {case.name: case.report() for case in cases}
         steps = {case.name: timelines.gather(case.trainer) for case in cases}
     if is_first():

@@ -10,10 +10,8 @@ kind of message, the bytes of all that the first rank took part in during one st
 
 import argparse
 import copy
-import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
-from turns import WARMUP, model_of, say_loading, take_turns
+from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
 from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
@@ -84,19 +82,10 @@ def size_bytes(argument: Any) -> int:
 
 
 @dataclass
-class Rung:
+class Rung(Turns):
     """A way to share the state, and what it did."""
 
-    plan: ParallelPlan
-    trainer: Trainer
-    losses: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
     sent: Counter[str] = field(default_factory=Counter)
-
-    def step(self, batch: data.Batch) -> None:
-        result = self.trainer.step(batch.input_ids, batch.labels)
-        self.losses.append(result.loss)
-        self.step_s.append(result.step_s)
 
     def step_counting(self, batch: data.Batch) -> None:
         with Messages() as messages:
@@ -147,13 +136,6 @@ def plans(args: argparse.Namespace, config: Any) -> dict[str, ParallelPlan]:
         found[name] = ParallelPlan(**known[name], microbatches=args.microbatches)
         found[name].validate(config, world_size=ranks)
     return found
-
-
-def batches(args: argparse.Namespace) -> Iterator[data.Batch]:
-    tokenizer = data.load_tokenizer(bundled("tokenizer"))
-    rows = data.tokenize(data.load_examples(args.data, "lm"), tokenizer, "lm", args.seq_len)
-    for epoch in itertools.count():
-        yield from data.batches(rows, args.batch_size, seed=args.seed, epoch=epoch)
 
 
 def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPlan]) -> None:

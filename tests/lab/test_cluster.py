@@ -1,6 +1,5 @@
 """What is written for clusters: by each client where it is installed, else by its rules."""
 
-import importlib.util
 import json
 import os
 import re
@@ -21,9 +20,9 @@ from helpers.lab.cluster.slurm import slurm_script
 from helpers.lab.launch.flags import to_words
 from helpers.train.arguments import parse
 from tests.lab.launch.test_launch import FAULT
+from tests.support.scripts import script
 
 ROOT = Path(__file__).resolve().parents[2]
-HYPERPARAMETERS = ROOT / "scripts/cluster/from_hyperparameters.py"
 # long options of sbatch, https://slurm.schedmd.com/sbatch.html
 SBATCH = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "gpus-per-node"}
 SBATCH |= {"partition", "requeue"}
@@ -238,9 +237,7 @@ def test_sagemakers_own_estimator_takes_the_arguments(job, monkeypatch):
 
 def test_hyperparameters_come_back_as_the_scripts_flags(job):
     """The job's toolkit hands each to the script as --NAME VALUE, both as text."""
-    spec = importlib.util.spec_from_file_location("from_hyperparameters", HYPERPARAMETERS)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("cluster/from_hyperparameters")
     given = estimator(job)["hyperparameters"] | {"at": json.dumps(["1", "2"])}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     found = module.flags(words)
@@ -253,7 +250,7 @@ def test_hyperparameters_come_back_as_the_scripts_flags(job):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nodes": 0}, "nodes is 0: at least 1"),
+        ({"nodes": 0}, "nodes must be a whole number of at least 1, not 0"),
         ({"script": "none.py"}, "there is no script none.py"),
         ({"script": sys.executable}, "lies outside the project"),
         ({"nodes": 2, "nproc": 8, "tp": 4}, "the plan is for 4 ranks, but nodes x nproc is 16"),

@@ -169,15 +169,15 @@ def test_changes_replace_fields_and_none_leaves_them():
         ),
         (
             {"notebook": 1, "profile": "tiny", "tp": -2},
-            "tp is -2: it must be a whole number of at least 1",
+            "tp must be a whole number of at least 1, not -2",
         ),
         (
             {"notebook": 1, "profile": "tiny", "steps": -5},
-            "steps is -5: it must be a whole number of at least 1",
+            "steps must be a whole number of at least 1, not -5",
         ),
         (
             {"notebook": 1, "profile": "tiny", "steps": 2.5},
-            "steps is 2.5: it must be a whole number",
+            "steps must be a whole number of at least 1, not 2.5",
         ),
         ({"notebook": 2, "profile": "tiny", "pp": 20}, "20 stages are too many"),
         (

@@ -1,5 +1,7 @@
-"""Shapes of models for tests, by a few numbers."""
+"""Shapes of models for tests, by a few numbers, and jobs of them."""
 
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.published.models import PublishedModel, published_shape
 from helpers.planner.shape.shape import Shape
 
@@ -22,3 +24,11 @@ def llama(
 def _shape(family: str, hidden: int, layers: int, heads: int, vocab: int, **more) -> Shape:
     source = {"date": "today", "source": "a test"}
     return PublishedModel("", family, hidden, layers, heads, vocab, **source, **more).shape
+
+
+SMALL = gpt(64, 12, 4, vocab=500, positions=64)
+
+
+def job(shape: Shape = GPTJ_6B, batch: int = 32, seq_len: int = 1024, **plan: object) -> Job:
+    """A job under a plan with these fields."""
+    return make_job(shape, ParallelPlan(**plan), batch, seq_len)

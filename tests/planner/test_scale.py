@@ -1,5 +1,7 @@
 """Plans on paper: published ratios, what leaves a node, tables and sliders, figures, graders."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pandas")
 pytest.importorskip("transformers")
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import load_config
+from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.exercises.topics import planning as grading
 from helpers.lab.figures.planning_plots import (
@@ -249,23 +251,13 @@ def test_the_figures_hold_the_planners_numbers():
     assert sentence.endswith("room for 1,024 tokens with tp=1 and 8,192 tokens with tp=8.")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"days": 8 * 1}, "an instance has 8 GPUs"),
-        ({"days": 1 / 2}, "with sparsity"),
-        ({"days": 24}, "hours"),
-        ({"days": 1.5}, "days: not right"),
-        ({"usd": 8}, "all its GPUs included"),
-        ({"usd": 1 / 64}, "one instance's bill"),
-    ],
-)
-def test_a_wrong_bill_says_why(change, words):
-    right = grading.expected_bill()
-    assert grading.bill(right).right
-    factor = {key: change.get(key, 1) for key in right}
-    result = grading.bill({key: value * factor[key] for key, value in right.items()})
-    assert not result.right and words in result.words
+def test_what_is_offloaded_has_to_fit_the_machine():
+    """A plan was said to fit whatever it keeps in host memory."""
+    plan = ParallelPlan(dp_shard=8, precision="bf16", offload=True)
+    for host_bytes, fits in ((P4D.host_memory_bytes, True), (2**30, False)):
+        cluster = replace(P4D, host_memory_bytes=host_bytes)
+        _, table, _ = plot_out_of_node({"offloaded": estimate(LLAMA, plan, cluster, 8, 2048)})
+        assert table.loc["offloaded", "fits"] == fits
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Count what one block of the engine does beside its matrix products, and what it keeps.
 
 The engine runs on a model of few layers over a process group that sends nothing, with every
-operation watched; a block is what one layer more adds. planner/blocks.py holds what is counted.
+operation watched; a block is what one layer more adds. helpers/planner/model/programs.json holds
+what is counted.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,6 +20,7 @@ from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision import float8
 from helpers.engine.trainer import Trainer
+from helpers.planner.dry_run.dry_run import pretended
 
 ROWS, SEQ_LEN = 2, 64
 TOKENS = ROWS * SEQ_LEN
@@ -95,18 +96,6 @@ def as_on_a_gpu() -> Iterator[None]:
         patch.object(float8, "_widened", float8._multiplied),
     ):
         yield
-
-
-@contextmanager
-def pretended(world: int) -> Iterator[None]:
-    """A process group of `world` ranks of which this is the first, and which sends nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def count(config: Any, plan: ParallelPlan) -> Counts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.command import find_program
 from helpers.lab.launch.flags import carried_words, check_carried, check_names, to_words
@@ -75,8 +75,7 @@ def describe(
         ("threads", threads, 1),
         ("restarts", restarts, 0),
     ):
-        if type(count) is not int or count < least:
-            raise UserError(f"{what} is {count!r:.40}: at least {least} is needed")
+        check_count(what, count, least)
         if count > MOST:
             raise UserError(f"{what} must be at most {MOST}")
     program = find_program(script)

@@ -29,7 +29,7 @@ def draw_ring(ranks: int = 4) -> Picture:
     for turn in range(ranks):
         held = [(rank - turn) % ranks for rank in range(ranks)]
         for rank, owner in enumerate(held):
-            look = looks[f"keys of rank {owner}"] if owner <= rank else WAITING
+            look = looks[owner] if owner <= rank else WAITING
             box(axes, (rank + 0.06, -turn - 0.8), 0.88, 0.66, look)
             words = f"k{owner}, v{owner}" + ("" if owner <= rank else ": masked")
             words_at(axes, (rank + 0.5, -turn - 0.47), words, label=True)
@@ -64,11 +64,11 @@ def draw_shares(lengths: Sequence[int], ranks: int = 4) -> Picture:
     for axes, split in zip(panels, shares):
         for rank, own in enumerate(deal(documents, length, ranks, split)):
             for block in own:
-                _queries(axes, documents, block, looks[f"keys of rank {rank}"])
+                _queries(axes, documents, block, looks[rank])
         axes.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="keys")
         axes.set_title(f"{split}: at most {ranks * max(shares[split]):.2f} fair shares")
     panels[0].set_ylabel("queries")
-    named = {f"rank {rank}": look for rank, look in enumerate(looks.values())}
+    named = {f"rank {rank}": look for rank, look in enumerate(looks)}
     key(fig, named, columns=ranks)
     rows = {
         split: {f"rank {rank}": f"{100 * one:.0f} %" for rank, one in enumerate(found)}
@@ -83,10 +83,10 @@ def draw_shares(lengths: Sequence[int], ranks: int = 4) -> Picture:
     return fig, table, f"{alt} {in_words(table)}"
 
 
-def _looks(ranks: int) -> dict[str, Look]:
+def _looks(ranks: int) -> list[Look]:
     if not 2 <= ranks <= MOST:
         raise UserError(f"a picture shows 2 to {MOST} ranks, not {ranks}")
-    return {f"keys of rank {rank}": part_look(rank) for rank in range(ranks)}
+    return [part_look(rank) for rank in range(ranks)]
 
 
 def _queries(axes: "Axes", documents: Sequence[Document], block: range, look: Look) -> None:

@@ -44,12 +44,6 @@ def show_solution(name: str | None = None) -> None:
     show_code(f"{found}, a solution", inspect.getsource(SOLUTIONS[found]).rstrip())
 
 
-def answer_of(name: str) -> Any:
-    """What the solution of an exercise hands to `check`."""
-    solution = SOLUTIONS[name]
-    return solution if inspect.signature(solution).parameters else solution()
-
-
 def traffic() -> int:
     messages = 2 * 28  # one forward and one backward a layer
     message_bytes = 8 * 1024 * 4096 * 2  # tokens x width x bytes of a bf16 number

@@ -103,7 +103,7 @@ def plot_out_of_node(choices: Mapping[str, Choice]) -> Picture:
     title(axes, "What leaves a node")
     table["waiting for messages, ms"] = [1000 * choice.time.data_s for choice in choices.values()]
     table["step, ms"] = [1000 * choice.time.total_s for choice in choices.values()]
-    table["fits"] = [c.memory.total <= c.cluster.memory_bytes for c in choices.values()]
+    table["fits"] = [choice.fits for choice in choices.values()]
     slow, fast = table["step, ms"].idxmax(), table["step, ms"].idxmin()
     ratio = table.loc[slow, "step, ms"] / table.loc[fast, "step, ms"]
     sentence = f"The fastest step is that of {fast}; {slow} takes {ratio:.2f} times as long."

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from helpers.engine.errors import UserError, need
-from helpers.engine.files.weights import load_config
+from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.figures.tables import table_of
 from helpers.planner.hardware.catalog import GIB
@@ -151,11 +151,11 @@ def _row(
     job = make_job(_long_enough(model, seq_len), plan, batch, seq_len, device=cluster.device)
     # the closed form of the pipeline: a slider should not wait for the simulator
     choice = Choice(job, cluster, fullest(job), step_time(job, cluster, "quick"))
-    utilisation = choice.mfu(find_gpu(find_instance(cluster.name).gpu).peak_flops["bf16"])
+    utilisation = choice.mfu(choice.peak_flops)
     price = choice.usd_per_token
     return {
         "GiB per GPU": choice.memory.total / GIB,
-        "fits": choice.memory.total <= cluster.memory_bytes,
+        "fits": choice.fits,
         "step, s": choice.time.total_s,
         "tokens/s": choice.tokens_per_s,
         "MFU, %": None if utilisation is None else 100 * utilisation,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, is_number
+from helpers.engine.errors import UserError, check_count, is_number
 from helpers.lab.launch import verdict
 from helpers.lab.launch.command import LOG, Job, check_variables, environment, prepare
 from helpers.lab.launch.live_panel import Panel
@@ -127,8 +127,7 @@ def _check(counts: Mapping[str, tuple[Any, int]], timeout_s: Any, link: Link | N
     if sys.platform == "win32":
         raise UserError("launch() needs Linux or macOS; on Windows, use WSL")
     for name, (value, least) in counts.items():
-        if type(value) is not int or value < least:
-            raise UserError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+        check_count(name, value, least)
     nproc, nodes = counts["nproc"][0], counts["nodes"][0]
     if nproc > MOST_RANKS:
         raise UserError(f"nproc is {nproc}: at most {MOST_RANKS} on one machine")

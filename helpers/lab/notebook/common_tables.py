@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from helpers.engine.errors import need
+from helpers.lab.figures.tables import table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 def cost_table(runs: "Mapping[str, Run]", price_per_hour: float) -> "pd.DataFrame":
     """By run: dollars for a million tokens, of the training alone and of the whole bill; how many
     samples were trained, and the last loss."""
-    pandas = need("pandas", "notebooks")
     rows = {}
     for name, run in runs.items():
         millions = run.cost(price_per_hour)["cost_per_million_tokens"]
@@ -25,7 +25,7 @@ def cost_table(runs: "Mapping[str, Run]", price_per_hour: float) -> "pd.DataFram
             "samples": int(run.numbers("samples").sum()),
             "final loss": run.summary["final_loss"],
         }
-    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("run")
+    return table_of(rows, "run")
 
 
 def parity_table(differences: "pd.DataFrame") -> "pd.DataFrame":

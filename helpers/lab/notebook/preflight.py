@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, check_count, need
 from helpers.lab.figures.display import show_table
 from helpers.lab.machine.hardware import Machine, find_machine
 from helpers.lab.notebook.run_profile import NOT_SHOWN, PROFILES, SETTINGS, WIDTHS, Profile
@@ -110,8 +110,7 @@ def _fit(profile: Profile, machine: Machine, changes: dict[str, Any]) -> Profile
         profile = replace(profile, larger=larger if _fits(larger, machine) else None)
     given = {name: value for name, value in changes.items() if value is not None}
     for name in COUNTS & given.keys():
-        if type(given[name]) is not int or given[name] < 1:
-            raise UserError(f"{name} is {given[name]!r}: it must be a whole number of at least 1")
+        check_count(name, given[name])
     profile = replace(profile, **given)
     profile.plan.validate(profile.config)
     rows = profile.batch_size // profile.dp_shard

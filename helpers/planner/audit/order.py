@@ -1,7 +1,8 @@
 """Is the faster of two layouts said to be the faster?
 
-    pairs(rows())             # of the same model, machine, batch and length, on as many ranks
-    regret(groups)            # what the pick would have cost, over the best of each group
+    groups = by_question(rows())      # of the same model, machine and length, on as many ranks
+    order(groups).share               # of pairs that are said in the right order
+    regret(groups)                    # what the pick would have cost, over the best of each group
 
 Pairs are of one source, so that one program and one machine is compared with itself.
 """
@@ -54,13 +55,13 @@ def by_question(rows: Iterable[Row]) -> list[list[Timed]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def order(groups: Iterable[Sequence[Timed]], apart: float = APART) -> Order:
-    """Of all pairs within groups that differ by so much, how many are in the right order."""
+def order(groups: Iterable[Sequence[Timed]]) -> Order:
+    """Of all pairs within groups that differ enough, how many are in the right order."""
     counted = right = 0
     for group in groups:
         for one, other in combinations(group, 2):
             slow, fast = max(one, other), min(one, other)
-            if slow.measured_s >= (1 + apart) * fast.measured_s:
+            if slow.measured_s >= (1 + APART) * fast.measured_s:
                 counted += 1
                 right += slow.predicted_s > fast.predicted_s
     return Order(counted, right)

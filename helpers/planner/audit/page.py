@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import mean
 
 from helpers.planner.audit.constants import CONSTANTS, current, left_out
 from helpers.planner.audit.memory import measured_peaks, parts
@@ -160,19 +159,16 @@ def _memory() -> list[str]:
         "",
         *_table(("rows of", "rows", "mean", "bias"), by_source),
         "",
-        f"All: mean of absolute errors {percent(mean(map(abs, errors)))[1:]}.",
+        f"All: mean of absolute errors {percent(Errors.of(errors).size)[1:]}.",
         "",
     ]
 
 
 def grouped_peaks(peaks: Iterable[tuple]) -> Iterator[tuple[str, ...]]:
     """Errors of measured peaks by source."""
-    by_source: dict[str, list[float]] = {}
-    for run, ours in peaks:
-        by_source.setdefault(title(run.source), []).append(error(ours, run.memory_gib))
-    for name, errors in by_source.items():
-        size, bias = percent(mean(map(abs, errors)))[1:], percent(mean(errors))
-        yield name, str(len(errors)), size, bias
+    for name, found in grouped(peaks, lambda peak: title(peak[0].source)).items():
+        errors = Errors.of([error(ours, run.memory_gib) for run, ours in found])
+        yield name, str(errors.count), percent(errors.size)[1:], percent(errors.bias)
 
 
 def _each() -> list[str]:

@@ -1,17 +1,20 @@
 """Every published row, predicted with the constants as they are and without those of its source.
 
 for row in rows(): row.run, row.fitted, row.unseen            # errors, as shares
-summary(rows())                                               # by source and by generation
+in_words(rows())                                              # their errors in a line
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import mean
+from typing import TypeVar
 
 from helpers.planner.audit.constants import left_out, predicted_s
 from helpers.planner.published.runs import Run, all_runs, cluster_of, sources
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,9 @@ class Errors:
         return cls(len(errors), mean(map(abs, errors)), mean(errors), max(errors, key=abs))
 
 
-def grouped(every: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Rows by a key, in order of appearance."""
-    groups: dict[str, list[Row]] = defaultdict(list)
+def grouped(every: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    """Rows, or measured peaks, by a key, in order of appearance."""
+    groups: dict[str, list[T]] = defaultdict(list)
     for row in every:
         groups[key(row)].append(row)
     return dict(groups)

@@ -1,7 +1,7 @@
 """The errors of rows that were not fitted, as ranges by class: what search/ranges.csv says.
 
 write()                     # writes the file anew
-covered()                   # the share of rows within the range of the other sources' rows
+covered(rows())             # the share of rows within the range of the other sources' rows
 """
 
 import csv

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.engine.errors import UserError
+from helpers.planner.hardware.catalog import HOUR_S
 from helpers.planner.hardware.lookup import check_amounts, is_amount
 from helpers.tables import read_table
 
 FAILURES = Path(__file__).with_name("failures.csv")
-DAY_S, HOUR_S = 86_400, 3600
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
 from helpers.planner.bill.failures import (
-    HOUR_S,
     best_interval_s,
     expected_s,
     mean_time_between_failures_s,
 )
 from helpers.planner.cost import money
-from helpers.planner.hardware.lookup import check_amounts
+from helpers.planner.hardware.catalog import HOUR_S
+from helpers.planner.hardware.lookup import check_amounts, check_amounts_or_zero
 from helpers.planner.search.planned import Choice, check_choice
 
 
@@ -77,8 +77,7 @@ def whole_bill(
     """
     check_choice(choice)
     check_amounts(tokens=tokens, save_s=save_s, restart_s=restart_s)
-    if idle_s is False or idle_s != 0:
-        check_amounts(idle_s=idle_s)
+    check_amounts_or_zero(idle_s=idle_s)
     cluster = choice.cluster
     price = cluster.usd_per_hour if usd_per_hour is None else usd_per_hour
     mtbf_s = mean_time_between_failures_s(cluster.devices, per_gpu_hour)

@@ -24,6 +24,7 @@ TERA = 1e12
 GIGA = 1e9  # bandwidths are decimal
 GIB = 2**30  # memory sizes are sold as GB and counted in GiB
 MICRO = 1e-6
+HOUR_S, DAY_S = 3600, 86_400
 # of the nominal memory, where torch's own figure is not known: what the GPUs that are have at least
 USABLE = 0.98
 

@@ -34,8 +34,6 @@ from helpers.planner.hardware.lookup import (
 # Shares of a nominal rate that real work reaches; of products and attention see generations.csv,
 # of networks networks.csv.
 REACHED = {
-    # of the peak, in one product at its best: the mean of the GPUs where it was measured
-    "unmeasured matmul": 0.80,
     # github.com/calculon-ai/calculon systems/a100_80g.json, for tensors of 10 MB and more
     "memory": 0.90,
     # 235 of 300 GB/s: github.com/stas00/ml-engineering network/README.md, all-reduce in a node

@@ -35,10 +35,18 @@ def find_gpu(name: str) -> GPU:
         UserError: it is not in the table; the line lists the closest names.
     """
     _check_name("GPU", name)
-    gpu = _by_torch_name(name) or _by_name(name, gpus())
+    gpu = gpu_of(name) or _by_name(name, gpus())
     if gpu is None:
         raise _unknown("GPU", name, gpus())
     return gpu
+
+
+def gpu_of(device_name: str) -> GPU | None:
+    """The GPU that torch calls so, exactly. A slice of one (MIG) or a variant outside the table is
+    another device: it is None, not its relative."""
+    _check_name("device", device_name)
+    bare = device_name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
+    return next((gpu for gpu in gpus() if gpu.torch_name and gpu.torch_name == bare), None)
 
 
 def find_instance(name: str) -> Instance:
@@ -58,12 +66,10 @@ def peak_flops(device_name: str, dtype: object) -> float | None:
     """Dense FLOP/s of one device for a dtype, or None where no peak is known.
 
     Args:
-        device_name: what torch calls it, exactly. A slice of a GPU (MIG) or a variant outside the
-            table is another device: it gives None, not its relative's peak.
+        device_name: what torch calls it, exactly, as for gpu_of.
         dtype: `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, or a torch dtype.
     """
-    _check_name("device", device_name)
-    gpu = _by_torch_name(device_name)
+    gpu = gpu_of(device_name)
     if gpu is None:
         return None
     name = str(dtype).removeprefix("torch.")
@@ -130,15 +136,14 @@ def check_amounts(**numbers: float) -> None:
             raise UserError(f"{name} must be a number above 0 and below 1e100, not {number!r:.40}")
 
 
+def check_amounts_or_zero(**numbers: float) -> None:
+    """Raise a UserError that names the first that is neither 0 nor an amount."""
+    check_amounts(**{name: one for name, one in numbers.items() if one is False or one != 0})
+
+
 def _check_name(kind: str, name: object) -> None:
     if not isinstance(name, str):
         raise UserError(f"give the name of the {kind}, not {name!r:.40}")
-
-
-def _by_torch_name(name: str) -> GPU | None:
-    """The GPU that torch calls so, exactly."""
-    bare = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
-    return next((gpu for gpu in gpus() if gpu.torch_name and gpu.torch_name == bare), None)
 
 
 def _by_name(name: str, table: tuple[Row, ...]) -> Row | None:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from helpers.engine.errors import UserError
 from helpers.planner.hardware.cluster import REACHED
 from helpers.planner.hardware.devices import Cluster
-from helpers.planner.hardware.lookup import find_gpu
+from helpers.planner.hardware.lookup import gpu_of
 
 if TYPE_CHECKING:
     from helpers.planner.measure.health import RankHealth
@@ -31,6 +30,8 @@ OF_A_RANK = ("product", "memory", "clock")  # in this order, which is that of ev
 DISK = ("disk write", "disk read")
 UNITS = {"product": (1e9, "GFLOP/s"), "clock": (1.0, "MHz")}
 BYTES = (1e9, "GB/s")
+# of the peak, in one product at its best: the mean of the GPUs where it was measured
+PRODUCT_REACHED = 0.80
 MOST_USED = 0.1  # of a GPU's memory, before a run has put anything there
 
 
@@ -73,14 +74,12 @@ def expected_rates(found: list["RankHealth"], record: Cluster | None) -> dict[st
             "memory": record.memory_bytes_per_s * share,
             "link": record.measured.get("send", record.intra).bytes_per_s,
         }
-    try:
-        gpu = find_gpu(found[0].device)
-    except UserError:
+    gpu = gpu_of(found[0].device)
+    if gpu is None:
         return {}
-    return {
-        "product": gpu.peak_flops["fp32"] * REACHED["unmeasured matmul"],
-        "memory": gpu.memory_bytes_per_s * REACHED["memory"],
-    }
+    peak = gpu.peak_flops.get("fp32")  # of some it is not known
+    product = {"product": peak * PRODUCT_REACHED} if peak else {}
+    return product | {"memory": gpu.memory_bytes_per_s * REACHED["memory"]}
 
 
 def amount(kind: str, value: float) -> str:

@@ -35,7 +35,7 @@ def measured_costs(
         rows, seq_len: of a micro-batch.
 
     Raises:
-        UserError: the model is of no known family, or rows or seq_len are below 1.
+        UserError: the model is of no known family, or rows are below 1, or seq_len below 2.
     """
     if rows < 1 or seq_len < 2:
         raise UserError(f"a micro-batch of {rows} x {seq_len} tokens has nothing to measure")

@@ -32,9 +32,9 @@ from helpers.engine.messages.mailboxes import open_mailboxes
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.bf16_products import products
 from helpers.engine.ranks import join, over_ranks, pick_device, run_and_leave
-from helpers.planner.hardware.catalog import gpus
 from helpers.planner.hardware.devices import OPERATION_S
 from helpers.planner.hardware.links import Link
+from helpers.planner.hardware.lookup import gpu_of
 from helpers.planner.measure.calibrate import cluster_of
 from helpers.planner.measure.small_steps import with_small_steps
 from helpers.planner.time.messages import Message, message_s
@@ -91,12 +91,8 @@ def measure() -> dict[str, Any]:
 
 def _of_gpu() -> dict[str, Any]:
     """What a GPU has beside a processor: a name, by which its peak is known."""
-    fields: dict[str, Any] = {}
-    known = [gpu for gpu in gpus() if gpu.torch_name and gpu.torch_name in _gpu_name()]
-    if known:
-        longest = max(known, key=lambda gpu: len(gpu.torch_name))
-        fields |= {"gpu": longest.name, "generation": longest.generation}
-    return fields
+    known = gpu_of(_gpu_name())
+    return {"gpu": known.name, "generation": known.generation} if known else {}
 
 
 def _gpu_name() -> str:

@@ -249,7 +249,7 @@ def swapped_bytes(job: Job, rank: int) -> float:
     ends = job.rank_of[0], job.rank_of[-1]
     if not job.shape.tied or rank not in ends or ends[0] == ends[1]:
         return 0.0
-    return job.sum_bytes * _head(job) / (job.plan.shards if job.plan.zero else 1)
+    return job.held_sum_bytes * _head(job) / (job.plan.shards if job.plan.zero else 1)
 
 
 def shared_message_bytes(job: Job, rank: int) -> float:

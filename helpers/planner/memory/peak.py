@@ -21,7 +21,7 @@ from helpers.planner.memory.activations import offloaded_bytes
 from helpers.planner.memory.adapted import adapted_memory
 from helpers.planner.memory.categories import FRAGMENTS, Memory
 from helpers.planner.memory.gradient_messages import unsent_bytes
-from helpers.planner.memory.programs import holds_of, program_memory
+from helpers.planner.memory.programs import program_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.memory.step_events import stretches
 from helpers.planner.memory.timeline import Held, peak
@@ -81,8 +81,8 @@ def rank_memory(
     job = job.on(job.stages_of(rank))
     if job.adapters is not None:
         return adapted_memory(job, rank, context_bytes)
-    if holds := holds_of(job):
-        return program_memory(job, rank, holds, context_bytes)
+    if job.holds:
+        return program_memory(job, rank, job.holds, context_bytes)
     states = rank_states(job, rank)
     room = (limit_bytes - context_bytes) / (1 + FRAGMENTS) - states.parameters - states.optimizer
     most = Held()

@@ -1,7 +1,7 @@
 """Bytes that a rank of another program holds at its fullest: what its `holds` says, and what its
 blocks keep.
 
-    program_memory(job, rank=0, holds=job.program.holds["bf16"])
+    program_memory(job, rank=0, holds=job.holds)
 
 Nothing runs such a program here, so there is no walk along its order: the fullest is one of three
 moments, the loss, a block's backward, and the end of the last backward. Measured peaks of three
@@ -20,13 +20,6 @@ from helpers.planner.memory.components import (
 from helpers.planner.memory.timeline import Held
 from helpers.planner.model.holds import Holds
 from helpers.planner.model.training_job import Job
-
-
-def holds_of(job: Job) -> Holds | None:
-    """What the job's program holds; None of one of which that is not known, as of the engine, whose
-    memory has a walk of its own."""
-    precision = "bf16" if job.plan.precision == "fp8" else job.plan.precision
-    return job.program.holds.get(precision)
 
 
 def program_memory(
@@ -49,8 +42,8 @@ def program_memory(
 
 def _moments(job: Job, rank: int, holds: Holds, parameters: int) -> tuple[Held, Held, Held]:
     """The loss, a block's backward, and the end of the last one."""
-    in_16_bits = holds.gradients_as_sent and job.plan.reduce_dtype != "fp32"
-    gradients = waiting = (2 if in_16_bits else holds.gradients) * parameters
+    each = job.sum_bytes if holds.gradients_as_sent else holds.gradients
+    gradients = waiting = each * parameters
     if job.plan.zero == 3:
         gradients /= job.plan.shards
         # torch's allocator keeps room for those of the step before, even when they are freed

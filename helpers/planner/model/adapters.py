@@ -22,9 +22,10 @@ from helpers.engine.errors import UserError, check_count, is_number, need
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import StateBytes
 from helpers.planner.model.stage_layers import balanced_layers
+from helpers.planner.shape.parameters import CONV1D, FUSED
 from helpers.planner.shape.shape import Shape
 
-FUSED = ("gpt2", "gpt_neox", "falcon")  # whose queries, keys and values are one layer
+ONE_LAYER = (*CONV1D, *FUSED)  # families whose queries, keys and values are one layer
 APART = ("gptj", "llama")
 
 
@@ -43,7 +44,7 @@ class Adapters:
         check_count("rank", self.rank)
         if self.quantize not in (None, "nf4"):
             raise UserError(f"quantize is 'nf4' or None, not {self.quantize!r:.40}")
-        if shape.held or shape.family not in (*FUSED, *APART):
+        if shape.held or shape.family not in (*ONE_LAYER, *APART):
             raise UserError(f"no formula knows the layers of {shape.family} that adapters stand at")
         most = max(map(min, matrices(shape)))
         if self.rank > most:
@@ -89,7 +90,7 @@ def matrices(shape: Shape) -> list[tuple[int, int]]:
     for linear in shape.block:
         each = linear.outputs // linear.matrices
         found += [(linear.inputs, each)] * linear.matrices
-    if shape.family not in FUSED:
+    if shape.family not in ONE_LAYER:
         return found
     query, key, value, *others = found
     return [(query[0], query[1] + key[1] + value[1]), *others]

@@ -34,7 +34,7 @@ def shared_parameters(job: Job, rank: int) -> int:
 
 def shared_gradient_bytes(job: Job, rank: int) -> float:
     """Of their gradients, which tensor ranks sum, on a data rank."""
-    return shared_parameters(job, rank) * job.sum_bytes / job.plan.shards
+    return shared_parameters(job, rank) * job.held_sum_bytes / job.plan.shards
 
 
 @lru_cache(maxsize=4096)

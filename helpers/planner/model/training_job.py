@@ -20,6 +20,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import OPTIMIZERS
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
+from helpers.planner.model.holds import Holds
 from helpers.planner.model.job_checks import check_heads, check_length, check_ulysses, splittable
 from helpers.planner.model.stage_layers import (
     balanced_layers,
@@ -98,9 +99,25 @@ class Job:
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of a gradient in the dtype of sums."""
+        """Bytes of a gradient in the dtype of sums, as ranks send it."""
         low = self.plan.precision != "fp32" and self.plan.reduce_dtype != "fp32"
         return 2 if low else 4
+
+    @property
+    def holds(self) -> Holds | None:
+        """What the job's program holds; None of one of which that is not known, as of the engine,
+        whose memory has a walk of its own."""
+        precision = "bf16" if self.plan.precision == "fp8" else self.plan.precision
+        return self.program.holds.get(precision)
+
+    @property
+    def held_sum_bytes(self) -> float:
+        """Bytes of a gradient that data ranks have summed: of the engine's, float32 whatever they
+        send; of another program's, as it holds them, which may be as they are sent."""
+        holds = self.holds
+        if holds is None:
+            return 4
+        return self.sum_bytes if holds.gradients_as_sent else min(4, holds.gradients)
 
     @property
     def logits_bytes(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.catalog import GIB, GIGA, MICRO, network
+from helpers.planner.hardware.catalog import GIB, GIGA, MICRO, TERA, network
 from helpers.planner.hardware.cluster import REACHED, make_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
@@ -42,7 +42,6 @@ THROUGHPUT = tuple(
 PACES = ("step_s", "samples_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
 PLAN_FIELDS = {field.name: field.type for field in fields(ParallelPlan)}
 EQUAL_STAGES = re.compile(r"(\d+)x(\d+)")  # 20x4: four stages of 20 layers
-TERA = 1e12
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Run(Published):
     batch: samples of a step, over all ranks. program: as estimate's.
     step_s, samples_per_s, tokens_per_s_per_gpu, tflops_per_gpu: the pace, in the one of them that
         was published.
-    memory_gib: measured. calculon_s: what Calculon predicts for a step of the same run.
+    memory_gib: measured.
     assumed, note: what the source does not state. measured, why_not: of a run that is not
         predicted.
     """
@@ -127,7 +126,6 @@ class Run(Published):
     tokens_per_s_per_gpu: float | None = None
     tflops_per_gpu: float | None = None
     memory_gib: float | None = None
-    calculon_s: float | None = None
     assumed: str = ""
     note: str = ""
     measured: str = ""

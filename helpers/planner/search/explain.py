@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.catalog import GIB
+from helpers.planner.hardware.catalog import DAY_S, GIB
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.lookup import recorded_prices
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.job_checks import ways
-from helpers.planner.search.planned import Choice, check_choice, in_words
+from helpers.planner.search.planned import Choice, check_choice, fits, in_words
 from helpers.planner.search.ranges import rounded
-from helpers.planner.search.request import DAY_S, Question
+from helpers.planner.search.request import Question
 from helpers.planner.search.search import SearchResult, search_plans
 from helpers.planner.time.step_time import step_time
 
@@ -192,9 +192,11 @@ def _instead(choice: Choice, others: list[tuple[str, ParallelPlan]]) -> Iterator
     """What other plans would need, or take."""
     for words, other in others:
         changed = replace(choice.job, plan=other)
-        memory = fullest(changed, context_bytes=choice.cluster.context_bytes).total
-        if memory > choice.cluster.memory_bytes:
-            yield f"{words} would need {memory / GIB:.1f} GiB."
+        memory = fullest(changed, context_bytes=choice.cluster.context_bytes)
+        if memory.total > choice.cluster.memory_bytes:
+            yield f"{words} would need {memory.total / GIB:.1f} GiB."
+        elif not fits(memory, choice.cluster):
+            yield f"{words} would need {memory.host / GIB:.1f} GiB of host memory a rank."
         else:
             total_s = step_time(changed, choice.cluster, "quick").total_s
             own_s = step_time(choice.job, choice.cluster, "quick").total_s

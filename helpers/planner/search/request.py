@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.hardware.catalog import GIB
+from helpers.planner.hardware.catalog import DAY_S, GIB
 from helpers.planner.hardware.cluster import check_cluster, with_nodes
 from helpers.planner.hardware.devices import MOST_DEVICES, Cluster
 from helpers.planner.hardware.lookup import is_amount
@@ -21,7 +21,6 @@ from helpers.planner.search.planned import Choice
 from helpers.planner.shape.shape import Shape
 
 GOALS = ("time", "cost", "cost under a deadline")
-DAY_S = 86400
 
 
 @dataclass(frozen=True)

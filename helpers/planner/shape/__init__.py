@@ -14,7 +14,6 @@ HOMES = {
     "Linear": "shape",
     "Shape": "shape",
     "model_shape": "families",
-    "resized": "shape",
 }
 __all__ = list(HOMES)
 __getattr__, __dir__ = lazy(__name__, HOMES, __all__)

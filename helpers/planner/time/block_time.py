@@ -13,7 +13,7 @@ from helpers.planner.hardware.catalog import MICRO
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import Program
 from helpers.planner.model.training_job import Job
-from helpers.planner.model.widths import Widths
+from helpers.planner.model.widths import BYTES, Widths
 from helpers.planner.shape.shape import Linear, Shape
 from helpers.planner.time.adapted import adapted_s
 from helpers.planner.time.context_messages import shown_context_s
@@ -98,7 +98,7 @@ class Block(NamedTuple):
 
     @property
     def element_bytes(self) -> int:
-        return 4 if self.precision == "fp32" else 2
+        return BYTES[self.precision]
 
     @property
     def factor_bytes(self) -> int:

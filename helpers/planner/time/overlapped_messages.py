@@ -168,4 +168,4 @@ def shared_s(job: Job, cluster: Cluster, rank: int) -> float:
     shared = (message for message in shared_messages(job, rank) if message.payload_bytes)
     tied = (message for message in pipeline_messages(job, rank) if message.when == "end")
     tied_s = sum(seconds(job, cluster, message) for message in tied)
-    return sum(seconds(job, cluster, message) for message in shared) + 2 * tied_s
+    return sum(one.count * seconds(job, cluster, one) for one in shared) + 2 * tied_s

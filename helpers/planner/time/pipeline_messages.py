@@ -25,7 +25,7 @@ def pipeline_messages(job: Job, rank: int) -> list[Message]:
     ]
     ends = (owner[0], owner[-1])
     if job.shape.tied and ends[0] != ends[1] and rank in ends:
-        table = job.vocab_rows * job.shape.hidden * 4 / plan.shards
+        table = job.vocab_rows * job.shape.hidden * job.held_sum_bytes / plan.shards
         messages.append(Message("pp", "send", table, 1, plan.pp, "tied matrix", "end"))
     return messages
 

@@ -6,6 +6,7 @@ Source: Williams et al. 2009, Roofline.
 from helpers.planner.hardware.cluster import tile_fill
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import Program
+from helpers.planner.model.widths import BYTES
 
 # tensor cores want rows of a multiple of 16 bytes: NVIDIA's guide, as below, section on alignment;
 # what is reached else was taken from bigscience's rows with heads of 150 and 108
@@ -62,8 +63,7 @@ def attention_s(
         forward_s = 2 * tokens * seq_len * width / rate
         return forward_s, 2.5 * forward_s
     flops = 2 * tokens * seq_len * width
-    element = 4 if precision == "fp32" else 2
-    moved = element * tokens * (heads * seq_len + 2 * width)
+    moved = BYTES[precision] * tokens * (heads * seq_len + 2 * width)
     rate = cluster.rate(precision) * program.products_reached
     if head_dim % ALIGNED:
         rate *= UNALIGNED

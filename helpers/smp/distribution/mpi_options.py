@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from helpers.smp.reading.catalogue import CONVERTED, LEFT_OUT
 from helpers.tables import read_table
 
 FILE = Path(__file__).with_name("mpi_options.csv")
-CONVERTED, LEFT_OUT = "converted", "left out"
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,12 @@ class Price:
 
     memory_bytes: float
     device_bytes: int
+    fits: bool
     step_s: float
     tokens_per_s: float
     usd_per_hour: float | None
     usd_per_million_tokens: float | None
     steps: int | None = None
-
-    @property
-    def fits(self) -> bool:
-        return self.memory_bytes <= self.device_bytes
 
     def __str__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
@@ -84,6 +81,7 @@ def price(
     return Price(
         choice.memory.total,
         cluster.memory_bytes,
+        choice.fits,
         choice.time.total_s,
         choice.tokens_per_s,
         None if cluster.usd_per_hour is None else cluster.usd_per_hour * nodes,

@@ -109,7 +109,7 @@ class Settings:
     """Reads hyperparameters into flags.
 
     Args:
-        dp: data ranks of the plan. tp: its tensor ranks.
+        dp: data ranks of the plan.
         config: of the library, which says whose a batch is.
     """
 

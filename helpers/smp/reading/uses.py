@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from helpers.smp.reading.catalogue import ANYWHERE, Call, catalogue
+from helpers.smp.reading.catalogue import ANYWHERE, LEFT_OUT, Call, catalogue
 from helpers.smp.reading.names import Names, text_of
 from helpers.smp.reading.sources import Place, Program
 
@@ -125,5 +125,5 @@ def _installed(program: Program) -> Iterator[Use]:
     for place, line in program.shell:
         if found := INSTALLED.search(line):
             short = catalogue().short(found[1]) or "smdistributed.modelparallel"
-            row = Call(short, "left out", "nothing of the service needs to be installed")
+            row = Call(short, LEFT_OUT, "nothing of the service needs to be installed")
             yield Use(place, catalogue().library(short), short, line[:LONGEST], row)

@@ -131,7 +131,7 @@ class Readings:
             self.instance = self.instance or str(value)
             return CONVERTED, row.words, ""
         if type(value) is not int or value < 1:
-            return REFUSED, f"{value!r} is no number of them", "give a whole number"
+            return _no_count(value, "them")
         setattr(self.where, row.flag, value)
         return CONVERTED, row.words, ""
 
@@ -179,13 +179,13 @@ class Readings:
 
     def _is_offload(self, row: Key, value: Any) -> Judged:
         if type(value) is not bool:
-            return REFUSED, f"{value!r:.60} is neither true nor false", "give one of them"
+            return _no_switch(value)
         self.changes["offload"] = value
         return (CONVERTED, row.words, "") if value else (LEFT_OUT, "off", "")
 
     def _is_pack(self, row: Key, value: Any) -> Judged:
         if type(value) is not bool:
-            return REFUSED, f"{value!r:.60} is neither true nor false", "give one of them"
+            return _no_switch(value)
         if not value:  # it is on without a flag
             self.flags["pack"] = False
         return CONVERTED, "--pack" if value else "--no-pack", ""
@@ -258,12 +258,20 @@ class Readings:
 
     def _is_instances(self, row: Key, value: Any) -> Judged:
         if type(value) is not int or value < 1:
-            return REFUSED, f"{value!r:.60} is no number of them", "give a whole number"
+            return _no_count(value, "them")
         self.instances = value
         return CONVERTED, row.words, ""
 
     def _is_virtual(self, row: Key, value: Any) -> Judged:
         if type(value) is not int or value < 1:
-            return REFUSED, f"{value!r:.60} is no number of stages", "give a whole number"
+            return _no_count(value, "stages")
         self.changes |= {"virtual_stages": value, "schedule": "interleaved"}
         return CONVERTED, "schedule=interleaved with virtual_stages", ""
+
+
+def _no_switch(value: Any) -> Judged:
+    return REFUSED, f"{value!r:.60} is neither true nor false", "give one of them"
+
+
+def _no_count(value: Any, what: str) -> Judged:
+    return REFUSED, f"{value!r:.60} is no number of {what}", "give a whole number"

@@ -2,7 +2,6 @@
 
 import argparse
 import faulthandler
-import functools
 import sys
 from pathlib import Path
 
@@ -32,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_and_leave(functools.partial(main))
+    run_and_leave(main)

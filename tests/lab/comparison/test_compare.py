@@ -19,6 +19,7 @@ from helpers.lab.comparison.measures import curve, steady_s, work_of  # noqa: E4
 from helpers.lab.comparison.sides import compare_runs, launch_in_turn  # noqa: E402
 from helpers.lab.figures import display as show  # noqa: E402
 from helpers.lab.runs.run import load_run  # noqa: E402
+from tests.lab.figures.test_figures import text_of  # noqa: E402
 
 STEP_S = 0.5
 SETTINGS = {"data": "reviews.tsv", "seed": 0, "lr": 1e-3, "seq_len": 64}
@@ -410,12 +411,6 @@ def test_unequal_work_never_passes_unless_allowed(first, other):
 
 
 # --- figures -----------------------------------------------------------------------------------
-
-
-def text_of(fig) -> list[str]:
-    from matplotlib.text import Text
-
-    return [found.get_text() for found in fig.findobj(Text)]
 
 
 @pytest.mark.parametrize(

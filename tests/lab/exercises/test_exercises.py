@@ -16,8 +16,8 @@ pytest.importorskip("transformers")
 from helpers.lab.exercises.check import check
 from helpers.lab.exercises.judges import MISTAKES
 from helpers.lab.exercises.questions import EXERCISES
-from helpers.lab.exercises.solutions import SOLUTIONS, answer_of, show_solution
-from tests.lab.exercises.wrong_answers import WRONG, Change
+from helpers.lab.exercises.solutions import SOLUTIONS, show_solution
+from tests.lab.exercises.wrong_answers import WRONG, Change, answer_of
 
 RUN = find_post("gptj-tensor-parallel")
 NEOX_20B = 20_554_567_680  # parameters

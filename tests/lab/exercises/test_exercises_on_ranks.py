@@ -17,8 +17,8 @@ from helpers.lab.exercises.on_ranks import (
 )
 from helpers.lab.exercises.on_ranks.judge import verdict
 from helpers.lab.exercises.questions import EXERCISES
-from helpers.lab.exercises.solutions import answer_of
 from helpers.lab.launch.warm.ranks import Ranks
+from tests.lab.exercises.wrong_answers import answer_of
 from tests.lab.exercises.wrong_on_ranks import DEADLOCKS, WRONG_ON_RANKS
 from tests.support.ranks import pool
 

@@ -13,8 +13,8 @@ import torch
 pytest.importorskip("transformers")
 from helpers.lab.exercises.check import check
 from helpers.lab.exercises.questions import EXERCISES
-from helpers.lab.exercises.solutions import answer_of
 from helpers.lab.exercises.topics import planning
+from tests.lab.exercises.wrong_answers import answer_of
 
 BYTES = 3758096384
 

@@ -5,6 +5,7 @@ or a machine mixed up, code that is right for the first case alone.
 """
 
 import ast
+import inspect
 import json
 import math
 import re
@@ -15,10 +16,16 @@ from typing import Any
 
 import torch
 
-from helpers.lab.exercises.solutions import answer_of
+from helpers.lab.exercises.solutions import SOLUTIONS
 from helpers.lab.exercises.topics.qlora import LEVELS
 
 GIB = 1e9 / 2**30
+
+
+def answer_of(name: str) -> Any:
+    """What the solution of an exercise hands to `check`."""
+    solution = SOLUTIONS[name]
+    return solution if inspect.signature(solution).parameters else solution()
 
 
 right = cache(answer_of)
@@ -356,6 +363,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ({"qlora": 666}, "qlora: not right"),
         ({"qlora": 729}, "GiB"),
         ({"qlora": 2660}, "two moments"),
+        ({"lora": None}, "no 'lora'"),
     ),
     "5a fewest GPUs": put(
         "5a fewest GPUs",
@@ -400,6 +408,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ("days", 1 / 3, "forward alone"),
         ("days", 24, "hours"),
         ("days", 86400, "seconds"),
+        ("days", 1.5, "days: not right"),
         ("usd", 8, "all its GPUs included"),
         ("usd", 1 / 64, "one instance"),
         ("usd", 24, "by the hour"),

@@ -10,8 +10,8 @@ from helpers.engine.errors import UserError
 from helpers.lab.launch.launch import launch
 from helpers.lab.runs.failure_report import RunFailed, explain
 from helpers.lab.runs.run import load_run
+from tests.lab.launch.test_launch import FAULT
 
-FAULT = "tests/support/fault_scripts/fault.py"
 OF_A_JOB = {
     "PET_NNODES": "2",
     "PET_NPROC_PER_NODE": "3",

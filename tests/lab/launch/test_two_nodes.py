@@ -221,8 +221,8 @@ except UserError as error:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nodes": 0}, "nodes is 0"),
-        ({"max_restarts": -1}, "max_restarts is -1"),
+        ({"nodes": 0}, "nodes must be a whole number"),
+        ({"max_restarts": -1}, "max_restarts must be a whole number"),
         ({"nodes": 3, "link": LINK}, "a link joins two nodes, but nodes is 3"),
     ],
 )

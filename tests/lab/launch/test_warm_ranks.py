@@ -17,11 +17,11 @@ from helpers.lab.launch import launch as launch_module
 from helpers.lab.launch.launch import launch
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.failure_report import RunFailed
+from tests.lab.launch.test_launch import FAULT
 from tests.support.matrix import part
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
-FAULT = "tests/support/fault_scripts/fault.py"
 TRAINING = {"model": "gptj-tiny", "steps": 4, "batch_size": 8, "seq_len": 32, "seed": 3}
 pytestmark = [
     pytest.mark.slow,

@@ -13,13 +13,13 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
 from helpers.planner.bill.compute_optimal import BESIROGLU, Law, compute_optimal
 from helpers.planner.bill.failures import (
-    DAY_S,
     best_interval_s,
     counted,
     expected_s,
     mean_time_between_failures_s,
 )
 from helpers.planner.bill.whole_bill import whole_bill
+from helpers.planner.hardware.catalog import DAY_S
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.search.estimate import estimate
 from helpers.planner.shape.families import model_shape

@@ -15,7 +15,7 @@ from helpers.planner import cost
 from helpers.planner.dry_run.dry_run import dry_run, pretended
 from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.memory.states import rank_states
-from helpers.planner.model.shared_gradients import shared_parameters
+from helpers.planner.model.shared_gradients import shared_gradient_bytes, shared_parameters
 from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.model.training_job import make_job
 from helpers.planner.shape import counted
@@ -45,10 +45,9 @@ def test_published_mixtures_of_experts_have_their_published_size(model_type: str
 @pytest.mark.parametrize("model_type", ("gpt_oss", "mixtral", "qwen3", "olmo2", "xglm", "youtu"))
 def test_small_ones_are_counted_to_the_last_parameter(model_type: str) -> None:
     config = small_config(model_type)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
     counted = cost.parameters(model_shape(config))
-    assert counted == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.001)
+    whole = sum(p.numel() for p in build_on_meta(config).parameters())
+    assert counted == pytest.approx(whole, rel=0.001)
 
 
 REFUSED = {
@@ -193,8 +192,7 @@ def test_what_tensor_ranks_sum_is_what_the_engine_sums(family: str, tp: str, fla
     plan = ParallelPlan(tp=int(tp), pp=2, microbatches=2, sequence_parallel=bool(flag))
     config = tiny.config(family)
     for rank in range(2):
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
+        model = build_on_meta(config)
         way = candidates(model, plan.tp, 1)[0]
         with pretended(plan.world_size, rank * plan.tp):
             parallelize(model, plan, plan.mesh("cpu"), family=way)
@@ -202,3 +200,9 @@ def test_what_tensor_ranks_sum_is_what_the_engine_sums(family: str, tp: str, fla
             names = model.partial_gradients & here.keys()
             held = sum(local(here[name]).numel() for name in names)
         assert held == shared_parameters(make_job(config, plan, 4, 16), rank)
+
+
+def test_what_tensor_ranks_sum_is_float32_with_sums_in_16_bits() -> None:
+    plan = ParallelPlan(tp=4, precision="bf16", reduce_dtype="bf16")
+    job = make_job(tiny.config("llama"), plan, 4, 16)
+    assert shared_gradient_bytes(job, 0) == 4 * shared_parameters(job, 0) > 0

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import load_config
+from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
@@ -128,6 +128,7 @@ LAYOUTS = {
     },
     "DDP, pp, tp": {"dp_replicate": 2, "pp": 2, "tp": 2, "precision": "bf16"},
 }
+IN_16_BITS = {"precision": "bf16", "reduce_dtype": "bf16"}
 MORE_LAYOUTS = {
     "DDP": {"dp_replicate": 4, "precision": "bf16"},
     "ZeRO-2": {"dp_shard": 4, "zero_stage": 2, "precision": "bf16"},
@@ -260,6 +261,23 @@ def seen(dry):
         if message.payload_bytes > 16 and message.kind != "receive":
             found[message.axis, message.kind] += count * message.payload_bytes
     return dict(found)
+
+
+@pytest.mark.parametrize(("family", "degrees"), [("llama", {"tp": 4}), ("gpt2", {"pp": 2})])
+def test_what_ranks_share_is_summed_in_float32_whatever_data_ranks_send(family, degrees):
+    """Gradients that tensor ranks share, and of a matrix for both ends of a pipeline, are sums
+    already: they were counted in the dtype of sums."""
+    plan, config = ParallelPlan(**degrees, **IN_16_BITS), tiny.config(family)
+    dry = dry_run(config, plan, batch=ROWS, seq_len=SEQ_LEN)
+    formula = sent(make_job(config, plan, ROWS, SEQ_LEN), 0)
+    assert formula == pytest.approx(seen(dry), rel=0.01)
+
+
+def test_a_rank_has_room_for_the_gradient_that_two_ends_swap():
+    plan, config = ParallelPlan(pp=2, **IN_16_BITS), published("gpt2", 2)
+    dry = dry_run(config, plan, batch=2, seq_len=64)
+    memory = rank_memory(make_job(config, plan, 2, 64), 0)
+    assert memory.allocated == pytest.approx(dry.peak_bytes, rel=0.03)
 
 
 def test_any_rank_of_a_thousand():

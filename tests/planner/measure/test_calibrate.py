@@ -14,6 +14,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.measure import calibrate as calibrate_module
+from helpers.planner.measure import rank_measurements
 from helpers.planner.measure.calibrate import _reason, calibrate, load_cluster
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.step_time import step_time
@@ -37,6 +38,22 @@ def measuring(tmp_path_factory):
 @pytest.fixture
 def measured(measuring):
     return measuring[:2]
+
+
+@pytest.mark.parametrize(
+    ("device", "fields"),
+    [
+        ("NVIDIA H100 80GB HBM3", {"gpu": "H100", "generation": "hopper"}),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", {}),
+        ("NVIDIA L40", {}),
+        ("NVIDIA A100-SXM-64GB", {}),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", {}),
+    ],
+)
+def test_a_gpu_is_known_by_its_exact_name(monkeypatch, device, fields):
+    """Others had the peak of a relative whose name theirs begins with."""
+    monkeypatch.setattr(rank_measurements, "_gpu_name", lambda: device)
+    assert rank_measurements._of_gpu() == fields
 
 
 @pytest.mark.exhaustive

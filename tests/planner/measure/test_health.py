@@ -190,6 +190,14 @@ def test_all_ranks_alike_are_held_against_what_is_known() -> None:
     assert "memory 4 GB/s, below the 8 GB/s known of this machine" in words[2]
 
 
+def test_a_gpu_without_a_known_fp32_rate_is_held_against_its_memory_alone() -> None:
+    """`doctor --ranks` ended with a KeyError there."""
+    found = [replace(one, device="NVIDIA B200") for one in ranks(2)]
+    table = expected_rates(found, None)
+    assert table == {"memory": pytest.approx(0.9 * find_gpu("B200").memory_bytes_per_s)}
+    assert {one.words.split()[3] for one in judge(found, table)} == {"memory"}
+
+
 def test_the_best_of_two_tries_counts() -> None:
     one, other = slowed(ranks(2), 0, "product", 0.5), slowed(ranks(2), 0, "link", 0.5)
     assert [health._better(*two) for two in zip(one, other)] == ranks(2)
@@ -222,6 +230,8 @@ def test_the_report_has_a_line_for_each(tmp_path: Path) -> None:
     assert names == [*expected, "rank 3"] and not report.ok
     assert report.ready == "Not ready: slower than their peers: rank 3."
     assert "1980 of 1980 MHz, 0 uncorrected ECC errors" in str(report)
+    silent = [replace(one, gpu=GPU | {"clocks.sm": None}) for one in ranks(2)]
+    assert "clocks unknown, 0 uncorrected" in str(ranks_health.report_of(silent, judge(silent)))
     many = ranks_health.report_of(ranks(16), [])
     assert many.ok and any("120 pairs" in line.found for line in many.lines)
 

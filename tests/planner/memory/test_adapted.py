@@ -10,7 +10,7 @@ import transformers
 
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import load_config
+from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer

@@ -14,13 +14,7 @@ from helpers.planner.memory.states import rank_states
 from helpers.planner.model.stage_layers import balance_costs, balanced_layers
 from helpers.planner.model.training_job import make_job
 from helpers.planner.published.models import published_shape
-from tests.planner.shapes import GPTJ_6B, gpt, llama
-
-SMALL = gpt(64, 12, 4, vocab=500, positions=64)
-
-
-def job(shape=GPTJ_6B, batch=32, seq_len=1024, **plan):
-    return make_job(shape, ParallelPlan(**plan), batch, seq_len)
+from tests.planner.shapes import GPTJ_6B, SMALL, gpt, job, llama
 
 
 def test_the_parts_add_up_to_the_model():

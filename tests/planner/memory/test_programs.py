@@ -21,7 +21,6 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner.audit.memory import measured_peaks
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.memory.peak import fullest, rank_memory
-from helpers.planner.memory.programs import holds_of
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.block_tensors import program
 from helpers.planner.model.training_job import make_job
@@ -110,7 +109,7 @@ def test_a_loss_that_is_compiled_holds_a_third_of_the_logits():
 
 def test_a_program_of_which_it_is_not_known_has_the_engine_s_states():
     ours, theirs = job("engine-compiled", dp_shard=4), job("llm-foundry", dp_shard=4)
-    assert holds_of(ours) is holds_of(theirs) is None
+    assert ours.holds is theirs.holds is None
     assert vars(rank_states(ours, 0)) == vars(rank_states(theirs, 0))
     alike = replace(theirs, program=replace(theirs.program, kept=ours.program.kept))
     assert rank_memory(alike, 0).states == rank_memory(ours, 0).states

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("peft")
 from helpers.engine.adapters.qlora import check_layout
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import load_config
+from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.adapters import Adapters

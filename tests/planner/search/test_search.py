@@ -18,11 +18,10 @@ from helpers.planner.search.layouts import ACTIVATIONS, divisors, layouts, pipel
 from helpers.planner.search.search import search_plans
 from helpers.planner.time.step_time import step_time
 from helpers.train.arguments import parse
-from tests.planner.shapes import GPTJ_6B, gpt, llama
+from tests.planner.shapes import GPTJ_6B, gpt
 from tests.planner.work import calls_of
 
 GPT3 = gpt(12288, 96, 96, vocab=50257)
-LLAMA2_70B = llama(8192, 80, 64, 8, 28672, vocab=32000)
 P4D, P4DE = make_cluster("p4d.24xlarge"), make_cluster("p4de.24xlarge", nodes=128)
 
 

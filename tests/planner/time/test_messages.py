@@ -2,21 +2,14 @@
 
 import pytest
 
-from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
-from helpers.planner.model.training_job import make_job
 from helpers.planner.time.data_messages import data_messages
-from helpers.planner.time.messages import link_of
+from helpers.planner.time.messages import link_of, seconds
+from helpers.planner.time.overlapped_messages import shared_s
 from helpers.planner.time.pipeline_messages import pipeline_messages
-from helpers.planner.time.tensor_messages import tensor_messages, tensor_traffic
-from tests.planner.shapes import GPTJ_6B, gpt
-
-SMALL = gpt(64, 12, 4, vocab=500, positions=64)
-
-
-def job(shape=GPTJ_6B, batch=32, seq_len=1024, **plan):
-    return make_job(shape, ParallelPlan(**plan), batch, seq_len)
+from helpers.planner.time.tensor_messages import shared_messages, tensor_messages, tensor_traffic
+from tests.planner.shapes import GPTJ_6B, SMALL, job, llama
 
 
 def test_tensor_traffic_in_closed_form():
@@ -90,3 +83,12 @@ def test_what_is_recomputed_is_sent_again_but_for_its_end():
         sent = [m for m in tensor_messages(made, 0) if m.when == "again"]
         assert sum(m.count for m in sent) == again * shape.layers
         assert {m.kind for m in sent} <= {"all_reduce"}
+
+
+def test_every_message_of_what_tensor_ranks_share_takes_its_time():
+    """Of one key-value head, whose gradients go in several messages: they were timed as one."""
+    made, cluster = job(llama(4096, 32, 32, 1, 11008), tp=8), make_cluster("p4d.24xlarge")
+    [shared] = shared_messages(made, 0)
+    assert shared.count > 1
+    each_s = seconds(made, cluster, shared)
+    assert shared_s(made, cluster, 0) == pytest.approx(shared.count * each_s)

@@ -110,8 +110,7 @@ def _check(facts: dict[str, Any], flags: Mapping[str, Any]) -> None:
         raise UserError(f"halving is True or False, not {facts['halving']!r:.40}")
     if facts["price_per_hour"]:
         check_amounts(price_per_hour=facts["price_per_hour"])
-    if type(trials) is not int or trials < 1:
-        raise UserError(f"trials is {trials!r}: it must be a whole number of at least 1")
+    check_count("trials", trials)
     if type(seed) is not int or not 0 <= seed < MOST_SEEDS:
         raise UserError(f"seed is {seed!r:.40}: it must be a whole number from 0 to 2^31")
     if type(flags.get("steps")) is not int or flags["steps"] < 1:

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import load_config
+from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.exercises.judges import (
     NOT_DONE,
@@ -20,6 +20,7 @@ from helpers.lab.exercises.judges import (
     plain,
 )
 from helpers.planner.cost import money, parameters
+from helpers.planner.hardware.catalog import DAY_S
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.lookup import find_gpu, price
 from helpers.planner.search.estimate import estimate
@@ -30,7 +31,6 @@ from helpers.planner.shape.families import model_shape
 NODES, GPUS, UTILISATION, TOKENS = 64, 8, 0.4, 300e9  # 6a
 MOST_S, BATCH, SEQ_LEN = 6.6, 64, 2048  # 6b
 SIZES, MOST_MORE = tuple(2**i for i in range(9)), 1.1  # 6c
-DAY_S = 86400
 
 
 def expected_bill() -> dict[str, float]:
@@ -78,7 +78,7 @@ def layout(answer: Any) -> Result:
     gib, step_s = choice.memory.total / 2**30, choice.time.total_s
     seen = f"A GPU holds {gib:.1f} of 40 GiB and a step takes {step_s:.2f} s"
     wrong = []
-    if choice.memory.total > choice.cluster.memory_bytes:
+    if not choice.fits:
         wrong.append("it does not fit")
     if step_s > MOST_S:
         wrong.append("too slow")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers.engine.adapters.nf4 import BLOCK
-from helpers.engine.files.weights import load_config
+from helpers.engine.models.configurations import load_config
 from helpers.lab.exercises.judges import (
     Expected,
     Result,
@@ -18,7 +18,7 @@ from helpers.lab.exercises.judges import (
     number_of,
 )
 from helpers.planner.cost import parameters
-from helpers.planner.model.adapters import adapted_state
+from helpers.planner.model.adapters import Adapters, adapted_state
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.shape import Shape
 
@@ -47,9 +47,7 @@ GPU_BYTES = 24e9
 
 def adapter_numbers(shape: Shape, rank: int) -> int:
     """How many numbers adapters beside Falcon's four linear layers have."""
-    query, key_value, *others = shape.block
-    ends = query.inputs + query.outputs + key_value.outputs
-    return shape.layers * rank * (ends + sum(layer.inputs + layer.outputs for layer in others))
+    return shape.layers * Adapters(rank).parameters(shape)
 
 
 def trainable_count(answer: Any) -> Result:

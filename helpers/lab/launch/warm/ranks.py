@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.lab.launch import process_guard as guard
 from helpers.lab.launch.command import Job, environment
 from helpers.lab.launch.warm import request
@@ -45,8 +45,7 @@ class Ranks:
     def __init__(self, count: int, env: Mapping[str, str] | None = None) -> None:
         self.env = dict(env or {})
         self.warm = sys.platform.startswith("linux")
-        if type(count) is not int or count < 1:
-            raise UserError(f"Ranks({count!r}): a whole number of at least 1 is wanted")
+        check_count("Ranks", count)
         self.count = count
         if self.warm:
             self._start()

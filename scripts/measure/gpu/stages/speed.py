@@ -84,8 +84,7 @@ def predicted(config: Any, plan: Any, batch: int, seq: int, cluster: Any) -> dic
     """Seconds and bytes of a step, as the planner says."""
     from helpers import estimate
 
-    program = "engine-compiled" if plan.compile else "engine"
-    said = estimate(config, plan, cluster, batch, seq, program=program)
+    said = estimate(config, plan, cluster, batch, seq)
     return {"step_s": said.time.total_s, "peak_bytes": said.memory.total}
 
 
@@ -107,14 +106,12 @@ def calibrated(report: Report) -> None:
 
 
 def share_of_peak(config: Any, device: str, batch: int, seq: int, step_s: float) -> float | None:
-    from helpers.planner.cost import train_flops_per_token
+    from helpers.planner.cost import mfu, train_flops_per_token
     from helpers.planner.hardware.lookup import peak_flops
     from helpers.planner.shape import model_shape
 
-    peak = peak_flops(device, torch.bfloat16)
-    if peak is None:
-        return None
-    return train_flops_per_token(model_shape(config), seq) * batch * seq / step_s / peak
+    flops = train_flops_per_token(model_shape(config), seq)
+    return mfu(batch * seq / step_s, flops, 1, peak_flops(device, torch.bfloat16))
 
 
 def compiled(report: Report) -> None:
