@@ -42,7 +42,7 @@ def check(
     close("loss", loss, truth["losses"][0], limit)
     gradients = trainer.gradients()
     compare(trainer, "gradient", gradients, truth["gradients"], limit)
-    norm = gradient_norm(trainer.parts, gradients).item()
+    norm = gradient_norm(trainer.parts, gradients, trainer.device).item()
     close("gradient norm", norm, truth["norms"][0], limit)
     scale_(gradients, norm, tiny.CLIP, 1.0)
     trainer.update(gradients)
