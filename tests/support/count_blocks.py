@@ -4,6 +4,7 @@ The engine runs on a model of few layers over a process group that sends nothing
 operation watched; a block is what one layer more adds. planner/blocks.py holds what is counted.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -107,6 +109,24 @@ def pretended(world: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def kept_bytes(model: nn.Module | None = None) -> Iterator[dict[torch.dtype, int]]:
+    """Fills in, by dtype, how much forwards inside keep for their backwards: each storage once, and
+    none of the model's parameters."""
+    known = {p.untyped_storage().data_ptr() for p in (model.parameters() if model else ())}
+    kept: dict[torch.dtype, int] = defaultdict(int)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            known.add(storage.data_ptr())
+            kept[tensor.dtype] += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
 
 
 def count(config: Any, plan: ParallelPlan) -> Counts:
