@@ -84,7 +84,7 @@ def names_over_stages(trainer: Trainer) -> set[str]:
 
 
 def close(what: str, ours: Any, theirs: Any, limit: float) -> None:
-    """Compare with a tolerance relative to the largest element, and absolute where that is below 1."""
+    """Compare with a tolerance relative to the largest element, absolute where that is below 1."""
     ours = torch.as_tensor(ours, dtype=torch.float64)
     theirs = torch.as_tensor(theirs, dtype=torch.float64)
     scale = max(1.0, theirs.abs().max().item())
