@@ -192,7 +192,7 @@ class Trainer:
         loss, gradients = twice(take, self.steps_done + 1) if replay else take()
         with record_function("optimizer"):
             scale = self.scaler.scale
-            norm = gradient_norm(self.parts, gradients) / scale
+            norm = gradient_norm(self.parts, gradients, self.device) / scale
             # the one place where a host waits for its GPU, for all three
             loss, norm, complete = torch.stack([loss, norm, self.complete]).cpu().tolist()
             gradients = gradients if complete else self._with_gradient(gradients)

@@ -57,6 +57,8 @@ from helpers.watch.watch import Watch
 # steps of which each asks all ranks for their peak of memory; later ones seldom have another
 FIRST_STEPS = 3
 AGREE_EVERY = 10  # steps, from one such question to the next
+# what summary.json says of a run that ended so
+FAILURES = {Diverged: "diverged", NotRepeatable: "not repeatable"}
 
 
 def run(job: Job, clock: Clock) -> None:
@@ -86,11 +88,10 @@ def run(job: Job, clock: Clock) -> None:
         tracking = tracking_of(job, warnings, trainer.steps_done)
         try:
             train(job, trainer, batches, metrics, checkpoints, clock, warnings, tracking, watch)
-        except Diverged:
-            finish(job, trainer, metrics, clock, warnings, tracking, status="diverged")
-            raise
-        except NotRepeatable:
-            finish(job, trainer, metrics, clock, warnings, tracking, status="not repeatable")
+        except (Diverged, NotRepeatable) as error:
+            watching.write(watch, args.out)  # before trackers read it
+            status = FAILURES[type(error)]
+            finish(job, trainer, metrics, clock, warnings, tracking, status=status)
             raise
         finally:
             metrics.close()
@@ -99,8 +100,7 @@ def run(job: Job, clock: Clock) -> None:
                 over_ranks(None)  # until all traces are there
                 if is_first():
                     print(*write_findings(args.out), sep="\n")
-        if watch and is_first():
-            watching.write(watch, args.out)
+        watching.write(watch, args.out)
         if args.timeline:
             steps = timelines.gather(trainer)
             if is_first():

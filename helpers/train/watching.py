@@ -60,8 +60,11 @@ def held_out_due(watch: Watch | None, step: int) -> bool:
     return watch is not None and step % (HELD_OUT_EVERY * watch.every) == 0
 
 
-def write(watch: Watch, out: Path) -> None:
-    """Add what the watch found to OUT/findings.json, which a profile may have written."""
+def write(watch: Watch | None, out: Path) -> None:
+    """Add what the watch found, if there is one, to OUT/findings.json, which a profile may have
+    written; on the first rank."""
+    if watch is None or not is_first():
+        return
     path = out / FILE
     report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"findings": []}
     report["findings"] += [finding.row() for finding in watch.findings]

@@ -101,7 +101,7 @@ def compare(config, plan, mesh, batch, dtype) -> tuple[dict[str, float], Watch]:
     with Watch() as watch:
         our_loss = trainer.backward(batch.input_ids, batch.labels).item()
     ours = trainer.gradients()
-    our_norm = gradient_norm(trainer.parts, ours).item()
+    our_norm = gradient_norm(trainer.parts, ours, trainer.device).item()
     found = {"loss": abs(our_loss - loss) / loss, "gradient norm": abs(our_norm - norm) / norm}
     for part in trainer.parts:
         found[part.name] = difference(part.whole(ours[part.name]), gradients[part.name])

@@ -19,6 +19,7 @@ from helpers.engine.tensor.split import fuse_gelu
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.tensor_watch import Watch
 from tests.support import parity, tiny
+from tests.support.matrix import product
 from tests.support.ranks import mesh_of, pool
 
 
@@ -235,8 +236,8 @@ def hooked() -> None:
     errors = []
     for part in compressed.parts:
         expected = truth["gradients"][part.name].reshape(gradients[part.name].shape)
-        parity.close(part.name, gradients[part.name], expected, 0.02)
         errors.append((gradients[part.name] - expected).abs().max().item())
+        assert errors[-1] <= 0.02 * expected.abs().max(), part.name
     assert max(errors) > 1e-9, "nothing was compressed"
 
 
@@ -250,8 +251,6 @@ def test_torchs_communication_hooks_compress_the_reduction() -> None:
 def dropped(p_inside: float, p_outside: float, plan: ParallelPlan) -> tuple[float, float]:
     config = tiny.config("gpt2")
     config.attn_pdrop, config.resid_pdrop, config.embd_pdrop = p_inside, p_outside, p_outside
-    import transformers
-
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config).double()
     trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-3, seed=5)
@@ -289,8 +288,6 @@ def test_inside_the_region_each_rank_draws_its_own() -> None:
 def recompute_gradients(activation: str) -> list[float]:
     config = tiny.config("gpt2")
     config.attn_pdrop = config.resid_pdrop = 0.3
-    import transformers
-
     torch.manual_seed(0)
     plan = ParallelPlan(tp=2, activation=activation)
     model = parallelize(transformers.GPT2LMHeadModel(config).double(), plan, mesh_of(plan))
@@ -346,9 +343,9 @@ def first_loss(family: str, plan: ParallelPlan) -> None:
     parity.close("loss", ours, theirs, 1e-6)
 
 
-@pytest.mark.parametrize("family", (*tiny.FAMILIES, *tiny.PUBLISHED))
-def test_step_0_loss_is_transformers_own(family: str) -> None:
-    pool(2).run(first_loss, family, ParallelPlan(tp=2))
+@pytest.mark.parametrize(("family", "tp"), product((*tiny.FAMILIES, *tiny.PUBLISHED), ("2", "1")))
+def test_step_0_loss_is_transformers_own(family: str, tp: str) -> None:
+    pool(int(tp)).run(first_loss, family, ParallelPlan(tp=int(tp)))
 
 
 def weights_move(plan: ParallelPlan) -> None:

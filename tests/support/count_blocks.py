@@ -5,6 +5,7 @@ operation watched; a block is what one layer more adds. helpers/planner/model/pr
 what is counted.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -12,6 +13,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+<<<<<<< HEAD
+=======
+import torch.distributed as dist
+from torch import nn
+>>>>>>> fix-enga
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -98,6 +104,39 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
 
 
+<<<<<<< HEAD
+=======
+@contextmanager
+def pretended(world: int) -> Iterator[None]:
+    """A process group of `world` ranks of which this is the first, and which sends nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def kept_bytes(model: nn.Module | None = None) -> Iterator[dict[torch.dtype, int]]:
+    """Fills in, by dtype, how much forwards inside keep for their backwards: each storage once, and
+    none of the model's parameters."""
+    known = {p.untyped_storage().data_ptr() for p in (model.parameters() if model else ())}
+    kept: dict[torch.dtype, int] = defaultdict(int)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            known.add(storage.data_ptr())
+            kept[tensor.dtype] += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
+
+
+>>>>>>> fix-enga
 def count(config: Any, plan: ParallelPlan) -> Counts:
     """The counts of forward and backward of a model under a plan, on its first rank."""
     from transformers import AutoModelForCausalLM

@@ -269,7 +269,8 @@ def packed_loss(
     trainer = Trainer(parallelize(tiny.fresh(family, torch.float64), plan, mesh), plan, mesh, lr=0)
     with patch.object(micro_batches, "LONG_ROW", long):
         loss = trainer.backward(*batch)
-    return loss.item(), gradient_norm(trainer.parts, trainer.gradients()).item()
+    norm = gradient_norm(trainer.parts, trainer.gradients(), trainer.device)
+    return loss.item(), norm.item()
 
 
 SHARED = {

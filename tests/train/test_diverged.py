@@ -48,13 +48,15 @@ def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}, {"dp_shard": 2}])
 def test_a_learning_rate_far_too_large_ends_the_run(tmp_path: Path, layout: dict) -> None:
     out, ranks = tmp_path / "run", 2 if layout else 1
-    flags = SMALL | layout | {"lr": 1e18, "checkpoint_every": 1, "steps": 30}
+    flags = SMALL | layout | {"lr": 1e18, "checkpoint_every": 1, "steps": 30, "watch": 1}
     done = scripts.process(ranks, out=out, lr_schedule="constant", **flags)
     assert done.returncode == 1
     words = set(done.stderr.splitlines())
     [line] = words  # the ranks say the same, if the first leaves any of them the time
     assert "not finite" in line and ("on rank" in line or "the loss" in line)
     assert summary(out)["status"] == "diverged" and len(lines(out)) < 30
+    found = json.loads((out / "findings.json").read_text())["findings"]
+    assert "not_finite" in [one["kind"] for one in found]
     kept = sorted((out / "checkpoints").iterdir())
     assert kept and all(path.name.startswith("step-") for path in kept)
     for checkpoint in kept:

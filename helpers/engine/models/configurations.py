@@ -26,11 +26,23 @@ MOST = {"num_hidden_layers": 10_000} | dict.fromkeys(
 )
 MOST |= {"vocab_size": 100_000_000, "max_position_embeddings": 10**10}
 MOST_OF_A_STEP = 100_000_000  # samples, or tokens of one: beyond all that was ever trained
-AFTER_PADDING = (
-    "roberta",
-    "camembert",
-    "data2vec-text",
-)  # count positions from beyond padding's id
+AFTER_PADDING = {  # types that count positions from beyond padding's id; None: the configuration's
+    "camembert": None,
+    "data2vec-text": None,
+    "esm": None,
+    "ibert": None,
+    "layoutlmv3": None,
+    "lilt": None,
+    "longformer": None,
+    "luke": None,
+    "markuplm": None,
+    "mpnet": 1,
+    "roberta": None,
+    "roberta-prelayernorm": None,
+    "xlm-roberta": None,
+    "xlm-roberta-xl": None,
+    "xmod": None,
+}
 NO_NAME = re.compile("[\0-\x1f\x7f\ud800-\udfff]")  # control characters, half characters
 LONGEST_PATH, LONGEST_NAME = 4096, 255  # bytes, of Linux's PATH_MAX and NAME_MAX
 
@@ -196,8 +208,11 @@ def longest_row(config: Any) -> int:
     longest = getattr(text, name, None)
     if longest is None or longest < 1:
         return 0
-    before = any(name in text.model_type for name in AFTER_PADDING)
-    return longest - (text.pad_token_id or 0) - 1 if before else longest
+    turned = getattr(text, "position_embedding_type", None) == "rotary"  # as some of ESM's
+    if turned or text.model_type not in AFTER_PADDING:
+        return longest
+    padding = AFTER_PADDING[text.model_type] or text.pad_token_id or 0
+    return longest - padding - 1
 
 
 def check_counts(batch: int, seq_len: int) -> None:

@@ -84,18 +84,21 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
 
 
-def gradient_norm(parts: Iterable[Part], gradients: dict[str, Tensor]) -> Tensor:
+def gradient_norm(
+    parts: Iterable[Part], gradients: dict[str, Tensor], device: torch.device
+) -> Tensor:
     """The L2 norm of the whole model's gradient, a float64 scalar, the same on every rank.
 
     A rank adds the squares of its parts' gradients, each divided by the number of ranks that hold
     the same numbers, so one sum over the world counts every element once, whatever the axes.
+
+    Args:
+        device: the trainer's, where the norm is on a rank without any gradient, too.
     """
     by_copies: dict[int, list[Tensor]] = defaultdict(list)
-    device: torch.device | str = "cpu"
     for part in parts:
         if part.name in gradients:
             by_copies[part.copies].append(gradients[part.name])
-            device = part.tensor.device
     total = torch.zeros((), dtype=torch.float64, device=device)
     for copies, held in by_copies.items():
         total += _sum_of_squares(held) / copies

@@ -84,7 +84,7 @@ class StepOptimizer(torch.optim.Optimizer):
         trainer = self.trainer
         gradients = trainer.gradients()
         gradients = {name: g for name, g in gradients.items() if name in self._held}
-        norm = gradient_norm(trainer.parts, gradients).item()
+        norm = gradient_norm(trainer.parts, gradients, trainer.device).item()
         finite = math.isfinite(self.loss) and math.isfinite(norm)
         self.overflow = trainer.scaler.overflowed(finite)
         if not self.overflow:

@@ -18,6 +18,7 @@ from helpers.engine.adapters.nf4 import dequantize, load_quantized
 from helpers.engine.errors import UserError
 from helpers.engine.files import weights
 from helpers.engine.models.architecture import family_of
+from tests.engine.files.large import HIDDEN, SIZE_BYTES, VOCABULARY, bytes_of, save_large
 from tests.support import tiny
 
 bnb = pytest.importorskip("bitsandbytes")
@@ -172,25 +173,14 @@ def test_a_missing_weight_is_said_in_one_line(tmp_path: Path) -> None:
 
 # --- memory ----------------------------------------------------------------------------------
 
-LAYER_BYTES = 4 * 12 * 1536**2  # of the model below, as its files hold it
+LAYER_BYTES = 4 * 12 * HIDDEN**2  # as the files hold it
 MEASURE = """
-import gc, json, re, sys
-from pathlib import Path
-import torch
-from helpers.engine.memory.cpu_allocator import keep_freed_memory
+import json, sys
 from helpers.engine.adapters.nf4 import load_quantized
+from tests.engine.files.large import measured
 
-keep_freed_memory()  # as in every process of a plan
-
-def memory_bytes(key):
-    return int(re.search(rf"{key}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-
-load_quantized(sys.argv[1])  # brings in all that a load imports
-gc.collect()
-before = memory_bytes("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-model = load_quantized(sys.argv[2])
-peak = memory_bytes("VmHWM") - before
+small, large = sys.argv[1:]
+model, peak = measured(lambda: load_quantized(small), lambda: load_quantized(large))
 held = sum(p.nbytes for p in model.parameters())
 for p in model.parameters():
     if getattr(p, "quant_state", None) is not None:
@@ -199,31 +189,11 @@ print(json.dumps([peak, held]))
 """
 
 
-def large(folder: Path) -> int:
-    """A GPT-NeoX of 1.5 GB in float32, in several files; returns its bytes."""
-    config = transformers.GPTNeoXConfig(
-        vocab_size=32_000,
-        hidden_size=1536,
-        num_attention_heads=16,
-        num_hidden_layers=10,
-        intermediate_size=6144,
-        max_position_embeddings=512,
-    )
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    model.to_empty(device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.1, 0.1, generator=generator)
-    model.save_pretrained(folder, max_shard_size="400MB")
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_loading_holds_the_four_bits_and_at_most_half_a_layer(tmp_path: Path) -> None:
-    assert large(tmp_path / "large") > 1.5e9
+    save_large(tmp_path / "large")
+    assert bytes_of(tmp_path / "large") > SIZE_BYTES
     saved("neox", tmp_path / "small")
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path / "small"), str(tmp_path / "large")],
@@ -231,6 +201,7 @@ def test_loading_holds_the_four_bits_and_at_most_half_a_layer(tmp_path: Path) ->
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     peak, held = json.loads(done.stdout.splitlines()[-1])
-    assert held < 0.25 * 1.5e9 + 2 * 2 * 32_000 * 1536  # 4 bits, and two bf16 tables of words
+    tables = 2 * 2 * VOCABULARY * HIDDEN  # two of words in bf16
+    assert held < 0.25 * SIZE_BYTES + tables  # 4 bits
     print(f"peak {peak / 1e6:.0f} MB, held {held / 1e6:.0f} MB, layer {LAYER_BYTES / 1e6:.0f} MB")
     assert held < peak < held + LAYER_BYTES / 2  # 17 to 18 MB more were seen

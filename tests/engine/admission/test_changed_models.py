@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import nn
 
+from helpers.engine.admission.given_model import check_given
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import load_model, parallelize
 from helpers.engine.plan import ParallelPlan
@@ -59,15 +60,8 @@ def test_what_the_engine_would_compute_as_the_class_does_is_refused(change) -> N
     model = tiny.fresh("llama", torch.float32)
     change(model)
     with pytest.raises(UserError) as caught:
-        pool_of_one(model)
+        check_given(model, ONE)
     assert CHANGES[change] in str(caught.value)
-
-
-def pool_of_one(model: nn.Module) -> nn.Module:
-    from helpers.engine.admission.given_model import check_given
-
-    check_given(model, ONE)
-    return model
 
 
 @pytest.mark.parametrize("family", ("gemma3_text", "bart"))
@@ -77,7 +71,7 @@ def test_layers_of_the_class_s_own_are_no_change(family: str) -> None:
     text = config.get_text_config()
     text.update({"num_hidden_layers": 1, "vocab_size": 64, "pad_token_id": 1})
     with torch.device("meta"):
-        pool_of_one(transformers.AutoModelForCausalLM.from_config(config))
+        check_given(transformers.AutoModelForCausalLM.from_config(config), ONE)
 
 
 def hooked(plan: ParallelPlan) -> str:

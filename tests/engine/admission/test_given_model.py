@@ -1,6 +1,5 @@
 """A model as somebody changed it before it is laid out: exact, or refused in one line."""
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,8 @@ from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
-from tests.support import parity, tiny
+from tests.engine.admission.differences import Change, difference
+from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
 LAYOUTS = {
@@ -25,7 +25,6 @@ LAYOUTS = {
     "pp": ParallelPlan(pp=2),
     "cp": ParallelPlan(cp=2),
 }
-Change = Callable[[nn.Module], object]
 
 
 def freeze(model: nn.Module, part: str) -> None:
@@ -64,33 +63,6 @@ def normed_weights(model: nn.Module) -> None:
     weight_norm(model.model.layers[0].mlp.up_proj)
 
 
-def difference(change: Change, plan: ParallelPlan) -> str:
-    """What is not transformers' own under the plan, of a loss and all gradients."""
-    model = tiny.fresh("llama", torch.float64)
-    change(model)
-    reference = copy.deepcopy(model)
-    ids, labels = tiny.batch(0)
-    loss = tiny.plain_loss(reference, ids, labels)
-    loss.backward()
-    try:
-        trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-2)
-    except UserError as error:
-        return str(error)
-    if not torch.isclose(trainer.backward(ids, labels), loss.detach(), rtol=1e-9):
-        return "the loss"
-    expected = {name: p.grad for name, p in reference.named_parameters()}
-    gradients = trainer.gradients()
-    for part in trainer.parts:
-        whole = parity.whole(part.whole(gradients[part.name])) if part.name in gradients else None
-        if (whole is None) != (expected[part.name] is None):
-            return f"is there a gradient of {part.name}"
-        if whole is not None and not torch.allclose(
-            whole.reshape(expected[part.name].shape), expected[part.name], rtol=1e-6, atol=1e-9
-        ):
-            return part.name
-    return ""
-
-
 CHANGES = (frozen_blocks, frozen_ends, not_contiguous, larger_vocabulary, hooked)
 # but for a hook that would see a part of each row, which test_replaced_parts.py has
 EXACT = [(one, at) for one in CHANGES for at in LAYOUTS if (one, at) != (hooked, "cp")]
@@ -99,12 +71,13 @@ EXACT = [(one, at) for one in CHANGES for at in LAYOUTS if (one, at) != (hooked,
 @pytest.mark.parametrize(("change", "layout"), EXACT)
 def test_a_changed_model_computes_what_it_computed(change: Change, layout: str) -> None:
     plan = LAYOUTS[layout]
-    assert set(pool(plan.world_size).run(difference, change, plan)) == {""}
+    assert set(pool(plan.world_size).run(difference, "llama", change, plan)) == {""}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parameters_that_the_class_does_not_share_are_refused(layout: str) -> None:
-    for words in pool(LAYOUTS[layout].world_size).run(difference, one_parameter, LAYOUTS[layout]):
+    plan = LAYOUTS[layout]
+    for words in pool(plan.world_size).run(difference, "llama", one_parameter, plan):
         assert words.startswith("model.layers.0.mlp.gate_proj.weight and model.layers.1.mlp.gate_")
         assert words.endswith("which LlamaForCausalLM itself does not make so: give each its own")
 
@@ -128,14 +101,14 @@ def tie_by_hand(model: nn.Module) -> None:
 @pytest.mark.parametrize("layout", ("one", "zero-3", "pp"))
 def test_both_ends_may_be_tied_by_hand(layout: str) -> None:
     plan = LAYOUTS[layout]
-    assert set(pool(plan.world_size).run(difference, tie_by_hand, plan)) == {""}
+    assert set(pool(plan.world_size).run(difference, "llama", tie_by_hand, plan)) == {""}
 
 
 def test_a_parametrized_layer_is_not_split() -> None:
     for layout in ("one", "zero-3", "pp"):
         plan = LAYOUTS[layout]
-        assert set(pool(plan.world_size).run(difference, normed_weights, plan)) == {""}
-    for words in pool(2).run(difference, normed_weights, LAYOUTS["tp"]):
+        assert set(pool(plan.world_size).run(difference, "llama", normed_weights, plan)) == {""}
+    for words in pool(2).run(difference, "llama", normed_weights, LAYOUTS["tp"]):
         assert words.startswith("model.layers.0.mlp.up_proj is parametrized, so tp cannot split")
 
 

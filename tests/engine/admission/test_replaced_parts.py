@@ -1,7 +1,6 @@
 """Parts of a model that somebody replaced, patched or hooked: what the class's small copy says
 nothing of. Exact where they compute for themselves, refused in one line where tp or cp is asked."""
 
-from collections.abc import Callable
 from types import MethodType
 
 import pytest
@@ -14,7 +13,8 @@ from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
-from tests.support import parity, tiny
+from tests.engine.admission.differences import Change, difference, made
+from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
 APART = {
@@ -24,7 +24,6 @@ APART = {
     "recomputing": ParallelPlan(activation="full"),
 }
 PARTED = {"tp": ParallelPlan(tp=2), "cp": ParallelPlan(cp=2)}
-Change = Callable[[nn.Module], object]
 
 
 class Normed(nn.Module):
@@ -109,34 +108,6 @@ CHANGES: dict[Change, tuple[str, str]] = {
 }
 if hasattr(GPTJAttention, "_attn"):  # up to transformers 5.23
     CHANGES[own_scores] = ("gptj", "_attn of transformer.h.0.attn was replaced")
-
-
-def made(family: str, change: Change) -> nn.Module:
-    model = tiny.fresh(family, torch.float64)
-    change(model)
-    return model
-
-
-def difference(family: str, change: Change, plan: ParallelPlan) -> str:
-    """What is another than in one process with the model as it was handed over, or the refusal."""
-    reference, (ids, labels) = made(family, change), tiny.batch(0)
-    loss = tiny.plain_loss(reference, ids, labels)
-    loss.backward()
-    model = made(family, change)
-    try:
-        trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-2)
-    except UserError as error:
-        return str(error)
-    # GPT-J's class casts its scores to float32
-    if not torch.isclose(trainer.backward(ids, labels), loss.detach(), rtol=1e-7):
-        return "the loss"
-    expected = {name: p.grad for name, p in reference.named_parameters()}
-    gradients = trainer.gradients()
-    for part in trainer.parts:
-        whole = parity.whole(part.whole(gradients[part.name])).view_as(expected[part.name])
-        if not torch.allclose(whole, expected[part.name], rtol=1e-5, atol=1e-7):
-            return part.name
-    return ""
 
 
 @pytest.mark.parametrize("layout", APART)

@@ -100,5 +100,5 @@ def check(family: str, plan: ParallelPlan, kind: str, dtype: torch.dtype = torch
     parity.close("loss", loss, expected["loss"], limit)
     gradients = trainer.gradients()
     parity.compare(trainer, "gradient", gradients, expected["gradients"], limit)
-    norm = gradient_norm(trainer.parts, gradients).item()
+    norm = gradient_norm(trainer.parts, gradients, trainer.device).item()
     parity.close("norm", norm, expected["norm"], limit)

@@ -78,11 +78,11 @@ def test_contiguous_parts_wait_for_the_last():
 
 
 def test_packed_rows_are_balanced_by_their_documents():
-    """Lengths as packing leaves them: within a tenth of the mean, contiguous parts far off."""
+    """Lengths as packing leaves them: a third above the mean at most, contiguous parts far off."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         lengths = torch.randint(16, 1024, (6,), generator=generator).tolist()
-        assert 4 * max(shares_of_work(lengths, 4)) < 1.35
+        assert 4 * max(shares_of_work(lengths, 4)) < 4 / 3
     long_last = [100, 200, 1748]
     assert 4 * max(shares_of_work(long_last, 4)) < 1.1
     assert 4 * max(shares_of_work(long_last, 4, "contiguous")) > 1.5

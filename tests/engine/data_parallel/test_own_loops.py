@@ -193,7 +193,7 @@ def norm_of_gradients(plan: ParallelPlan) -> float:
     model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
     trainer = Trainer(model, plan, mesh_of(plan), lr=LR)
     trainer.backward(*tiny.batch(0))
-    return gradient_norm(trainer.parts, trainer.gradients()).item()
+    return gradient_norm(trainer.parts, trainer.gradients(), trainer.device).item()
 
 
 def test_gradients_are_not_those_of_a_scaled_loss() -> None:

@@ -118,6 +118,9 @@ CHANGES = (
     "pp2 to pp4",
     "pp2 to tp2",
     "tp2-zero3 to pp2-v-zero1",
+    "cp2 to cp2-zero1",
+    "zero3 to cp2-tp2",
+    "cp2-tp2 to one",
 )
 
 

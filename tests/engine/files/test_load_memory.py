@@ -3,8 +3,6 @@
 No rank may hold more, at any moment of the load, than its share and a quarter of that.
 """
 
-import gc
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,21 +14,16 @@ import transformers
 from torch import Tensor
 
 from helpers.engine.files.weights import save_model
-from helpers.engine.memory.cpu_allocator import keep_freed_memory
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
+from tests.engine.files.large import SIZE_BYTES, bytes_of, measured, save_large
 from tests.support import parity, tiny
 from tests.support.matrix import part, product
 from tests.support.ranks import Pool, mesh_of, pool
 
-SIZE_BYTES = 1.5e9
 ROOM = 1.25  # of a rank's share
 PLANS = {"tp2": ParallelPlan(tp=2), "zero3-4": ParallelPlan(dp_shard=4)}
 IDS = torch.arange(16).unsqueeze(0) * 1999
-
-
-def neox(**sizes: int) -> transformers.GPTNeoXConfig:
-    return transformers.GPTNeoXConfig(max_position_embeddings=512, **sizes)
 
 
 def logits_of(model: torch.nn.Module, ids: Tensor) -> Tensor:
@@ -41,41 +34,19 @@ def logits_of(model: torch.nn.Module, ids: Tensor) -> Tensor:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Tensor]]:
     """A folder that transformers wrote, in several files, and the model's logits for IDS."""
-    config = neox(
-        vocab_size=32_000,
-        hidden_size=1536,
-        num_attention_heads=16,
-        num_hidden_layers=10,
-        intermediate_size=6144,
-    )
     out = tmp_path_factory.mktemp("large")
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(out, max_shard_size="400MB")
+    model = save_large(out)
     yield out, logits_of(model, IDS)
     shutil.rmtree(out)
 
 
-def bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def memory_bytes(key: str) -> int:
-    """A line of /proc/self/status: VmRSS, resident now; VmHWM, the most since the last reset."""
-    text = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{key}:\s+(\d+) kB", text)[1]) * 1024
-
-
 def load(folder: Path, small: Path, plan: ParallelPlan, out: Path | None) -> int:
-    """Runs on each rank. The peak of a load beyond the interpreter with all that a load imports,
-    which loading a small model of the same kind has brought in."""
-    keep_freed_memory()  # as in every process of a plan
-    load_model(small, plan, mesh_of(plan), from_scratch=True)
-    gc.collect()
-    before = memory_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    model = load_model(folder, plan, mesh_of(plan))
-    peak = memory_bytes("VmHWM") - before
+    """Runs on each rank; returns the load's peak."""
+    mesh = mesh_of(plan)
+    model, peak = measured(
+        lambda: load_model(small, plan, mesh, from_scratch=True),
+        lambda: load_model(folder, plan, mesh),
+    )
     if out is not None:
         save_model(model, out)
     return peak
@@ -89,13 +60,7 @@ def test_no_rank_holds_more_than_its_share(
 ) -> None:
     (folder, logits), plan = saved, PLANS[name]
     assert bytes_of(folder) > SIZE_BYTES and len(list(folder.glob("*.safetensors"))) > 3
-    neox(
-        vocab_size=64,
-        hidden_size=32,
-        num_attention_heads=4,
-        num_hidden_layers=1,
-        intermediate_size=64,
-    ).save_pretrained(tmp_path / "small")
+    tiny.config("neox").save_pretrained(tmp_path / "small")
     out = tmp_path / "export" if name == "tp2" else None
     ranks = Pool(plan.world_size)  # processes of this test alone
     try:

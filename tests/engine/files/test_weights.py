@@ -112,10 +112,7 @@ def test_initialisation_does_not_know_the_stages() -> None:
         assert all(torch.equal(weights[name], value) for name, value in alone.items())
 
 
-def test_weights_in_several_files(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weight_files, "SHARD_BYTES", 20_000)
+def test_weights_in_several_files(folder: Path, tmp_path: Path) -> None:
     pool(1).run(_export_small, folder, tmp_path / "out")
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
     parity.close("logits", theirs(tmp_path / "out"), theirs(folder), 0)

@@ -8,6 +8,7 @@ from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
+from tests.support.count_blocks import kept_bytes
 from tests.support.matrix import product
 from tests.support.ranks import mesh_of, pool
 
@@ -45,17 +46,9 @@ def saved_bytes(plan: ParallelPlan) -> int:
     """Bytes that the forward pass keeps for the backward pass, each storage once."""
     model = parallelize(tiny.fresh("gpt2", torch.float32), plan, mesh_of(plan))
     model.train()
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(*tiny.batch(0, rows=8, length=64)[:1], labels=tiny.batch(0, rows=8, length=64)[1])
+    ids, labels = tiny.batch(0, rows=8, length=64)
+    with kept_bytes(model) as kept:
+        model(ids, labels=labels)
     return sum(kept.values())
 
 

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -145,10 +144,6 @@ def shifted(plan: ParallelPlan) -> tuple[float, float]:
 def test_labels_that_are_shifted_already_are_taken_as_they_are(layout: str) -> None:
     for expected, ours in pool(LAYOUTS[layout].world_size).run(shifted, LAYOUTS[layout]):
         assert ours == pytest.approx(expected, rel=FLOAT32)
-
-
-def test_the_reference_itself_is_transformers() -> None:
-    assert type(tiny.fresh("llama", torch.float64)) is transformers.LlamaForCausalLM
 
 
 def refused(build: dict, ids: Tensor, labels: Tensor, **given: Tensor) -> str:

@@ -5,10 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from helpers.engine.errors import UserError
 from helpers.engine.models.architecture import family_of, text_config
-from helpers.engine.models.configurations import check_length, check_model, load_config
+from helpers.engine.models.configurations import (
+    AFTER_PADDING,
+    check_length,
+    check_model,
+    load_config,
+    longest_row,
+)
 from tests.support.scripts import script
 
 small_config = script("docs/small_models").small_config
@@ -59,6 +67,50 @@ def test_mpt_takes_as_many_tokens_as_its_alibi_is_made_for() -> None:
     config = transformers.MptConfig(d_model=32, n_heads=4, n_layers=1, max_seq_len=16)
     check_length(config, 16)
     assert "longer than the model's 16 positions" in refusal(check_length, config, 17)
+
+
+TABLE = 24  # positions
+WIDTHS = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 1}
+WIDTHS |= {"num_attention_heads": 4, "max_position_embeddings": TABLE, "pad_token_id": 2}
+OWN = {
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 8},
+    "longformer": {"attention_window": 4},
+    "luke": {"entity_vocab_size": 16, "entity_emb_size": 16},
+    "xmod": {"default_language": "en_XX"},
+}
+
+
+@pytest.mark.parametrize("model_type", AFTER_PADDING)
+def test_positions_behind_padding_are_fewer(model_type: str) -> None:
+    """The longest row runs, and one of a token more has no position."""
+    config = transformers.AutoConfig.for_model(model_type, **WIDTHS | OWN.get(model_type, {}))
+    model, longest = transformers.AutoModel.from_config(config).eval(), longest_row(config)
+    assert longest == TABLE - 1 - (1 if model_type == "mpnet" else 2)
+    model(input_ids=torch.full((1, longest), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, longest + 1), 5))
+    assert f"the model's {longest} positions" in refusal(check_length, config, longest + 1)
+
+
+def test_rotary_positions_of_esm_are_none_of_a_table() -> None:
+    config = transformers.EsmConfig(**WIDTHS, position_embedding_type="rotary")
+    assert longest_row(config) == TABLE
+    transformers.EsmModel(config)(input_ids=torch.full((1, TABLE), 5))
+
+
+def test_every_type_that_counts_behind_padding_is_known() -> None:
+    """By the words of transformers' files."""
+    heads = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
+    folder, found = Path(transformers.__file__).parent / "models", set()
+    for model_type in set().union(*heads):
+        files = (folder / model_type_to_module_name(model_type)).glob("modeling_*.py")
+        if any("padding_idx + 1, sequence_length + " in file.read_text() for file in files):
+            found.add(model_type)
+    assert found and found <= AFTER_PADDING.keys()
 
 
 @pytest.mark.parametrize(

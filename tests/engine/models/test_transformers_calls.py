@@ -10,7 +10,9 @@ import transformers
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
 from tests.support import tiny
+from tests.support.count_blocks import kept_bytes
 from tests.support.ranks import mesh_of, pool
 
 LAYOUTS = {
@@ -57,35 +59,28 @@ def test_save_pretrained_writes_what_transformers_loads(
         torch.testing.assert_close(loaded.state_dict()[name], value, rtol=0, atol=0)
 
 
-def kept_bytes(family: str) -> tuple[int, int, int]:
+def kept_while_switched(family: str) -> tuple[int, int, int]:
     """What a forward keeps: as it is, recomputing, and not any more."""
     model = laid(family, "one", torch.float32).train()
-    plain = _kept_bytes(model)
+    plain = kept_by(model)
     model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
-    less = _kept_bytes(model)
+    less = kept_by(model)
     model.gradient_checkpointing_disable()
-    return plain, less, _kept_bytes(model)
+    return plain, less, kept_by(model)
 
 
-def _kept_bytes(model: torch.nn.Module) -> int:
+def kept_by(model: torch.nn.Module) -> int:
     ids, labels = tiny.batch(0)
-    kept = 0
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        kept += tensor.nbytes
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with kept_bytes(model) as kept:
         model(input_ids=ids, labels=labels)
-    return kept
+    return sum(kept.values())
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_keeps_less_until_it_is_disabled(family: str) -> None:
-    [(plain, less, again)] = pool(1).run(kept_bytes, family)
+    [(plain, less, again)] = pool(1).run(kept_while_switched, family)
     assert less < 0.7 * plain and again == plain
 
 
@@ -249,15 +244,22 @@ def test_a_loss_of_routers_is_refused() -> None:
     assert "output_router_logits adds a loss of the routers" in said
 
 
-def test_a_copy_is_not_touched() -> None:
-    own = tiny.fresh("gpt2", torch.float64)
-    before = copy.deepcopy(own.state_dict())
-    pool(1).run(saved_nothing)
-    assert all(torch.equal(before[name], value) for name, value in own.state_dict().items())
+def beside_a_copy(layout: str) -> tuple[bool, bool]:
+    """What a copy computes after its model was laid out and trained: the same? and what that one
+    computes?"""
+    own, plan, (ids, labels) = tiny.fresh("gpt2", torch.float64), LAYOUTS[layout], tiny.batch(0)
+    kept = copy.deepcopy(own)
+    before = kept(input_ids=ids).logits
+    model = parallelize(own, plan, mesh_of(plan))
+    Trainer(model, plan, mesh_of(plan), lr=tiny.LR).step(ids, labels)
+    after = kept(input_ids=ids).logits
+    return torch.equal(after, before), torch.allclose(after, model(input_ids=ids).logits)
 
 
-def saved_nothing() -> None:
-    laid("gpt2", "one")
+@pytest.mark.parametrize("layout", ("one", "tp", "zero-3"))
+def test_a_copy_is_not_touched(layout: str) -> None:
+    answers = pool(LAYOUTS[layout].world_size).run(beside_a_copy, layout)
+    assert set(answers) == {(True, False)}
 
 
 def turned_off() -> tuple[float, float]:

@@ -31,6 +31,7 @@ from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import dry_run
 from tests.support import parity, tiny
+from tests.support.count_blocks import kept_bytes
 from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
 
@@ -129,10 +130,8 @@ def test_a_token_of_zeros_decides_no_scale() -> None:
 def test_it_computes_what_torchao_does() -> None:
     """The same products by scales of whole tensors, and the same gradients."""
     ao = pytest.importorskip("torchao.float8")
-    from dataclasses import replace as with_fields
-
     recipe = ao.Float8LinearConfig.from_recipe_name("tensorwise")
-    recipe = with_fields(recipe, round_scales_to_power_of_2=True, emulate=True)
+    recipe = replace(recipe, round_scales_to_power_of_2=True, emulate=True)
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(64, 48))
     theirs = ao.convert_to_float8_training(copy.deepcopy(plain), config=recipe)
@@ -276,20 +275,10 @@ def kept(precision: str) -> tuple[int, set[torch.dtype]]:
     plan = ParallelPlan(precision=precision)
     model = parallelize(tiny.fresh("neox", torch.float32), plan, mesh_of(plan), check=False)
     model.train()
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    storages: dict[int, int] = {}
-    dtypes = set()
-
-    def pack(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in weights:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            dtypes.add(tensor.dtype)
-        return tensor
-
     ids, labels = tiny.batch(0, length=64)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with kept_bytes(model) as found:
         model(input_ids=ids, labels=labels)
-    return sum(storages.values()), dtypes
+    return sum(found.values()), set(found)
 
 
 def test_inputs_are_kept_in_8_bits() -> None:

@@ -18,7 +18,8 @@ def norm_of(tensors: list[torch.Tensor], copies: list[int] | None = None) -> flo
         SimpleNamespace(name=str(i), tensor=x, copies=count)
         for i, (x, count) in enumerate(zip(tensors, each))
     ]
-    return gradient_norm(parts, {str(i): x for i, x in enumerate(tensors)}).item()
+    gradients = {str(i): x for i, x in enumerate(tensors)}
+    return gradient_norm(parts, gradients, torch.device("cpu")).item()
 
 
 def exact(tensors: list[torch.Tensor]) -> float:
@@ -52,7 +53,12 @@ def test_what_is_not_finite_shows(bad):
 
 def test_no_gradient_at_all():
     assert norm_of([torch.zeros(LARGE)]) == 0.0
-    assert gradient_norm([], {}).item() == 0.0
+    assert gradient_norm([], {}, torch.device("cpu")).item() == 0.0
+
+
+def test_without_a_gradient_it_is_where_the_trainer_is():
+    """A rank whose stage is frozen, as one with another's adapters, sums its 0 with the others."""
+    assert gradient_norm([], {}, torch.device("meta")).device.type == "meta"
 
 
 def test_columns_of_a_matrix_are_no_rows_in_memory():

@@ -33,6 +33,9 @@ LAYOUTS = {
     "pp2-zero3": {"pp": 2, "dp_shard": 2, "schedule": "zero-bubble"},
 }
 
+UPDATE_WITHIN = 0.05  # of its size; 0.03 were seen, and a learning rate of 1.1 of its own is not
+EPS = 1e-3  # below it AdamW would turn the rounding of small gradients into whole steps
+
 
 def make(plan: ParallelPlan, family: str = "gpt2", **options) -> Trainer:
     model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
@@ -40,7 +43,8 @@ def make(plan: ParallelPlan, family: str = "gpt2", **options) -> Trainer:
 
 
 def compare_with_fp32(plan: ParallelPlan, tolerance: float) -> None:
-    low, full = make(plan), make(ParallelPlan(**_degrees(plan)))
+    low, full = make(plan, eps=EPS), make(ParallelPlan(**_degrees(plan)), eps=EPS)
+    start = {part.name: part.tensor.detach().clone() for part in full.parts}
     for step in range(5):
         ours, theirs = low.step(*tiny.batch(step)), full.step(*tiny.batch(step))
         assert not ours.skipped
@@ -49,7 +53,8 @@ def compare_with_fp32(plan: ParallelPlan, tolerance: float) -> None:
     for part in low.parts:
         assert part.tensor.dtype == torch.float32, "the optimizer works on float32 masters"
         expected = next(p for p in full.parts if p.name == part.name)
-        parity.close(part.name, part.tensor, expected.tensor, 0.02)
+        ours, theirs = (one.tensor.detach() - start[one.name] for one in (part, expected))
+        assert (ours - theirs).norm() <= UPDATE_WITHIN * theirs.norm(), part.name
 
 
 def _degrees(plan: ParallelPlan) -> dict:

@@ -33,7 +33,7 @@ MORE = {
 }
 
 ROOT = Path(__file__).resolve().parents[3]
-RUN = "--model gpt2-tiny --layers 2 --batch-size 4 --seq-len 32 --steps 6 --replay-check 2"
+RUN = "--model gpt2-tiny --layers 2 --batch-size 4 --seq-len 32 --steps 6 --replay-check 2 --watch"
 SPOILED = """
 import itertools
 from helpers.engine.trainer import Trainer
@@ -177,4 +177,5 @@ def test_a_run_that_does_not_repeat_ends_in_one_line(tmp_path) -> None:
     assert last.startswith("error: step 4: two passes over the same batch differ, first in ")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "not repeatable"
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["watched_every"] == 10
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3

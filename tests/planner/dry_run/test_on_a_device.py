@@ -11,9 +11,11 @@ from transformers.models.gptj import modeling_gptj
 
 from helpers.engine import trainer
 from helpers.engine.models import chunked_loss, documents
+from helpers.engine.models.architecture import family_of
+from helpers.engine.models.objectives import CAUSAL, build
 from helpers.engine.pipeline import micro_batches
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.dry_run.dry_run import DryRun, dry_run
+from helpers.planner.dry_run.dry_run import DryRun, dry_run, without_values
 from tests.support import tiny
 
 PIPELINE = {"pp": 2, "microbatches": 4}
@@ -92,6 +94,29 @@ def test_no_tensor_meets_one_of_the_cpu(family: str, layout: str) -> None:
     for run in runs(family, layout):
         assert run.host_waits == 1  # for the loss and the norm together
         assert run.flops > 0
+
+
+def test_the_norm_of_a_rank_without_anything_to_train_is_on_the_device() -> None:
+    """As of a pipeline's first stage where the lower blocks are frozen. A fake group sends, and
+    fake tensors stack, what is on two devices."""
+    plan, ids = ParallelPlan(pp=2, microbatches=4), torch.zeros((8, 16), dtype=torch.long)
+    with torch.device("meta"):
+        model = build(tiny.config("llama", layers=4), CAUSAL.task, torch.float32)
+    model.model.requires_grad_(False)
+    devices, norm_of = [], trainer.gradient_norm
+
+    def seen(*given: object) -> torch.Tensor:
+        norm = norm_of(*given)
+        devices.append(norm.device.type)
+        return norm
+
+    with (
+        patch.object(trainer, "largest_over_ranks", lambda number: 1),  # the last rank's is 1
+        patch.object(trainer, "gradient_norm", seen),
+        without_values(model, family_of(model), plan, 0, "meta") as (made, _),
+    ):
+        made.step(ids, ids)
+        assert not made.parts and devices == ["meta"]
 
 
 def test_what_meets_one_fails() -> None:
