@@ -18,6 +18,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from helpers.engine.errors import UserError
+from helpers.engine.pipeline.partition import MEMORY, SPEED, Costs, balance
 from helpers.engine.plan import ParallelPlan
 from helpers.smp.distribution.argument import beside, parameters_in
 from helpers.smp.keys import Key, does_nothing, elsewhere, keys, wants_whole
@@ -33,6 +34,7 @@ class SmpConfig:
     version: 1 or 2 of the library.
     batch_of: whose a process's batch is: `rdp`, all tensor ranks see the same samples
         (prescaled_batch, and version 2); `dp`, each tensor rank brings samples of its own.
+    memory_weight: for the automatic partition, from 0 (time) to 1 (memory).
     clip: the largest gradient norm, where the configuration says it.
     seed: as `clip`.
     env: variables of every rank, of mpi's options beside the configuration.
@@ -42,6 +44,7 @@ class SmpConfig:
     plan: ParallelPlan
     version: int
     batch_of: str = "rdp"
+    memory_weight: float = SPEED
     clip: float | None = None
     seed: int | None = None
     env: dict[str, str] = field(default_factory=dict, hash=False)
@@ -53,6 +56,15 @@ class SmpConfig:
         rdp x batch with prescaled_batch, dp x batch without; dp has the tensor ranks in it.
         """
         return batch * self.plan.dp * (self.plan.tp if self.batch_of == "dp" else 1)
+
+    def with_partition(self, costs: Costs) -> ParallelPlan:
+        """The plan with the partition that `memory_weight` asks for; `auto` weighs as for speed.
+
+        Args:
+            costs: of the model's parts, see partition.model_costs.
+        """
+        layers = balance(costs, self.plan.stages, self.memory_weight)
+        return replace(self.plan, partition=",".join(map(str, layers)))
 
 
 def read_smp_config(
@@ -119,10 +131,14 @@ def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]
         schedule=schedule,
         placement=values["placement_strategy"],
     )
+    weight = values["memory_weight"]
+    if weight is None:
+        weight = SPEED if values["optimize"] == "speed" else MEMORY
     return SmpConfig(
         plan,
         version=1,
         batch_of="rdp" if values["prescaled_batch"] else "dp",
+        memory_weight=weight,
         clip=values["sdp_gradient_clipping"] if sharded > 1 else None,
         left_out=left_out,
     )

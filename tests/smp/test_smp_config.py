@@ -1,9 +1,12 @@
 """SageMaker model parallel configurations: the published tables through an imported plan, and the
 meaning of each key."""
 
+from dataclasses import replace
+
 import pytest
 
 from helpers.engine.errors import UserError
+from helpers.engine.pipeline.partition import Cost, Costs
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import state_bytes
 from helpers.planner.hardware.rank_groups import coordinates, groups
@@ -81,7 +84,8 @@ def test_the_published_gptj_configuration():
         tp=8, zero_stage=1, precision="fp16", microbatches=1, schedule="1f1b"
     )
     assert found.global_batch(8) == 8
-    assert set(found.left_out) == {"optimize", "default_partition"}
+    assert found.memory_weight == 0.2
+    assert set(found.left_out) == {"default_partition"}
 
 
 def test_the_published_roberta_configuration_inside_the_estimators_argument():
@@ -142,13 +146,19 @@ def test_sharded_data_parallelism_is_zero_3_over_a_part_of_the_data_axis():
     assert read_smp_config({"ddp": True}, 4).clip is None
 
 
-def test_what_stages_are_balanced_by_is_left_out_in_words():
-    """No run had the partition that they ask for, though they were said to be converted."""
+def test_the_automatic_partition_keeps_its_weight():
+    """Heads and embeddings that hold memory and take no time pull layers away from their stage only
+    where memory counts."""
+    costs = Costs(Cost(0, 6), (Cost(1, 1),) * 8, Cost(0, 0))
     pipeline = {"partitions": 2, "microbatches": 4}
-    given = read_smp_config(pipeline | {"optimize": "memory", "memory_weight": 0.9}, 2)
-    assert given.plan == read_smp_config(pipeline, 2).plan
-    assert set(given.left_out) == {"optimize", "memory_weight"}
-    assert all("--partition takes" in reason for reason in given.left_out.values())
+    speed = read_smp_config(pipeline | {"optimize": "speed"}, 2)
+    memory = read_smp_config(pipeline | {"optimize": "memory"}, 2)
+    given = read_smp_config(pipeline | {"optimize": "memory", "memory_weight": 0.0}, 2)
+    assert (speed.memory_weight, memory.memory_weight) == (0.2, 0.8)
+    assert read_smp_config(pipeline, 2).memory_weight == 0.8  # its default was memory
+    assert memory.with_partition(costs).partition == "2,6"
+    assert given.with_partition(costs).partition == "4,4"
+    assert replace(memory.with_partition(costs), partition="auto") == memory.plan
 
 
 def test_offloading_and_sums():
@@ -276,3 +286,4 @@ def test_the_librarys_defaults_are_read(key, value, version):
     empty = read_smp_config({}, 1, version)
     found = read_smp_config({key: value}, 1, version)
     assert found.plan == empty.plan
+    assert found.memory_weight == empty.memory_weight

@@ -13,11 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-<<<<<<< HEAD
-=======
-import torch.distributed as dist
 from torch import nn
->>>>>>> fix-enga
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -104,20 +100,6 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
 
 
-<<<<<<< HEAD
-=======
-@contextmanager
-def pretended(world: int) -> Iterator[None]:
-    """A process group of `world` ranks of which this is the first, and which sends nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 @contextmanager
 def kept_bytes(model: nn.Module | None = None) -> Iterator[dict[torch.dtype, int]]:
     """Fills in, by dtype, how much forwards inside keep for their backwards: each storage once, and
@@ -136,7 +118,6 @@ def kept_bytes(model: nn.Module | None = None) -> Iterator[dict[torch.dtype, int
         yield kept
 
 
->>>>>>> fix-enga
 def count(config: Any, plan: ParallelPlan) -> Counts:
     """The counts of forward and backward of a model under a plan, on its first rank."""
     from transformers import AutoModelForCausalLM
