@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from turns import model_of, say_loading, take_turns
 from zero_stages import batches
 
+from helpers import text as data
 from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import load_model
@@ -29,7 +30,6 @@ from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_l
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import DryRun, watched
 from helpers.planner.time.messages import SENT
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 
 
