@@ -103,7 +103,8 @@ def _read(model: nn.Module, files: WeightFiles, seed: int, device: torch.device 
     stored = getattr(model, "stored_shapes", {})
     matrices = set(linear_paths(model))
     for parameter, names in names_of(model).items():
-        if (name := names[0]) in new:
+        name = names[0]
+        if name in new:
             continue
         path, _, leaf = name.rpartition(".")
         shape = stored.get(name, parameter.shape)

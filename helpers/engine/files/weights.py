@@ -128,7 +128,8 @@ def read(model: nn.Module, files: WeightFiles, new: set[str] = frozenset()) -> N
         UserError: a parameter is missing from the files, has another shape there, or is not finite.
     """
     for parameter, names in names_of(model).items():
-        if (name := names[0]) in new:
+        name = names[0]
+        if name in new:
             continue
         shape, offset = slice_of(parameter)
         stored = model.stored_shapes.get(name, parameter.shape)
