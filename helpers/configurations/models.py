@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, need, whole_reason
 
 
 @dataclass(frozen=True)
@@ -73,4 +73,4 @@ class Sizes:
             make = transformers.AutoConfig.for_model  # whose tokens may lie outside the vocabulary
             return make(self.model_type, bos_token_id=None, eos_token_id=None, **known)
         except (ValueError, TypeError) as error:
-            raise UserError(f"no configuration: {' '.join(str(error).split())[:120]}") from None
+            raise UserError(f"no configuration: {whole_reason(error, 120)}") from None

@@ -19,7 +19,12 @@ def reason(error: Exception) -> str:
 
 def named_reason(error: Exception) -> str:
     """The same behind the error's kind."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:160]
+
+
+def whole_reason(error: BaseException, most: int = 200) -> str:
+    """All that an error says, its lines as one, up to so many characters."""
+    return " ".join(str(error).split())[:most]
 
 
 class UserError(ValueError):

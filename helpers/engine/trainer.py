@@ -42,7 +42,7 @@ from .precision.not_finite import not_finite
 from .precision.optimizer import (
     adamw,
     check_changed,
-    check_schedule,
+    check_lr_schedule,
     check_settings,
     gradient_norm,
     lr_factor,
@@ -116,7 +116,7 @@ class Trainer:
         hook: Callable[..., Any] | None = None,
     ) -> None:
         check_settings(optimizer, lr, weight_decay, betas, eps, clip)
-        check_schedule(lr_schedule, warmup_steps, total_steps)
+        check_lr_schedule(lr_schedule, warmup_steps, total_steps)
         if type(seed) is not int or abs(seed) >= 2**63:
             raise UserError(f"seed must be a whole number of 64 bits, not {seed!r:.40}")
         if not largest_over_ranks(int(any(p.requires_grad for p in model.parameters()))):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, whole_reason
 from helpers.entries.entry import Entry, checked, text_of
 
 TABLE = re.compile(r"\s*\[([\w.\s\"'-]+)\]\s*(#.*)?")
@@ -26,7 +26,7 @@ def read_toml(path: Path) -> list[Entry]:
         values = _reader(path).loads(text)
         entries = list(_entries(values, "", _lines(text)))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no TOML: {' '.join(str(error).split())[:120]}") from None
+        raise UserError(f"{path} is no TOML: {whole_reason(error, 120)}") from None
     return checked(path, entries)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, need, whole_reason
 from helpers.entries.entry import LONGEST_PATH, Entry, checked, text_of
 
 REFERENCE = re.compile(r"\$\{([^{}]+)\}")
@@ -51,7 +51,7 @@ def of_yaml(path: Path, text: str, over: Mapping[str, Any] | None = None) -> lis
     except NOT_ITS_TAG:
         raise UserError(f"{path} is no YAML: a value is not what its tag says") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is no YAML: {' '.join(str(error).split())[:120]}") from None
+        raise UserError(f"{path} is no YAML: {whole_reason(error, 120)}") from None
     if not entries:
         raise UserError(f"{path} is no recipe or configuration: it has no keys")
     entries = _covered(entries, over or {})

@@ -15,7 +15,9 @@ HOMES = {
     "load_tokenizer": "tokenizer",
     "load_examples": "tokens",
     "tokenize": "rows",
+    "TokenData": "rows",
     "batches": "tokens",
+    "Batch": "tokens",
     "steps_per_epoch": "tokens",
 }
 __all__ = list(HOMES)

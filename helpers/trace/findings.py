@@ -25,9 +25,10 @@ from statistics import mean, median
 from typing import Any
 
 from helpers.engine.files.whole import replace_text
+from helpers.trace.perfetto import write_timeline
 from helpers.trace.recorder import MACHINE
 from helpers.trace.step_times import StepTimes, step_times
-from helpers.trace.traces import Slice, Trace, read_traces, write_timeline
+from helpers.trace.traces import Slice, Trace, read_traces
 
 # share of a step, of the limit for memory, times the others' work for a straggler
 THRESHOLDS = {
@@ -65,7 +66,14 @@ def find(traces: list[Trace]) -> list[Finding]:
     Args:
         traces: of all ranks, as `read_traces` returns them.
     """
-    steps = list(zip(*map(step_times, traces)))
+    return _find(traces, _times(traces))
+
+
+def _times(traces: list[Trace]) -> list[Step]:
+    return list(zip(*map(step_times, traces)))
+
+
+def _find(traces: list[Trace], steps: list[Step]) -> list[Finding]:
     findings = [
         _input(steps),
         _launch(steps),
@@ -89,10 +97,14 @@ def write_findings(run: Path) -> list[str]:
     """
     traces = read_traces(run / "traces")
     write_timeline(traces, run / "trace.json")
-    findings = find(traces)
+    times = _times(traces)
+    findings = _find(traces, times)
     steps = traces[0].facts["steps"]
-    times = [[asdict(of_rank) for of_rank in step] for step in zip(*map(step_times, traces))]
-    report = {"steps": steps, "findings": list(map(asdict, findings)), "times": times}
+    report = {
+        "steps": steps,
+        "findings": list(map(asdict, findings)),
+        "times": [list(map(asdict, step)) for step in times],
+    }
     replace_text(run / "findings.json", json.dumps(report, indent=1) + "\n")
     nothing = f"nothing stands out in steps {steps[0]} to {steps[-1]}"
     return [finding.words for finding in findings] or [nothing]

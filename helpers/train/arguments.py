@@ -12,7 +12,7 @@ from helpers.commands import Parser, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
 from helpers.engine.plan import DTYPES, ParallelPlan
-from helpers.engine.precision.optimizer import OPTIMIZERS, SCHEDULES
+from helpers.engine.precision.optimizer import LR_SCHEDULES, OPTIMIZERS
 from helpers.engine.ranks import DEVICES
 from helpers.text.instructions import TEMPLATES
 from helpers.watch.watch import EVERY as WATCH_EVERY
@@ -54,7 +54,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--optimizer", choices=OPTIMIZERS, default="adamw")
     add("--weight-decay", type=from_zero, default=0.01)
     add("--clip", type=positive, default=1.0, help="largest gradient norm")
-    add("--lr-schedule", choices=tuple(SCHEDULES), default="linear")
+    add("--lr-schedule", choices=tuple(LR_SCHEDULES), default="linear")
     add("--warmup", type=count, default=0, help="steps over which the learning rate rises")
     add("--seed", type=count, default=0)
     add("--layers", type=whole, help="replaces the preset's")

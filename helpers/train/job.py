@@ -29,6 +29,7 @@ from helpers.engine.models.configurations import (
     load_config,
     presets,
 )
+from helpers.engine.models.objectives import CAUSAL, OBJECTIVES
 from helpers.engine.parallelize import lay_out
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.compiling import check_compiler
@@ -39,6 +40,7 @@ from helpers.planner.shape.families import model_shape
 from helpers.text import tokens
 from helpers.text.bundled import bundled
 from helpers.text.encoder_rows import SpecialTokens
+from helpers.text.rows import TokenData
 from helpers.text.token_files import tokenized
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
 from helpers.train.arguments import AUTO, BUNDLED
@@ -53,8 +55,8 @@ class Job:
     args: argparse.Namespace
     plan: ParallelPlan
     config: Any
-    train: tokens.TokenData
-    evaluation: tokens.TokenData | None
+    train: TokenData
+    evaluation: TokenData | None
     files: WeightFiles | None  # of a folder
     resume_from: Path | None
     adapting: Adapting | None = None
@@ -108,7 +110,7 @@ class Job:
     @property
     def starts_random(self) -> bool:
         """Are the first weights random?"""
-        return random_start(self.args, self.files)
+        return random_start(self.args)
 
     def facts(self) -> dict[str, Any]:
         """What must be the same on every rank."""
@@ -136,9 +138,9 @@ class Job:
         }
 
 
-def random_start(args: argparse.Namespace, files: WeightFiles | None) -> bool:
-    """Are the first weights random?"""
-    return files is None and (args.from_scratch or args.model in presets())
+def random_start(args: argparse.Namespace) -> bool:
+    """Are the first weights random? Of these no files are looked for."""
+    return args.from_scratch or args.model in presets()
 
 
 def prepare(args: argparse.Namespace) -> Job:
@@ -190,7 +192,7 @@ def prepare(args: argparse.Namespace) -> Job:
     train = read_tokens(data, "train", args, tokenizer)
     if args.task == "classify-head":
         own = tuple(name for _, name in sorted(config.id2label.items()))
-        known = not random_start(args, files) and set(train.label_names) <= set(own)
+        known = not random_start(args) and set(train.label_names) <= set(own)
         if known and train.label_names != own:
             train = read_tokens(data, "train", args, tokenizer, own)  # in the order of the head
         config.id2label = dict(enumerate(train.label_names))
@@ -215,7 +217,7 @@ def prepare(args: argparse.Namespace) -> Job:
     return job
 
 
-def _cut(task: str, train: tokens.TokenData, seq_len: int) -> str:
+def _cut(task: str, train: TokenData, seq_len: int) -> str:
     """What is said of examples that are longer than a row."""
     if task != "instruct":
         return f"{train.truncated} of {len(train)} sentences are cut to {seq_len} tokens"
@@ -252,7 +254,7 @@ def adapting_of(args: argparse.Namespace) -> Adapting | None:
     return Adapting(rank, alpha, args.lora_dropout, args.quantize, args.load_adapters)
 
 
-def read_tokens(source, split, args, tokenizer, labels=None) -> tokens.TokenData:
+def read_tokens(source, split, args, tokenizer, labels=None) -> TokenData:
     name = str(source)
     if name.startswith("data/") and not Path(name).exists():
         source = bundled(name.removeprefix("data/"))  # the project's own, from any folder
@@ -295,7 +297,7 @@ def fit_vocabulary(config: Any, args: argparse.Namespace, tokenizer: Tokenizer) 
         UserError: the model has weights, and fewer rows than the tokenizer has ids, or other
             padding.
     """
-    random = args.from_scratch or args.model in presets()
+    random = random_start(args)
     special = None if head_of(args.task) == "lm" else SpecialTokens.of(tokenizer)
     ids = tokenizer.vocab_size if special is None else special.vocab_size
     text = text_config(config)
@@ -330,4 +332,4 @@ def fit_vocabulary(config: Any, args: argparse.Namespace, tokenizer: Tokenizer) 
 def head_of(task: str) -> str:
     """The task of models/objectives.py that a model's head must be for: causal language models
     follow instructions, too, and say the word that a class stands for."""
-    return task if task in ("mlm", "classify-head") else "lm"
+    return task if task in OBJECTIVES else CAUSAL.task

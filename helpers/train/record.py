@@ -1,6 +1,7 @@
 """What a run leaves behind: a line of metrics a step, and summary.json at its end."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 
 from helpers.commands import is_first
 from helpers.engine.adapters.lora import trainable_parameters
-from helpers.engine.files.run_record import Clock, Metrics, versions, write_summary
+from helpers.engine.files.run_record import Clock, Metrics, versions
+from helpers.engine.files.whole import replace_text
 from helpers.engine.memory.states import peak_memory_bytes
 from helpers.engine.precision.compiling import compilations
 from helpers.engine.ranks import over_ranks
@@ -117,7 +119,7 @@ def finish(
     if job.args.track:
         tracking.finish(summary, job.args.out / "findings.json")
         summary["tracked"] = tracking.look
-    write_summary(job.args.out / "summary.json", summary)
+    replace_text(job.args.out / "summary.json", json.dumps(summary, indent=1) + "\n")
     if status != "done":
         return
     for command in tracking.look.values():

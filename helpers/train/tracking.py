@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, named_reason, need
 
 EXPERIMENT = "helpers"
 MOST_PARAMS = 100  # of MLflow in a batch
@@ -165,9 +165,8 @@ class Tracking:
             if made is not None:
                 self.trackers[name] = made
         except Exception as error:
-            said = (str(error).strip().splitlines() or ["nothing was said"])[0][:160]
             self.trackers.pop(name, None)
-            self.warnings.append(f"{name} tracks no more: {type(error).__name__}: {said}")
+            self.warnings.append(f"{name} tracks no more: {named_reason(error)}")
             print(f"warning: {self.warnings[-1]}", flush=True)
 
 

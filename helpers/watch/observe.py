@@ -6,7 +6,7 @@ model's, counted once each, whatever the layout. Nothing that the step computes 
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class Observer:
 
     def __init__(self) -> None:
         self._sums: dict[int | str, Sums] = defaultdict(Sums)
-        self._loud: Counter[str] = Counter()
+        self._loud: set[str] = set()
         self._names: set[str] = set()
         self._before: dict[str, Tensor] = {}
         self._counts: dict[int, Tensor] = {}
@@ -99,7 +99,7 @@ class Observer:
             gradient = gradients.get(part.name)
             square = 0.0 if gradient is None else _square(gradient) / scale**2
             if square:
-                self._loud[part.name] += 1
+                self._loud.add(part.name)
             share = 1 / part.copies
             self._sums[unit_of(part.name)].add(
                 Sums(square * share, _square(weight) * share, 0.0, weight.numel() * share)
@@ -145,7 +145,7 @@ class Observer:
         counts = {layer: counted.tolist() for layer, counted in self._counts.items()}
         whole, loud, names = Observation(), set(), set()
         for sums, heard, named, counted in over_ranks(
-            (dict(self._sums), set(self._loud), self._names, counts)
+            (dict(self._sums), self._loud, self._names, counts)
         ):
             loud |= heard
             names |= named

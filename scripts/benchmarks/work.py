@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from helpers import text as data
 from helpers.engine.adapters.lora import add_adapters, save_adapters, trainable_parameters
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 
 TEXT = bundled("reviews/train.tsv")

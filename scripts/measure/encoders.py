@@ -30,7 +30,7 @@ from torch import nn
 from helpers.commands import refuse
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
-from helpers.engine.models.objectives import build
+from helpers.engine.models.objectives import IGNORED, build
 from helpers.lab.launch.flags import to_words
 from helpers.lab.launch.launch import launch
 from helpers.lab.runs.run import load_run
@@ -106,7 +106,7 @@ def scores_of(model: nn.Module, job: Job) -> dict[str, float]:
     loss, labelled, right = 0.0, 0, 0
     for batch in tokens.batches(job.evaluation, job.args.batch_size, seed=0, shuffle=False):
         outputs = model(**inputs(batch))
-        number = int((batch.labels != tokens.IGNORED).sum())
+        number = int((batch.labels != IGNORED).sum())
         loss, labelled = loss + outputs.loss.item() * number, labelled + number
         if job.evaluation.row_labels is not None:
             right += int((outputs.logits.argmax(-1) == batch.labels).sum())

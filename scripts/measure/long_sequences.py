@@ -20,6 +20,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import record
 from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
+from helpers import text as data
 from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import load_model
@@ -28,7 +29,6 @@ from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_l
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import DryRun, watched
 from helpers.planner.time.messages import SENT
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.tensor import DTensor
 
+from helpers import text as data
 from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError, need
 from helpers.engine.models.configurations import check_length, load_config
@@ -35,7 +36,6 @@ from helpers.engine.precision.optimizer import gradient_norm
 from helpers.engine.ranks import distributed, over_ranks, run_and_leave, world_size
 from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.tensor_watch import Watch
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

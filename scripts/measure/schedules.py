@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
+from helpers import text as data
 from helpers.commands import is_first, refuse
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
@@ -32,7 +33,6 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave
 from helpers.engine.trainer import Trainer
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 from helpers.trace import timelines
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from helpers import text as data
 from helpers.commands import is_first
 from helpers.engine.context import parts
 from helpers.engine.models.documents import Document
@@ -31,7 +32,6 @@ from helpers.engine.pipeline import micro_batches, runner
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, pick_device, run_and_leave, world_size
 from helpers.engine.trainer import Trainer
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 
 share, train = parts.share, runner.Pipeline.train

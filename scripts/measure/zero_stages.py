@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
 from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
+from helpers import text as data
 from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.messages.carriers import BOARD
@@ -29,7 +30,6 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
 from helpers.engine.trainer import Trainer
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 
 KINDS = {

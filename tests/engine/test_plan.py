@@ -10,7 +10,7 @@ from helpers.engine.errors import NoToken, UserError
 from helpers.engine.models.architecture import check_tensor_degree
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.precision.optimizer import SCHEDULES, lr_factor
+from helpers.engine.precision.optimizer import LR_SCHEDULES, lr_factor
 from helpers.engine.tensor.shards import chunk
 from helpers.engine.tensor.split import kv_rows
 
@@ -221,7 +221,7 @@ def test_shared_keys_and_values_cover_each_query_once(
 
 
 @given(
-    schedule=st.sampled_from(tuple(SCHEDULES)),
+    schedule=st.sampled_from(tuple(LR_SCHEDULES)),
     warmup=st.integers(0, 20),
     total=st.integers(1, 100),
 )

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.text.tokens import load_examples, load_tokenizer
+from helpers.text.tokenizer import load_tokenizer
+from helpers.text.tokens import load_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data"

@@ -12,19 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.objectives import IGNORED
 from helpers.text.bundled import bundled
 from helpers.text.label_words import classes, verbalize
-from helpers.text.tokenizer import Tokenizer, copy_tokenizer
-from helpers.text.tokens import (
-    IGNORED,
-    Example,
-    TokenData,
-    batches,
-    load_examples,
-    load_tokenizer,
-    steps_per_epoch,
-    tokenize,
-)
+from helpers.text.readers import Example
+from helpers.text.rows import TokenData, tokenize
+from helpers.text.tokenizer import Tokenizer, copy_tokenizer, load_tokenizer
+from helpers.text.tokens import batches, load_examples, steps_per_epoch
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT.parent / "shared" / "data"

@@ -16,8 +16,9 @@ from helpers.text import encoder_rows
 from helpers.text.bundled import bundled
 from helpers.text.encoder_rows import Masking, SpecialTokens, stream_rows, text_rows
 from helpers.text.readers import Example
+from helpers.text.rows import tokenize
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
-from helpers.text.tokens import batches, load_examples, tokenize
+from helpers.text.tokens import batches, load_examples
 
 EXAMPLES = [Example("a good film", "1"), Example("dull and far too long", "0")] * 40
 

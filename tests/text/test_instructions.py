@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
 from helpers.engine.models import documents as packed_rows
+from helpers.engine.models.objectives import IGNORED
 from helpers.text import packing
 from helpers.text.instructions import encode, load_instructions
+from helpers.text.readers import Example
+from helpers.text.rows import TokenData, tokenize
 from helpers.text.tokenizer import load_tokenizer
-from helpers.text.tokens import IGNORED, Example, TokenData, batches, load_examples, tokenize
+from helpers.text.tokens import batches, load_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "data" / "instructions"

@@ -10,8 +10,9 @@ from helpers.engine.errors import UserError
 from helpers.text import token_files
 from helpers.text.bundled import bundled
 from helpers.text.readers import Example
+from helpers.text.rows import TokenData, tokenize
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
-from helpers.text.tokens import TokenData, batches, load_examples, tokenize
+from helpers.text.tokens import batches, load_examples
 from tests.support.ranks import forks
 
 CASES = {

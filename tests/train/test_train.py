@@ -146,7 +146,7 @@ def test_a_run_starts_from_the_weights_of_a_folder(tmp_path: Path) -> None:
     done = scripts.process(out=tmp_path / "run", **flags | {"steps": 1, "save": True})
     assert done.returncode == 0, done.stderr
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    from helpers.text import tokens as data
+    from helpers import text as data
 
     tokenizer = data.load_tokenizer(ROOT / "data/tokenizer")
     examples = data.load_examples(ROOT / "data/reviews/train.tsv", "lm")

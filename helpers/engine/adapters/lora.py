@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UserError, check_access, check_count, is_number, need
+from ..errors import UserError, check_access, check_count, is_number, need, whole_reason
 from ..files import weights
 from ..files.random_weights import seed_of
+from ..files.trainer_state import is_adapted
 from ..files.weight_files import WeightFiles, stored_names
 from ..models.objectives import objective_of
+from ..ranks.agreeing import is_first
 from .head import head_modules, head_names, head_weights, train_head
 from .kinds import check_kind
 from .linear_layers import PREFIX, Places, paths_in, places_of, reached
@@ -98,7 +99,7 @@ def check_numbers(rank: int, alpha: float, dropout: float) -> None:
 
 def _inject(model: nn.Module, config: Any, places: Places) -> None:
     """Adapters without memory, and all else frozen but a head that classifies."""
-    if hasattr(model, "adapter_config"):
+    if is_adapted(model):
         raise UserError("this model has adapters already: load it anew")
     peft = need("peft", "qlora")
     own = head_names(model)
@@ -184,11 +185,6 @@ def save_adapters(model: nn.Module, folder: str | Path) -> None:
         save_file(values, folder / FILE, metadata={"format": "pt"})
 
 
-def is_first() -> bool:
-    """Is this the rank that writes files?"""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
 def everywhere(
     model: nn.Module, facts: Facts, make: Callable[[str], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
@@ -223,8 +219,9 @@ def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = 
     except UserError:
         raise
     except Exception as error:  # peft's, of what it cannot use; of all kinds
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"the adapters in {folder} do not fit this model: {reason}") from None
+        raise UserError(
+            f"the adapters in {folder} do not fit this model: {whole_reason(error)}"
+        ) from None
     here = dict(adapted(model))
     _check_layers(here, folder, places)
     _check_scaling(here, folder)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from ..files import weights
 from ..files.beside_weights import write_configurations
+from ..ranks.agreeing import is_first
 from .linear_layers import is_transposed
-from .lora import HALVES, NAME, Facts, adapted, everywhere, halves, is_first
+from .lora import HALVES, NAME, Facts, adapted, everywhere, halves
 from .nf4 import dequantize
 
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..errors import UserError, need
 from ..files import random_weights, weights
-from ..files.blank import give_memory
+from ..files.blank import give_memory, tie
 from ..files.weight_files import WeightFiles
 from ..memory.cpu_allocator import large_blocks_apart
-from ..models.architecture import base_of
+from ..models.architecture import base_of, names_of, tied_names
 from .linear_layers import is_transposed, linear_paths
 
 BLOCK, NESTED_BLOCK = 64, 256  # weights that share a magnitude; magnitudes that share one
@@ -76,12 +76,12 @@ def fill_quantized(
 
     The model may lack blocks (a stage of a pipeline); its matrices must not be split over ranks.
     """
-    ties = weights.tied(model)
+    ties = tied_names(model)
     if files is None:
         _draw(model, seed, device)
     else:
         _read(model, files, seed, device)
-    weights.tie(ties)
+    tie(model, ties)
     model.requires_grad_(False)
     model.is_loaded_in_4bit = True  # what peft asks before it puts an adapter beside such a layer
 
@@ -102,12 +102,12 @@ def _read(model: nn.Module, files: WeightFiles, seed: int, device: torch.device 
             buffer.copy_(_whole(rows, buffer, buffer.shape))
     stored = getattr(model, "stored_shapes", {})
     matrices = set(linear_paths(model))
-    for name, parameter in list(model.named_parameters()):
+    for parameter, names in names_of(model).items():
+        name = names[0]
         if name in new:
             continue
         path, _, leaf = name.rpartition(".")
         shape = stored.get(name, parameter.shape)
-        names = weights.aliases(model, name)
         like = torch.empty(0, dtype=parameter.dtype, device=device)
         if path in matrices and leaf == "weight":
             across = is_transposed(model.get_submodule(path))

@@ -1,7 +1,6 @@
 """What a model must be before it is laid out, whatever the layout: as its class of transformers
 makes it, with weights that are numbers of their own."""
 
-import collections
 from contextlib import suppress
 
 from torch import nn
@@ -9,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import UserError
-from ..models.architecture import family_of, text_config
+from ..models.architecture import family_of, names_of, text_config, tied_names
 from ..plan import ParallelPlan
 from .hooks import check_hooks_inside, check_no_gradient_hooks
 from .kinds import kind_of, made_by, other_number
@@ -71,10 +70,8 @@ def _check_has_rows(model: nn.Module) -> None:
 
 def _check_shardable(model: nn.Module) -> None:
     """Raise a UserError if fully_shard cannot take a parameter, or blocks have it together."""
-    named, blocks = collections.defaultdict(list), f"{family_of(model).blocks}."
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        named[parameter].append(name)
-    for parameter, names in named.items():
+    blocks = f"{family_of(model).blocks}."
+    for parameter, names in names_of(model).items():
         of = {n.removeprefix(blocks).partition(".")[0] for n in names if n.startswith(blocks)}
         shared = f"is another block's {names[-1]}" if len(of) > 1 else ""
         if reason := shared or ("" if parameter.numel() else "has no elements"):
@@ -164,13 +161,10 @@ def check_trained(model: nn.Module, known: set[str]) -> None:
 def _check_shared(model: nn.Module) -> None:
     """Raise a UserError if parameters are shared that the class does not share itself: each rank of
     a pipeline would train a copy of its own."""
-    names = collections.defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
     ties = getattr(model, "all_tied_weights_keys", {})
     own = {*ties, *ties.values()}
-    for shared in names.values():
-        if len(shared) == 1 or own.issuperset(shared):
+    for shared in tied_names(model):
+        if own.issuperset(shared):
             continue
         family = family_of(model)  # whose two ends may be one matrix
         if {name.rpartition(".")[0] for name in shared} != {family.embedding, family.head}:

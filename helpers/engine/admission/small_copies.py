@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..models.architecture import text_config
-from ..models.families import MLP_WIDTHS, WINDOWS, kv_heads
+from ..models.families import KV_HEADS, MLP_WIDTHS, WINDOWS, kv_heads
 from ..models.overrides import fewer_layers, override
 
 VOCABULARY = 61  # a prime: no degree divides it
@@ -115,7 +115,7 @@ def _small_widths(config: Any, tp: int, each: int) -> None:
         _narrow(config, HEADS * HEAD)
         return
     heads, groups = small_heads(config.num_attention_heads, kv_heads(config), tp)
-    for name in ("num_key_value_heads", "num_kv_heads"):
+    for name in KV_HEADS:
         if getattr(config, name, None):
             setattr(config, name, groups)
     widths = [name for name in MLP_WIDTHS if getattr(config, name, None)]

@@ -118,7 +118,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Result and log-sum-exp of one pair, [rows, heads, queries, head_dim] and without the last."""
     bias, causal = _bias(q, pair, scores), pair.sees == CAUSAL
-    if scores.softcap is not None or scores.dropout > 0 or not _has_kernel(q, bias):
+    if not _has_kernel(q, bias, scores):
         return formula.forward(q, k, v, pair, scores, draw)
     if q.device.type == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -146,15 +146,13 @@ def _backward(
     """The gradients of one pair's queries, keys and values."""
     q, k, v = inputs
     bias, causal = _bias(q, pair, scores), pair.sees == CAUSAL
-    if scores.softcap is not None or scores.dropout > 0 or not _has_kernel(q, bias):
+    if not _has_kernel(q, bias, scores):
         return formula.backward(grad, out, lse, inputs, pair, scores, draw)
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scores.scale
         )
-    state = torch.zeros(
-        2, dtype=torch.uint64, device=q.device
-    )  # of dropout, of which there is none
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout: there is none
     found = aten._scaled_dot_product_flash_attention_backward(
         grad,
         q,
@@ -175,9 +173,11 @@ def _backward(
     return found[0], *(of_groups(x, k) for x in found[1:])
 
 
-def _has_kernel(q: Tensor, bias: Tensor | None) -> bool:
-    """One that gives the log-sum-exp: on a GPU in half precision and without a bias. `meta` stands
-    for a GPU."""
+def _has_kernel(q: Tensor, bias: Tensor | None, scores: Scores) -> bool:
+    """One that gives the log-sum-exp: of plain scores, and on a GPU in half precision and without a
+    bias. `meta` stands for a GPU."""
+    if scores.softcap is not None or scores.dropout > 0:
+        return False
     if q.device.type == "cpu":
         return True
     on_gpu, narrow = q.device.type in ("cuda", "meta"), q.dtype in (torch.float16, torch.bfloat16)

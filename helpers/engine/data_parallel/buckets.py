@@ -138,7 +138,7 @@ class Buckets:
         """Bytes of the gradients that are alive."""
         waiting = [local(p.grad) for b in self.buckets for p in b.parameters if p.grad is not None]
         everything = [*waiting, *self.sums.values(), *self.unsent.values()]
-        return sum(t.numel() * t.element_size() for t in everything)
+        return sum(t.nbytes for t in everything)
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
         self.stages.add(self.bucket_of[name].stage)

@@ -115,9 +115,7 @@ class FullyShard:
         if self.sums:
             self.sums.end()
         self.gradient_bytes = sum(
-            local(p.grad).numel() * p.grad.element_size()
-            for p in self.trainable.values()
-            if p.grad is not None
+            local(p.grad).nbytes for p in self.trainable.values() if p.grad is not None
         )
 
     def add(self, name: str, gradient: Tensor) -> None:
@@ -240,7 +238,7 @@ class Bucketed:
         gradients = {n: local(p.grad) for n, p in self.trainable.items() if p.grad is not None}
         for parameter in self.trainable.values():
             parameter.grad = None
-        self.gradient_bytes = sum(t.numel() * t.element_size() for t in gradients.values())
+        self.gradient_bytes = sum(t.nbytes for t in gradients.values())
         return gradients
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ torch's meta device they would be lost, and memory that nobody wrote to would st
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -55,3 +55,12 @@ def keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
 def give_memory(module: nn.Module, device: torch.device | str) -> None:
     """Put a module on a device; what has no memory gets some there, in which anything stands."""
     module._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
+
+
+def tie(model: nn.Module, ties: Iterable[list[str]]) -> None:
+    """Make parameters one again that were one before they got memory, by their names then: see
+    `tied_names`."""
+    for first, *others in ties:
+        for name in others:
+            path, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(path), leaf, model.get_parameter(first))

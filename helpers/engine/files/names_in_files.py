@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..errors import UserError
+from ..errors import UserError, named_reason
 from ..models.architecture import text_config
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -161,13 +161,9 @@ class Made:
         try:
             return recipe.convert(self.name, tensors)
         except Exception as error:  # of transformers' converters, each its own
-            stored, reason = (
-                recipe.tensors[0][0],
-                f"{type(error).__name__}: {error}".splitlines()[0],
-            )
             raise UserError(
-                f"{self.name} cannot be made of {stored} and its like in {self.folder}: "
-                f"{reason[:160]}"
+                f"{self.name} cannot be made of {recipe.tensors[0][0]} and its like in "
+                f"{self.folder}: {named_reason(error)}"
             ) from None
 
 

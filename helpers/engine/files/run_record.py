@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError, is_number
+from .whole import replace_text
 
 COUNTED = ("step", "tokens", "samples", "step_s")  # numbers of a line of metrics
 HELD = ("metrics.jsonl", "summary.json", "checkpoints")
@@ -109,9 +110,8 @@ class Metrics:
             return
         if done and path.exists():
             self.lines = _lines_up_to(path, done)
-        draft = path.with_suffix(".part")  # a crash here must not cost the lines that there are
-        draft.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
-        draft.replace(path)
+        # a crash here must not cost the lines that there are
+        replace_text(path, "".join(json.dumps(line) + "\n" for line in self.lines))
         self.file = path.open("a", buffering=1)
 
     def add(self, line: dict[str, Any]) -> None:
@@ -199,13 +199,6 @@ def _is_whole(line: Any) -> bool:
 def warmup_steps(steps: int) -> int:
     """Steps left out of every throughput: the first tenth, at least two where there are five."""
     return max(2, steps // 10) if steps >= 5 else 0
-
-
-def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json whole or not at all: readers never see half of it."""
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(summary, indent=1) + "\n")
-    draft.replace(path)
 
 
 def versions() -> dict[str, str]:

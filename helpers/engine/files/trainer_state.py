@@ -132,6 +132,6 @@ def alone(tensor: Tensor) -> Tensor:
     """The tensor in memory of its own: async_save copies whole storages, and would copy all of a
     parameter for each rank's chunk of it."""
     part = local(tensor)
-    if part.untyped_storage().nbytes() == part.numel() * part.element_size():
+    if part.untyped_storage().nbytes() == part.nbytes:
         return tensor
     return tensor.clone()

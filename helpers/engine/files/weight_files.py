@@ -224,21 +224,20 @@ def write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path | None) ->
 
     With no folder the tensors are only asked for: making one whole may need every rank.
     """
-    shards: list[dict[str, Tensor]] = [{}]
+    shard: dict[str, Tensor] = {}
     held = 0
     written: list[Path] = []
     for name, tensor in tensors:
         if folder is None:
             continue
-        size = tensor.numel() * tensor.element_size()
-        if held and held + size > SHARD_BYTES:
-            written.append(_write_shard(shards.pop(), folder, len(written)))
-            shards.append({})
+        if held and held + tensor.nbytes > SHARD_BYTES:
+            written.append(_write_shard(shard, folder, len(written)))
+            shard.clear()  # before the next tensor is copied: one shard is held at a time
             held = 0
-        shards[-1][name] = tensor.detach().cpu().contiguous()
-        held += size
+        shard[name] = tensor.detach().cpu().contiguous()
+        held += tensor.nbytes
     if folder is not None:
-        written.append(_write_shard(shards.pop(), folder, len(written)))
+        written.append(_write_shard(shard, folder, len(written)))
         _name_shards(written)
 
 

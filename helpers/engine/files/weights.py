@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import UserError
-from ..models.architecture import family_of
+from ..models.architecture import family_of, names_of, tied_names
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
-from ..ranks.agreeing import on_all_ranks
+from ..ranks.agreeing import is_first, on_all_ranks, over_ranks
 from ..tensor.shards import is_finite, local, slice_of
 from .beside_weights import generate_as, write_configurations
-from .blank import give_memory, keep_in_float32, parameters_without_memory
+from .blank import give_memory, keep_in_float32, parameters_without_memory, tie
 from .names_in_files import as_in_files, check_dtype
 from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
@@ -92,9 +92,9 @@ def fill(
     model: nn.Module, files: WeightFiles | None, seed: int, device: torch.device | str
 ) -> None:
     """Give a model's parameters memory and values: those of `files`, or fresh ones."""
-    ties = tied(model)
+    ties = tied_names(model)
     give_memory(model, device)
-    tie(ties)
+    tie(model, ties)
     new = new_head(model, files)
     draw(model, seed, None if files is None else new)
     if files is not None:
@@ -114,37 +114,10 @@ def new_head(model: nn.Module, files: WeightFiles | None) -> set[str]:
     family = family_of(model)
     body = (f"{family.blocks}.", f"{family.embedding}.")
     return {
-        name
-        for name, _ in model.named_parameters()
-        if not name.startswith(body) and not any(map(files.has, aliases(model, name)))
+        names[0]
+        for names in names_of(model).values()
+        if not names[0].startswith(body) and not any(map(files.has, names))
     }
-
-
-Slots = list[tuple[nn.Module, str]]  # modules, and what a parameter is called there
-
-
-def tied(model: nn.Module) -> list[Slots]:
-    """Where the model has one parameter in several places."""
-    slots: dict[int, Slots] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            slots.setdefault(id(parameter), []).append((module, name))
-    return [places for places in slots.values() if len(places) > 1]
-
-
-def tied_names(model: nn.Module) -> list[list[str]]:
-    """The same, by their names."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [several for several in names.values() if len(several) > 1]
-
-
-def tie(ties: list[Slots]) -> None:
-    """Make parameters one again that were one before they got memory."""
-    for (first, name), *others in ties:
-        for module, other in others:
-            setattr(module, other, getattr(first, name))
 
 
 @torch.no_grad()
@@ -154,12 +127,13 @@ def read(model: nn.Module, files: WeightFiles, new: set[str] = frozenset()) -> N
     Raises:
         UserError: a parameter is missing from the files, has another shape there, or is not finite.
     """
-    for name, parameter in model.named_parameters():
+    for parameter, names in names_of(model).items():
+        name = names[0]
         if name in new:
             continue
         shape, offset = slice_of(parameter)
         stored = model.stored_shapes.get(name, parameter.shape)
-        values = files.read(aliases(model, name), stored, parameter.shape, offset, shape)
+        values = files.read(names, stored, parameter.shape, offset, shape)
         local(parameter).copy_(usable(values, name, files))
     for name, buffer in model.named_buffers():
         if files.has(name):
@@ -179,12 +153,6 @@ def usable(values: Tensor, name: str, files: WeightFiles) -> Tensor:
     return values
 
 
-def aliases(model: nn.Module, name: str) -> list[str]:
-    """What the model calls a parameter: its name, and its tied twins'."""
-    ours = dict(model.named_parameters(remove_duplicate=False))
-    return [name, *(n for n, other in ours.items() if other is ours[name] and n != name)]
-
-
 def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
     """Write a Hugging Face folder that transformers loads: configuration and whole weights, the
     same files under every plan. Of parameters in low precision their masters are written.
@@ -199,15 +167,14 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
         UserError: on every rank, where the folder cannot be made.
     """
     folder, dtype = make_folder(folder), dtype or model.own_dtype
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    if first:
+    if is_first():
         write_configurations(model, folder, dtype)
     named = (
         (name, value.to(dtype) if value.is_floating_point() else value)
         for name, value in whole_weights(model, masters=True)
     )
     named = itertools.chain(named, whole_buffers(model))
-    write_whole(model, named, folder if first else None)
+    write_whole(model, named, folder if is_first() else None)
 
 
 def make_folder(folder: str | Path) -> Path:
@@ -218,7 +185,7 @@ def make_folder(folder: str | Path) -> Path:
     """
 
     def make() -> None:
-        if dist.is_initialized() and dist.get_rank():
+        if not is_first():
             return
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -284,11 +251,9 @@ def over_stages(
         make: the value of one of these, which all ranks that have it ask for together.
     """
     group = model.mesh.get_group("pp")
-    of_ranks: list[Any] = [None] * group.size()
-    dist.all_gather_object(of_ranks, of_rank, group=group)
     device = next(model.parameters()).device
     seen: set[str] = set()
-    for owner, facts in enumerate(of_ranks):
+    for owner, facts in enumerate(over_ranks(of_rank, group)):
         for name, (shape, dtype) in facts.items():
             if name in seen:
                 continue

@@ -93,9 +93,8 @@ class Offloader:
 
     def _pack(self, tape: Tape, weights: set[int], tensor: Tensor) -> Any:
         """Send a tensor out; weights stay, and what several operations save goes once."""
-        size = tensor.numel() * tensor.element_size()
         storage = tensor.untyped_storage()._cdata
-        if storage in weights or size < SMALLEST_BYTES or isinstance(tensor, nn.Parameter):
+        if storage in weights or tensor.nbytes < SMALLEST_BYTES or isinstance(tensor, nn.Parameter):
             return tensor
         place = (storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         key = (*place, tensor.dtype, tensor._version)

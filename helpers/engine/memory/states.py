@@ -32,9 +32,9 @@ def state_bytes(
     tensors = [t for t in state if isinstance(t, Tensor) and t.dim()]
     moments = {t.untyped_storage()._cdata: t for t in tensors}.values()  # tables may be shared
     return {
-        "parameters": sum(_bytes(local(p)) for p in model.parameters()) + magnitude_bytes(model),
+        "parameters": sum(local(p).nbytes for p in model.parameters()) + magnitude_bytes(model),
         "gradients": gradient_bytes,
-        "optimizer": sum(map(_bytes, [*moments, *masters])),
+        "optimizer": sum(t.nbytes for t in [*moments, *masters]),
     }
 
 
@@ -46,10 +46,6 @@ def magnitude_bytes(model: nn.Module) -> int:
         for state in states
     )
     return sum(tensor.nbytes for tensors in held for tensor in tensors)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def forget_peak(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UserError
 from .block_rules import BlockRules, block_rules
@@ -145,6 +145,19 @@ def base_of(model: nn.Module, blocks: str | None = None) -> nn.Module:
     part, inner, _ = (blocks or blocks_of(model) or "").partition(".")
     around_all = inner and (_table(model) or f"{part}.").startswith(f"{part}.")
     return model.get_submodule(part) if around_all else model
+
+
+def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
+    """Of each parameter all its names, the first of which is that of `named_parameters`."""
+    names: dict[Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that the model has in several places."""
+    return [names for names in names_of(model).values() if len(names) > 1]
 
 
 def text_config(config: Any) -> Any:

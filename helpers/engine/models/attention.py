@@ -71,11 +71,11 @@ def attend(
     elif boundary.documents is not None:
         out = _over_documents(boundary, query, key, value, how, window, key_bias)
     else:
-        causal = causal and mask is None
-        if causal and query.shape[2] == 1:  # by a branch: `> 1` of a compiled shape is a symbol
-            causal = False
+        # by a branch: `> 1` of a compiled shape is a symbol
+        if mask is not None or query.shape[2] == 1:
+            how = how._replace(causal=False)
         with _own_stream(boundary, how):
-            out = _whole(query, key, value, mask, How(dropout, scale, causal, softcap, sinks))
+            out = _whole(query, key, value, mask, how)
     return out.transpose(1, 2).contiguous()  # some classes take a view of it
 
 
@@ -96,24 +96,23 @@ def _own_stream(boundary: Any, how: How) -> AbstractContextManager:
 
 def _whole(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How) -> Tensor:
     """[batch, heads, seq, width of a value]."""
-    dropout, scale, causal, softcap, sinks = how
-    if sinks is not None:
-        scale = scale or query.shape[3] ** -0.5
-        longer = before_first(query, key, value, mask, sinks, scale)
-        return _whole(*longer, How(dropout, scale, causal, softcap, None))[:, :, 1:]
+    if how.sinks is not None:
+        how = how._replace(scale=how.scale or query.shape[3] ** -0.5)
+        longer = before_first(query, key, value, mask, how.sinks, how.scale)
+        return _whole(*longer, how._replace(sinks=None))[:, :, 1:]
     if value.shape[3] < query.shape[3]:  # the fused kernels are for one width
         value, width = F.pad(value, (0, query.shape[3] - value.shape[3])), value.shape[3]
         return _whole(query, key, value, mask, how)[..., :width]
-    if softcap is not None:
+    if how.softcap is not None:
         return _capped(query, key, value, mask, how)
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=scale,
+        dropout_p=how.dropout,
+        is_causal=how.causal,
+        scale=how.scale,
         enable_gqa=key.shape[1] != query.shape[1],
     )
 
@@ -128,12 +127,11 @@ def _over_documents(
     key_bias: Tensor | None,
 ) -> Tensor:
     """The same inside the documents of packed rows."""
-    dropout, scale, causal, softcap, sinks = how
-    if not causal:
+    if not how.causal:
         raise UserError("packed rows have causal attention, and this model asks for another kind")
 
     def attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return _whole(q, k, v, mask, How(dropout, scale, mask is None, softcap, sinks))
+        return _whole(q, k, v, mask, how._replace(causal=mask is None))
 
     with _own_stream(boundary, how):
         return boundary.by_documents(attend_one, query, key, value, window, key_bias)

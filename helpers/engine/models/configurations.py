@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError, check_access, check_count, need
+from ..errors import UserError, check_access, check_count, need, whole_reason
 from .architecture import text_config
 from .objectives import build
 from .overrides import override
@@ -75,9 +75,8 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
     except UserError:
         raise
     except Exception as error:  # transformers has no kind of its own for a broken configuration
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{source!r} has no configuration that transformers reads: {reason}"
+            f"{source!r} has no configuration that transformers reads: {whole_reason(error)}"
         ) from None
     override(text_config(config), **overrides)
     _check_numbers(text_config(config), source)

@@ -222,6 +222,7 @@ RECORDS = FAMILIES | {family.model_type: family for family in (GPT_NEO, BLOOM, B
 
 
 MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size", "ffn_dim")  # a field of each kind
+KV_HEADS = ("num_kv_heads", "num_key_value_heads")  # likewise, of heads of keys and values
 WINDOWS = ("sliding_window", "window_size")  # of a configuration: keys that a query sees at most
 
 
@@ -229,8 +230,10 @@ def kv_heads(config: Any) -> int:
     """Heads of keys and values: as many as queries, fewer (grouped), or one (multi-query)."""
     if config.model_type == "falcon" and not config.new_decoder_architecture:
         return 1 if config.multi_query else config.num_attention_heads
-    heads = getattr(config, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None)
-    return heads or config.num_attention_heads
+    for key in KV_HEADS:
+        if getattr(config, key, None):
+            return getattr(config, key)
+    return config.num_attention_heads
 
 
 def has_alibi(config: Any) -> bool:

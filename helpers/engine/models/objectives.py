@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, need
+from ..errors import UserError, need, whole_reason
 
 IGNORED = -100  # a label that is none, as in torch's cross-entropy
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -130,5 +130,6 @@ def build(config: Any, task: str | None = None, dtype: torch.dtype | None = None
     try:
         return auto.from_config(config, trust_remote_code=False, **options)
     except Exception as error:  # each model class has its own complaints
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"transformers cannot build this {config.model_type}: {reason}") from None
+        raise UserError(
+            f"transformers cannot build this {config.model_type}: {whole_reason(error)}"
+        ) from None

@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, whole_reason
 from .families import MLP_WIDTHS, kv_heads
 
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers")
@@ -68,7 +68,7 @@ def _set(config: Any, name: str, value: Any) -> None:
     try:
         setattr(config, own, value)
     except Exception as error:  # huggingface_hub's own kind, in several lines, about its cause
-        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        reason = whole_reason(error.__cause__ or error)
         raise UserError(f"{config.model_type} does not take this {name}: {reason}") from None
 
 

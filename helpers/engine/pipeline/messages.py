@@ -105,7 +105,7 @@ class PipelineMessages:
 def message_groups(mesh: DeviceMesh) -> Groups:
     """A group for each kind and direction: NCCL runs what two ranks exchange in one group strictly
     in turn, and would wait for ever where both send first. gloo, which needs none of this, gets the
-    same, so that what is tested is what runs on GPUs. None for a pipeline of one rank."""
+    same, so that what is tested is what runs on GPUs. A pipeline of one rank has no groups."""
     own = mesh.get_group("pp")
     if own.size() == 1:
         return {}

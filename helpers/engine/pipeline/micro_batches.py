@@ -94,20 +94,30 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
     if not getattr(text_config(model.config), "rope_parameters", None):  # made for any position
         _check_positions(model, batch.ids.shape[1], cp)
     check_tokens(batch.ids, batch.labels, model.vocabulary, model.classes)
-    if batch.documents is not None and not model.objective.shift:
-        raise UserError("rows are packed for causal language models alone, not for this one")
-    if batch.documents is not None and batch.documents.shape != batch.ids.shape:
-        raise UserError(
-            f"documents are {list(batch.documents.shape)}, ids are {list(batch.ids.shape)}"
-        )
     if batch.documents is not None:
-        _check_padding(batch.labels, batch.documents)
-    if batch.documents is not None and batch.attention_mask is not None:
+        _check_documents(batch, batch.documents, model)
+    check_rotary(model.config, batch.ids.shape[1], model.plan, batch.documents is not None)
+    _check_masks(batch, cp)
+    if batch.token_type_ids is not None:
+        _check_types(batch.token_type_ids, model)
+
+
+def _check_documents(batch: MicroBatch, documents: Tensor, model: nn.Module) -> None:
+    """Raise a UserError if these are not the documents of packed rows."""
+    if not model.objective.shift:
+        raise UserError("rows are packed for causal language models alone, not for this one")
+    if documents.shape != batch.ids.shape:
+        raise UserError(f"documents are {list(documents.shape)}, ids are {list(batch.ids.shape)}")
+    _check_padding(batch.labels, documents)
+    if batch.attention_mask is not None:
         raise UserError(
             f"documents make the mask of packed rows: leave attention_mask out, and number padding "
             f"{PADDING}"
         )
-    check_rotary(model.config, batch.ids.shape[1], model.plan, batch.documents is not None)
+
+
+def _check_masks(batch: MicroBatch, cp: int) -> None:
+    """Raise a UserError if a mask is none of the batch's tokens."""
     for name in MASKS:
         mask = getattr(batch, name)
         if mask is None:
@@ -120,8 +130,6 @@ def check_batch(batch: MicroBatch, model: nn.Module, cp: int) -> None:
             raise UserError(f"{name} is {list(mask.shape)}, ids are {list(batch.ids.shape)}")
         if name == "attention_mask" and not ((mask == 0) | (mask == 1)).all():
             raise UserError("attention_mask must be zeros, where there is padding, and ones")
-    if batch.token_type_ids is not None:
-        _check_types(batch.token_type_ids, model)
 
 
 def _check_padding(labels: Tensor, documents: Tensor) -> None:

@@ -164,7 +164,7 @@ class Pipeline:
         if key is None:
             return
         sender = self.owners[key.stage + (-1 if key.kind == FORWARD else 1)]
-        ids = batches[key.microbatch][0]
+        ids = batches[key.microbatch].ids
         width = text_config(self.model.config).hidden_size
         shape = (len(ids), ids.shape[1] // self.sequence_parts, width)
         self.messages.expect(
@@ -197,7 +197,7 @@ class _Step:
     ) -> None:
         self.pipeline, self.batches = pipeline, batches
         self.tokens, self.scale = tokens, scale
-        self.loss = torch.zeros((), dtype=torch.float64, device=batches[0][0].device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=batches[0].ids.device)
         self.in_flight: dict[tuple[int, int], InFlight] = {}
         self.splits_backward = any(action.kind == WEIGHT for action in actions)
         self.final = [action for action in actions if action.kind in (BACKWARD, INPUT)][-1]

@@ -27,7 +27,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import UserError
+from ..errors import UserError, check_count
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
 
@@ -185,12 +185,6 @@ def _by_rounds(stages: range, sizes: list[int]) -> Order:
     return order
 
 
-def _check(name: str, **counts: int) -> None:
-    for what, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise UserError(f"{name} needs a whole number of {what} of at least 1, not {count!r}")
-
-
 def _check_name(name: str) -> None:
     if name not in SCHEDULES:
         raise UserError(f"no schedule is called {name!r}; there is {', '.join(SCHEDULES)}")
@@ -229,7 +223,9 @@ def _checked_stages(name: str, pp: int, microbatches: int, virtual: int | None) 
     _check_name(name)
     usual = 1 if name in ONE_STAGE else 2
     virtual = usual if virtual is None else virtual
-    _check(name, pp=pp, microbatches=microbatches, virtual=virtual)
+    check_count("pp", pp)
+    check_count("microbatches", microbatches)
+    check_count("virtual", virtual)
     if virtual != usual and name != "interleaved":
         raise UserError(
             f"{name} has {usual} stage{'s' if usual > 1 else ''} a rank, not {virtual}; "

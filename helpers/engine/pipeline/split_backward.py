@@ -50,6 +50,13 @@ class Later:
         finally:
             self.now = None
 
+    def now_or_later(self, pending: Any) -> Tensor | None:
+        """The weight gradient; None where it is put off."""
+        if self.now is None:
+            return pending.compute()
+        self.pending[self.now].append(pending)
+        return None
+
     @torch.no_grad()
     def compute(self, key: Hashable, take: Callable[[str, Tensor], None]) -> None:
         """Compute what was put off, hand each gradient to `take` with its parameter's name, and
@@ -97,8 +104,5 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             x = x.detach().flatten(0, -2)  # or it would hold the graph that it came from
             pending = Pending(ctx.name, x, grad, ctx.transposed, weight.shape)
-            if ctx.later.now is None:
-                of_weight = pending.compute()
-            else:
-                ctx.later.pending[ctx.later.now].append(pending)
+            of_weight = ctx.later.now_or_later(pending)
         return of_x, of_weight, of_bias, None, None, None

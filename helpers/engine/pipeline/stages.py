@@ -165,7 +165,7 @@ def cut(
     if schedule.stages == 1:
         model.tied_over_ranks, model.stages = None, [_whole_model(model, family)]
         return
-    check_cut(model, family)
+    check_cut(family)
     counts = stage_layers or auto_partition(model, schedule.stages, family)
     if family.norm is None and counts[-1] == 0:
         raise UserError(
@@ -188,7 +188,7 @@ def cut(
         _replace(model, path)
 
 
-def check_cut(model: nn.Module, family: Family) -> None:
+def check_cut(family: Family) -> None:
     """Raise a UserError if there is no place to cut the model at."""
     if None in (family.blocks, family.embedding):
         raise UserError(
@@ -207,10 +207,10 @@ def auto_partition(model: nn.Module, stages: int, family: Family | None = None) 
     """Layers of each stage by the modelled cost of the model's parts."""
     if stages == 1:
         return (text_config(model.config).num_hidden_layers,)
-    return balance(stage_costs(model, family or family_of(model)), stages)
+    return balance(costs_of_parts(model, family or family_of(model)), stages)
 
 
-def stage_costs(model: nn.Module, family: Family) -> Costs:
+def costs_of_parts(model: nn.Module, family: Family) -> Costs:
     """What a model's parts cost that are dealt out to stages."""
     longest = getattr(text_config(model.config), "max_position_embeddings", None) or SEQ_LEN
     costs = model_costs(model, min(SEQ_LEN, longest), family)

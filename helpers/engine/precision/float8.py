@@ -180,10 +180,7 @@ class _Product(torch.autograd.Function):
             later, name = ctx.later or (None, "")
             x, facts = Rounded(values, inverse), (ctx.transposed, weight.shape, weight.dtype)
             pending = PendingFloat8(name, x, gradient, *facts)
-            if later is None or later.now is None:
-                of_weight = pending.compute()
-            else:
-                later.pending[later.now].append(pending)
+            of_weight = pending.compute() if later is None else later.now_or_later(pending)
         return of_x, of_weight, None, None, None, None, None
 
 

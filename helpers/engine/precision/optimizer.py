@@ -141,14 +141,14 @@ def scale_(gradients: dict[str, Tensor], norm: float, limit: float | None, scale
         torch._foreach_mul_(list(gradients.values()), factor)
 
 
-SCHEDULES: dict[str, Callable[[float], float]] = {
+LR_SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }
 
 
-def check_schedule(schedule: str, warmup: int, total: int) -> None:
+def check_lr_schedule(schedule: str, warmup: int, total: int) -> None:
     """Raise a UserError if there is no such schedule, or no steps for it to decay over."""
     if not all(type(steps) is int and steps >= 0 for steps in (warmup, total)):
         raise UserError(f"warmup {warmup} and total {total}: give whole numbers of steps from 0")
@@ -181,9 +181,9 @@ def lr_factor(step: int, schedule: str, warmup: int, total: int) -> float:
     Raises:
         UserError: there is no such schedule.
     """
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        raise UserError(f"no schedule {schedule!r}; there is: {', '.join(SCHEDULES)}")
+    if not isinstance(schedule, str) or schedule not in LR_SCHEDULES:
+        raise UserError(f"no schedule {schedule!r}; there is: {', '.join(LR_SCHEDULES)}")
     if step < warmup:
         return (step + 1) / (warmup + 1)
     done = (step - warmup) / max(1, total - warmup)
-    return SCHEDULES[schedule](min(1.0, done))
+    return LR_SCHEDULES[schedule](min(1.0, done))

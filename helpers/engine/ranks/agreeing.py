@@ -14,10 +14,15 @@ from ..messages.carriers import all_reduce
 T = TypeVar("T")
 
 
+def is_first() -> bool:
+    """Is this the rank that writes files, or the only process?"""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
 def over_ranks(value: Any, group: ProcessGroup | None = None) -> list[Any]:
-    """One value from each rank, by rank, on every rank. `group`: of all ranks; the world's where
+    """One value from each rank of a group, by rank, on every one of them; from all ranks where
     none is given."""
-    values: list[Any] = [None] * dist.get_world_size()
+    values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
 

@@ -120,21 +120,25 @@ def _reduced(self: nn.Module, partial: Tensor) -> Tensor:
     return self.boundary.leave(partial) if self.reduces_output else partial
 
 
-LINEAR_FORWARDS = (
-    column_linear,
-    row_linear,
-    packed_linear,
-    column_conv1d,
-    row_conv1d,
-    packed_conv1d,
-)
+# kind of layer -> its forward, and the dim along which each of its parameters is split
+LINEAR: dict[str, tuple[Any, dict[str, int]]] = {
+    "column": (column_linear, {"weight": 0, "bias": 0}),
+    "packed": (packed_linear, {"weight": 1, "bias": 1}),
+    "row": (row_linear, {"weight": 1}),
+}
+CONV1D: dict[str, tuple[Any, dict[str, int]]] = {
+    "column": (column_conv1d, {"weight": 1, "bias": 0}),
+    "packed": (packed_conv1d, {"weight": 2, "bias": 1}),
+    "row": (row_conv1d, {"weight": 0}),
+}
+FORWARDS = {forward for kinds in (LINEAR, CONV1D) for forward, _ in kinds.values()}
 
 
 def postpone_weight_gradients(model: nn.Module) -> None:
     """Let the weight gradients of the linear layers be put off: see pipeline/split_backward.py."""
     model.later = Later()
     for path, module in model.named_modules():
-        if getattr(module.forward, "__func__", None) in LINEAR_FORWARDS:
+        if getattr(module.forward, "__func__", None) in FORWARDS:
             module.later, module.weight_name = model.later, f"{path}.weight"
 
 

@@ -12,32 +12,18 @@ from ..errors import UserError
 from ..models import attention
 from ..models.architecture import has, text_config
 from ..models.blocks import on_input
-from ..models.families import Family, head_dim, kv_heads
+from ..models.families import KV_HEADS, Family, head_dim, kv_heads
 from . import layers
 from .boundary import Boundary
 from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
 from .in_parts import as_held, as_stored, view_in_parts
-from .layers import bind
+from .layers import CONV1D, LINEAR, bind
 from .partial_gradients import inside, mark, mark_inside, mark_outside
 from .shards import shard_parameter
 
-# kind of layer -> its forward, and the dim along which each of its parameters is split
-LINEAR: dict[str, tuple[Any, dict[str, int]]] = {
-    "column": (layers.column_linear, {"weight": 0, "bias": 0}),
-    "packed": (layers.packed_linear, {"weight": 1, "bias": 1}),
-    "row": (layers.row_linear, {"weight": 1}),
-}
-CONV1D: dict[str, tuple[Any, dict[str, int]]] = {
-    "column": (layers.column_conv1d, {"weight": 1, "bias": 0}),
-    "packed": (layers.packed_conv1d, {"weight": 2, "bias": 1}),
-    "row": (layers.row_conv1d, {"weight": 0}),
-}
-
-
 # what an attention may call its numbers of heads
 HEADS = ("num_heads", "num_attention_heads", "n_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 
 TANH_GELU = partial(F.gelu, approximate="tanh")  # one object: compiled blocks tell layers by theirs
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from helpers.engine.errors import whole_reason
 from helpers.engine.files.whole import replace_text
 
 CALL, RESULT, ERROR, WAITS = "call.pkl", "result-{}.pkl", "error-{}.json", "waits-{}.json"
@@ -91,7 +92,7 @@ def _line_of_the_call(frame: FrameType | None) -> dict[str, Any]:
 def _raised(error: BaseException) -> dict[str, Any]:
     lines = traceback.extract_tb(error.__traceback__)
     own = [line for line in lines if not line.filename.startswith(OURS)]
-    words = " ".join(str(error).split())[:300]
+    words = whole_reason(error, 300)
     found = {"type": type(error).__name__, "words": words, "at_ns": time.monotonic_ns()}
     return found | ({"file": own[-1].filename, "line": own[-1].lineno} if own else {})
 

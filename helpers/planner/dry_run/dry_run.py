@@ -27,10 +27,10 @@ from torch.distributed.fsdp import FSDPModule
 from helpers.engine.admission.admitted import check_alone
 from helpers.engine.data_parallel.axes import data_group, token_group
 from helpers.engine.errors import UserError
-from helpers.engine.files.weights import tie, tied
+from helpers.engine.files.blank import tie
 from helpers.engine.messages.boards import memory_of_boards
 from helpers.engine.messages.carriers import Done
-from helpers.engine.models.architecture import candidates
+from helpers.engine.models.architecture import candidates, tied_names
 from helpers.engine.models.configurations import check_counts, check_length
 from helpers.engine.models.families import Family
 from helpers.engine.models.objectives import CAUSAL, build
@@ -209,10 +209,10 @@ def without_values(
         for together in (data_group, token_group):
             together(mesh, plan)  # makes a mesh of ranks, which are real numbers
         parallelize(model, plan, mesh, family=family)
-        ties = tied(model)
+        ties = tied_names(model)
         with SizesOnly(allow_non_fake_inputs=True) as sizes:
             model.to_empty(device=device)
-            tie(ties)
+            tie(model, ties)
             settle(model)
             trainer = Trainer(model, plan, mesh, lr=1e-3)
             trainer.compare_in = math.inf  # nobody has other weights or another batch

@@ -23,10 +23,11 @@ from helpers.engine.models.architecture import Same, candidates, common_parent, 
 from helpers.engine.models.configurations import longest_row
 from helpers.engine.models.families import Family, kv_heads
 from helpers.engine.parallelize import lay_out
-from helpers.engine.pipeline.stages import stage_costs
+from helpers.engine.pipeline.stages import costs_of_parts
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor.layers import CONV1D, LINEAR
 from helpers.engine.tensor.partial_gradients import inside, split_widths, splits_norm
-from helpers.engine.tensor.split import CONV1D, LINEAR, has_split
+from helpers.engine.tensor.split import has_split
 from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.dry_run.kept_by_blocks import kinds_of
 from helpers.planner.shape.kinds import BlockKind, mean_block, mix_of
@@ -129,7 +130,7 @@ def shape_of(model: nn.Module) -> Shape:
         capped=getattr(config, "final_logit_softcapping", None) is not None,
         idle=sum(idle(one, config) for one in blocks),
         held=held[largest],
-        costs=stage_costs(model, family),
+        costs=costs_of_parts(model, family),
         begin=begin,
         end=end,
     )

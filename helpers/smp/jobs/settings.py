@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.precision.optimizer import SCHEDULES
+from helpers.engine.precision.optimizer import LR_SCHEDULES
 from helpers.smp.configuration import SmpConfig
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.values import is_known, unknown_in
@@ -186,9 +186,9 @@ class Settings:
 
     def _schedule(self, text: str) -> tuple[Any, str]:
         word = SCHEDULE_WORDS.get(text.lower(), text.lower())
-        if word in SCHEDULES:
+        if word in LR_SCHEDULES:
             return word, ""
-        return None, f"{text}: there is {', '.join(SCHEDULES)}"
+        return None, f"{text}: there is {', '.join(LR_SCHEDULES)}"
 
     def _optimizer(self, text: str) -> tuple[Any, str]:
         if "8bit" in text.lower():

@@ -358,7 +358,7 @@ def test_a_tokenizer_may_leave_its_end_unsaid(tmp_path, told):
     assert load_tokenizer(tmp_path).vocab_size > 0
 
 
-@pytest.mark.parametrize("words", ["", " ", "\n", "first\nsecond"])
+@pytest.mark.parametrize("words", ["", " ", "\n", "first\nsecond", "\nfirst\nsecond"])
 def test_an_error_has_a_first_line_even_without_words(words: str) -> None:
     first = words.strip().partition("\n")[0]
     assert reason(OSError(words)) == (first or "OSError")

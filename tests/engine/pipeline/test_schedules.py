@@ -349,9 +349,9 @@ def test_no_action_can_be_left_out_or_doubled(made, data):
     ("arguments", "words"),
     [
         (("simple", 2, 2), "no schedule is called 'simple'; there is naive, gpipe, 1f1b"),
-        (("1f1b", 0, 2), "1f1b needs a whole number of pp of at least 1, not 0"),
-        (("gpipe", 2, 0), "whole number of microbatches"),
-        (("interleaved", 2, 2, 0), "whole number of virtual"),
+        (("1f1b", 0, 2), "pp must be a whole number of at least 1, not 0"),
+        (("gpipe", 2, 0), "microbatches must be a whole number"),
+        (("interleaved", 2, 2, 0), "virtual must be a whole number"),
         (("1f1b", 2, 2, 2), "1f1b has 1 stage a rank, not 2"),
         (("zero-bubble-v", 2, 2, 3), "zero-bubble-v has 2 stages a rank, not 3"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from helpers.configurations.reading import read_configuration
 from helpers.configurations.report import torchrun_line as line_of_configuration
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.precision.optimizer import check_schedule
+from helpers.engine.precision.optimizer import check_lr_schedule
 from helpers.leave.forms import run_files, torchrun_line
 from helpers.smp.leaving import leave
 from helpers.train.arguments import parse
@@ -37,7 +37,7 @@ def checked(line):
     words = shlex.split(line)
     args = parse(words[words.index("helpers.train") + 1 :])
     given = {one.name: getattr(args, one.name) for one in fields(ParallelPlan)}
-    check_schedule(args.lr_schedule, args.warmup, args.steps or 10**6)
+    check_lr_schedule(args.lr_schedule, args.warmup, args.steps or 10**6)
     return args, ParallelPlan(**given)
 
 
