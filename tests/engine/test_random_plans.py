@@ -84,6 +84,7 @@ CALLS = (
     "evaluate",
     "look",
     "drop",
+    "looked before gradients",
     "own update",
     "save",
     "load",
@@ -128,6 +129,10 @@ def called(seed: int, plan: ParallelPlan, folder: Path) -> list[float]:
                     model(input_ids=ids, labels=labels)
             case "drop":
                 trainer.backward(ids, labels)
+                trainer.gradients()
+            case "looked before gradients":
+                trainer.backward(ids, labels)
+                trainer.evaluate([(ids, labels)])
                 trainer.gradients()
             case "own update":
                 numbers.append(trainer.backward(ids, labels).item())

@@ -131,7 +131,8 @@ class FullyShard:
 
     def take(self) -> dict[str, Tensor]:
         gradients = {n: local(p.grad) for n, p in self.trainable.items() if p.grad is not None}
-        self.model.zero_grad(set_to_none=True)
+        for parameter in self.trainable.values():  # a forward may have left the model others
+            parameter.grad = None
         self.given.clear()
         return gradients
 

@@ -7,6 +7,7 @@ import transformers
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.precision.optimizer import gradient_norm
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
@@ -98,3 +99,23 @@ def test_a_forward_without_a_backward_leaves_nothing_that_is_old() -> None:
     """fully_shard keeps what such a forward gathered last."""
     zero_3 = ParallelPlan(dp_shard=2)
     assert pool(2).run(looked_at, zero_3, True) == pool(2).run(looked_at, zero_3, False)
+
+
+def norms_of_two(plan: ParallelPlan, looks: bool) -> list[float]:
+    """Of a backward's gradients, taken after an evaluation or at once, and of the step after it."""
+    model = parallelize(tiny.fresh("llama", torch.float64), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    first, second = tiny.batch(0), tiny.batch(1)
+    trainer.backward(*first)
+    if looks:
+        trainer.evaluate([second])
+    norm = gradient_norm(trainer.parts, trainer.gradients()).item()
+    return [norm, trainer.step(*second).grad_norm]
+
+
+@pytest.mark.parametrize("plan", (ParallelPlan(dp_shard=2), ParallelPlan(cp=2)))
+def test_gradients_that_are_taken_after_a_forward_are_gone(plan: ParallelPlan) -> None:
+    """Of what the forward left gathered the shards kept theirs, and the next step added to them."""
+    (alone,) = pool(1).run(norms_of_two, ParallelPlan(), False)
+    for found in pool(2).run(norms_of_two, plan, True):
+        assert found == pytest.approx(alone, rel=1e-6)
