@@ -93,11 +93,14 @@ def objective_named(classes: Iterable[str]) -> Objective | None:
 
 
 def other_task(model_class: type[nn.Module], config: Any) -> str | None:
-    """What a model is for that is no line of the table, in words; None where it is one."""
+    """What a model is for that is no line of the table, in words; None where it is one, and of a
+    class that is not transformers': it is taken for a causal language model, and fails as one."""
     name = model_class.__name__
     objective = objective_named(one.__name__ for one in model_class.__mro__)
     if objective is not CAUSAL and getattr(config, "is_encoder_decoder", False):
         return f"{name} is an encoder with a decoder, which is not laid out: take one of the two"
+    if objective is None and not model_class.__module__.startswith("transformers."):
+        return None
     if objective is None:
         heads = ", ".join(one.auto for one in OBJECTIVES.values())
         return f"{name} has no head that is trained here: take a model of one of {heads}"
