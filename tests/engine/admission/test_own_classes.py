@@ -300,7 +300,7 @@ class NamedSo(transformers.PreTrainedModel):
 
 
 def test_names_of_a_configuration_that_are_asked_for() -> None:
-    with pytest.raises(UserError, match="no vocab_size, hidden_size, .* in the attribute_map"):
+    with pytest.raises(UserError, match=r"no vocab_size, hidden_size, .* in the attribute_map"):
         check_alone(NamedSo(OwnNames()), LAYOUTS["one"], lay_out)
     with pytest.raises(UserError, match="has no num_hidden_layers, by which pp finds the blocks"):
         LAYOUTS["pp"].validate(OwnNames())
