@@ -10,6 +10,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
 
 from helpers.engine.admission.admitted import check_alone
+from helpers.engine.admission.given_model import check_given
 from helpers.engine.admission.kinds import kind_of
 from helpers.engine.admission.packed_rows import check_documents
 from helpers.engine.errors import UserError
@@ -304,3 +305,19 @@ def test_names_of_a_configuration_that_are_asked_for() -> None:
         check_alone(NamedSo(OwnNames()), LAYOUTS["one"], lay_out)
     with pytest.raises(UserError, match="has no num_hidden_layers, by which pp finds the blocks"):
         LAYOUTS["pp"].validate(OwnNames())
+
+
+class OwnPlaces(transformers.LlamaForCausalLM):
+    """With numbers that no file holds."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.register_buffer("places", torch.arange(1.0, 9.0), persistent=False)
+
+
+def test_buffers_that_nothing_was_read_into() -> None:
+    model = OwnPlaces(tiny.config("llama")).to(torch.bfloat16)
+    check_given(model, LAYOUTS["one"])
+    model.places.zero_()
+    with pytest.raises(UserError, match="places is not what OwnPlaces makes, and no file holds"):
+        check_given(model, LAYOUTS["one"])
