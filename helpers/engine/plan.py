@@ -248,7 +248,12 @@ class ParallelPlan:
         if config is not None and self.cp > 1:
             check_context(config, self.cp, self.cp_attention, self.tp, task)
         if config is not None and (self.pp > 1 or self.stage_layers is not None):
-            layers = getattr(text_config(config), "num_hidden_layers", 0)
+            layers = getattr(text_config(config), "num_hidden_layers", None)
+            if layers is None:
+                raise UserError(
+                    f"{config.model_type}'s configuration has no num_hidden_layers, by which pp "
+                    "finds the blocks: name it in the attribute_map of its class, or leave pp out"
+                )
             if self.stage_layers is None:
                 check_stages(layers, self.stages)
             else:

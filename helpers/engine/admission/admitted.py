@@ -61,7 +61,7 @@ def _check_dealt(kind: Kind, plan: ParallelPlan, device: str, lay_out: LayOut) -
     """Raise a UserError if parameters or rows cannot be dealt out to ranks as the plan does."""
     if plan.zero:
         check_hooks(kind, device, lay_out)
-    if plan.dp * plan.pp > 1:
+    if plan.dp * plan.pp > 1 or plan.microbatches > 1:
         check_rows(kind, device)
 
 
@@ -144,12 +144,19 @@ def looks_ahead(kind: Kind, device: str) -> bool:
 @lru_cache(maxsize=64)
 @torch.enable_grad()
 def check_rows(kind: Kind, device: str) -> None:
-    """Raise a UserError if rows of a batch see each other, which are dealt out to ranks and
-    micro-batches."""
-    if Trial(kind.model_class, kind.config, device=device).mixes_rows:
+    """Raise a UserError if rows of a batch see each other, or have more than their own terms of its
+    gradients, which are dealt out to ranks and micro-batches."""
+    trial, name = Trial(kind.model_class, kind.config, device=device), kind.model_class.__name__
+    if trial.mixes_rows:
         raise UserError(
-            f"{kind.model_class.__name__} computes a row with the others of its batch, as a norm "
-            "of batches does, which dp_shard, dp_replicate and pp deal out: take one process, or tp"
+            f"{name} computes a row with the others of its batch, as a norm of batches does, which "
+            "dp_shard, dp_replicate, pp and microbatches deal out: take one process, or tp"
+        )
+    if trial.adds_to_gradients:
+        raise UserError(
+            f"{name} adds to its gradients what is not of its loss, as to balance experts, and for "
+            "each part of a batch anew, which dp_shard, dp_replicate, pp and microbatches deal "
+            "out: let its configuration leave that out, or take one process, or tp"
         )
 
 

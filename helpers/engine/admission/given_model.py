@@ -1,13 +1,16 @@
 """What a model must be before it is laid out, whatever the layout: as its class of transformers
 makes it, with weights that are numbers of their own."""
 
+import copy
 from contextlib import suppress
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import UserError
+from ..files.blank import parameters_without_memory
 from ..models.architecture import family_of, names_of, text_config, tied_names
 from ..plan import ParallelPlan
 from .hooks import check_hooks_inside, check_no_gradient_hooks
@@ -47,6 +50,7 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
             "or take dp_shard, dp_replicate or pp"
         )
     _check_shared(model)
+    _check_buffers(model)
     if plan.zero:
         _check_has_rows(model)
     if plan.zero == 3:
@@ -77,6 +81,29 @@ def _check_shardable(model: nn.Module) -> None:
         if reason := shared or ("" if parameter.numel() else "has no elements"):
             raise UserError(
                 f"{names[0]} {reason}, which zero_stage=3 cannot shard: take zero_stage=1 or 2"
+            )
+
+
+def _check_buffers(model: nn.Module) -> None:
+    """Raise a UserError if buffers that no file holds are not what a class of one's own makes:
+    from_pretrained gives them memory, and no values that it knows of."""
+    if type(model).__module__.startswith("transformers."):
+        return
+    try:
+        with parameters_without_memory():
+            made = type(model)._from_config(copy.deepcopy(model.config))
+    except Exception:  # each class has its own complaints; made_by says what is wrong
+        return
+    theirs, stored = dict(made.named_buffers()), model.state_dict().keys()
+    for name, own in model.named_buffers():
+        expected = theirs.get(name)
+        if name in stored or own.is_meta or expected is None or expected.shape != own.shape:
+            continue
+        if not torch.allclose(own, expected.to(own), rtol=1e-2):
+            raise UserError(
+                f"{name} is not what {type(model).__name__} makes, and no file holds it: "
+                "transformers' from_pretrained leaves such a buffer without values; make the model "
+                "of its configuration, and load its weights into it by load_state_dict"
             )
 
 

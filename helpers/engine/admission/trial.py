@@ -20,16 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, named_reason
+from ..models.architecture import text_config
 from ..models.configurations import longest_row
 from ..models.documents import positions
 from ..models.objectives import IGNORED, objective_of, other_task
 from .small_copies import VOCABULARY, small_configs
-from .truth import ROWS, Truth, check_copy, loss_of, truth_of
+from .truth import ROWS, Truth, check_copy, loss_of, truth_of, without_dropout
 
 # of the loss; many classes compute norms or softmax in float32 whatever their dtype
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 SHORT_ROW, LONG_ROW = 10, 128  # tokens
+# of a configuration, by which copies are made small and rows not too long
+NAMES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+NAMES += ("max_position_embeddings",)
 
 LayOut = Callable[[nn.Module, int], nn.Module]  # a model and a pipeline rank, to this rank's stage
 
@@ -86,7 +90,18 @@ class Trial:
         raise UserError(
             other_task(self.model_class, self.config)
             or f"a small {self.config.model_type} could not be run by transformers to check the "
-            f"layout against ({reason})"
+            f"layout against ({reason}){self._unnamed}"
+        )
+
+    @property
+    def _unnamed(self) -> str:
+        """What a small copy is made by, and the configuration has under other names alone."""
+        missing = [name for name in NAMES if not hasattr(text_config(self.config), name)]
+        if not self._is_own or not missing:
+            return ""
+        return (
+            f"; its configuration has no {', '.join(missing)}, by which it is made small: name "
+            "them in the attribute_map of its class"
         )
 
     @property
@@ -155,6 +170,23 @@ class Trial:
         return not torch.allclose(whole[: len(part)], part, rtol=TOLERANCE[part.dtype], atol=1e-5)
 
     @cached_property
+    def adds_to_gradients(self) -> bool:
+        """Has a batch another gradient than its rows' terms of the loss have together? A class may
+        add to it in the backward alone, as what balances experts, once for each part of a batch."""
+        truth, objective, found = self.truth, objective_of(self.truth.model), []
+        labelled = objective.count(truth.batch["labels"])
+        for rows in (slice(ROWS // 2), slice(ROWS // 2, None)):
+            model = copy.deepcopy(truth.model)  # some classes keep states of the last batch
+            batch = {name: value[rows] for name, value in truth.batch.items()}
+            labels = batch.pop("labels")
+            loss = loss_of(objective, model(**batch, use_cache=False).logits, labels)
+            (loss * objective.count(labels) / labelled).backward()
+            named = model.named_parameters()
+            found.append({name: p.grad for name, p in named if p.grad is not None})
+        total = {n: torch.zeros_like(g) for n, g in truth.gradients.items()} | _added(iter(found))
+        return wrong_gradient(total, truth.gradients, TOLERANCE[truth.loss.dtype]) is not None
+
+    @cached_property
     def looks_ahead(self) -> bool:
         """Does what follows a token change what is predicted from it?"""
         model, ids = self.truth.model, self.truth.batch["input_ids"]
@@ -179,7 +211,7 @@ class Trial:
         batch = dict(truth.batch)
         labels = batch.pop("labels")
         with torch.no_grad():
-            logits = other.train()(**batch, use_cache=False).logits
+            logits = without_dropout(other.train())(**batch, use_cache=False).logits
         loss = loss_of(objective_of(other), logits, labels)
         return not abs(loss - truth.loss) <= 10 * TOLERANCE[loss.dtype] * abs(truth.loss)
 

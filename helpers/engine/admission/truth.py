@@ -45,7 +45,7 @@ def truth_of(
     """
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
-        model = model_class._from_config(config, dtype=dtype).train()
+        model = without_dropout(model_class._from_config(config, dtype=dtype).train())
         _randomize(model)
         objective = objective_of(model)
         batch = _batch(objective, config, length)
@@ -57,6 +57,11 @@ def truth_of(
             model.loss_type = "ForCausalLM"
         own = model(**batch, labels=labels, use_cache=False).loss
     if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-5):
+        if not torch.equal(logits, copy.deepcopy(plain)(**batch, use_cache=False).logits):
+            raise ValueError(
+                "it computes something else each time, as with dropout that is neither an "
+                "nn.Dropout nor a field of its configuration"
+            )
         kind = "shifted " if objective.shift else ""
         routers = getattr(config, "output_router_logits", False)
         leave = ", but also the routers': set its output_router_logits to False" if routers else ""
@@ -67,6 +72,14 @@ def truth_of(
         for name, p in model.named_parameters()
     }
     return Truth(plain, batch | {"labels": labels}, loss.detach(), gradients)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The same, whose layers drop nothing, whether or not its configuration says how much."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 def loss_of(objective: Objective, logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
-"""What a folder says beside its weights: the model's configuration, and how it generates."""
+"""What a folder says beside its weights: the model's configuration, how it generates, and the code
+of a class that came with code."""
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import UserError, need, reason
+from .names_in_files import class_of
 
 GENERATION = "generation_config.json"
 
@@ -23,7 +26,7 @@ def generate_as(model: nn.Module, folder: Path) -> None:
 
 
 def write_configurations(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
-    """Write both of them.
+    """Write all of them.
 
     Args:
         dtype: of the weights in the folder.
@@ -32,7 +35,18 @@ def write_configurations(model: nn.Module, folder: Path, dtype: torch.dtype) -> 
     config.dtype = dtype
     config.architectures = [getattr(model, "class_name", type(model).__name__)]
     vars(config).pop("quantization_config", None)  # of the source's files: these hold numbers
+    _write_code(model, folder, config)
     config.save_pretrained(folder)
     if model.can_generate():  # as it is: its save_pretrained refuses what published models say
         generation = model.generation_config
         generation.to_json_file(folder / GENERATION, keys_to_pop=["compile_config"])
+
+
+def _write_code(model: nn.Module, folder: Path, config: Any) -> None:
+    """Copy the files that a class is read from with trust_remote_code, and let the configuration
+    name them, as transformers does."""
+    from transformers.dynamic_module_utils import custom_object_save
+
+    if model._auto_class is not None:
+        own_class = class_of(model)
+        custom_object_save(own_class.__new__(own_class), folder, config)

@@ -205,15 +205,18 @@ def as_in_files(
         yield from revert_weight_conversion(blank, several).items()
 
 
+def class_of(model: nn.Module) -> type[nn.Module]:
+    """The model's class, of which fully_shard makes another that transformers does not know."""
+    return next(one for one in type(model).__mro__ if not issubclass(one, FSDPModule))
+
+
 def _blank(model: nn.Module) -> nn.Module:
-    """The model as its class makes it. transformers knows no class by what fully_shard makes of
-    it."""
-    own_class = next(one for one in type(model).__mro__ if not issubclass(one, FSDPModule))
+    """The model as its class makes it."""
     config = deepcopy(model.config)
     for part in (config, text_config(config)):
         part._attn_implementation_internal = None  # the class's own
     with torch.device("meta"):
-        return own_class._from_config(config)
+        return class_of(model)._from_config(config)
 
 
 def _made_with(converters: list[Any], name: str) -> tuple[str, str, set[str]]:

@@ -16,7 +16,7 @@ import torch
 
 from ..errors import UserError, check_access, check_count, need, whole_reason
 from .architecture import text_config
-from .objectives import build
+from .objectives import OBJECTIVES, build, is_listed
 from .overrides import override
 
 # what a configuration's numbers can be at most; the larger ones are only typing errors
@@ -68,9 +68,9 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
         if str(source) in presets():
             config = transformers.AutoConfig.for_model(**presets()[str(source)])
         else:
-            config = transformers.AutoConfig.from_pretrained(
-                find_model(source), trust_remote_code=False
-            )
+            folder = find_model(source)
+            _refuse_own_code(transformers.PretrainedConfig.get_config_dict(folder)[0], source)
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
             _refuse_foreign_attention(config, source)
     except UserError:
         raise
@@ -103,6 +103,32 @@ def _check_numbers(config: Any, source: str | Path) -> None:
     width, rest = divmod(getattr(config, "hidden_size", 0), heads)
     if isinstance(turned, int) and not rest and not 0 < turned <= width:
         raise UserError(f"{source!r} has rotary_dim {turned}, and heads of {width}")
+
+
+def _refuse_own_code(told: dict[str, Any], source: str | Path) -> None:
+    """Raise a UserError if a model needs code that comes with it: of its type, or of a class that
+    transformers has no other of that name for."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    classes = told.get("auto_map")
+    classes = classes if isinstance(classes, dict) else {}
+    models = [classes[one.auto] for one in OBJECTIVES.values() if one.auto in classes]
+    foreign = [name for name in models if not is_listed(str(name).rpartition(".")[2])]
+    hand = (
+        "which is never run here: in a script of your own hand parallelize the model that "
+        "transformers makes with trust_remote_code=True, see docs/engine.md"
+    )
+    if classes and told.get("model_type") not in CONFIG_MAPPING_NAMES:
+        named = models[0] if models else next(iter(classes.values()))
+        raise UserError(
+            f"{source!r} has no configuration that transformers reads: it comes with code of its "
+            f"own ({named}), {hand}"
+        )
+    if foreign:
+        raise UserError(
+            f"{source!r} comes with code of its own ({foreign[0]}), {hand}; or take auto_map out "
+            f"of its config.json for transformers' own {told['model_type']}"
+        )
 
 
 def _refuse_foreign_attention(config: Any, source: str | Path) -> None:

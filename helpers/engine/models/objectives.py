@@ -92,12 +92,24 @@ def objective_named(classes: Iterable[str]) -> Objective | None:
     return None
 
 
+def is_listed(name: str) -> bool:
+    """Has transformers a class of this name for an objective? Published code writes some names with
+    other capitals."""
+    from transformers.models.auto import modeling_auto
+
+    listed = (getattr(modeling_auto, one.mapping).values() for one in OBJECTIVES.values())
+    return name.lower() in {known.lower() for names in listed for known in names}
+
+
 def other_task(model_class: type[nn.Module], config: Any) -> str | None:
-    """What a model is for that is no line of the table, in words; None where it is one."""
+    """What a model is for that is no line of the table, in words; None where it is one, and of a
+    class that is not transformers': it is taken for a causal language model, and fails as one."""
     name = model_class.__name__
     objective = objective_named(one.__name__ for one in model_class.__mro__)
     if objective is not CAUSAL and getattr(config, "is_encoder_decoder", False):
         return f"{name} is an encoder with a decoder, which is not laid out: take one of the two"
+    if objective is None and not model_class.__module__.startswith("transformers."):
+        return None
     if objective is None:
         heads = ", ".join(one.auto for one in OBJECTIVES.values())
         return f"{name} has no head that is trained here: take a model of one of {heads}"

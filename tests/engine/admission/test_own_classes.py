@@ -7,14 +7,17 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
 
 from helpers.engine.admission.admitted import check_alone
+from helpers.engine.admission.given_model import check_given
 from helpers.engine.admission.kinds import kind_of
 from helpers.engine.admission.packed_rows import check_documents
 from helpers.engine.errors import UserError
 from helpers.engine.parallelize import lay_out, parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.ranks.meeting import distributed
+from helpers.engine.trainer import Trainer
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
@@ -25,6 +28,7 @@ LAYOUTS = {
     "pp": ParallelPlan(pp=2),
     "cp": ParallelPlan(cp=2),
     "zero-2": ParallelPlan(dp_shard=2, zero_stage=2),
+    "parts": ParallelPlan(microbatches=2),
 }
 
 
@@ -120,6 +124,56 @@ class RowsTogether(transformers.LlamaForCausalLM):
             layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, NormedRows())
 
 
+class AddsInBackward(torch.autograd.Function):
+    """What goes through, and of another loss its gradient alone."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradient, gradient.new_ones(())
+
+
+class Balanced(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return AddsInBackward.apply(x, 0.1 * x.square().mean())
+
+
+class HiddenLoss(transformers.LlamaForCausalLM):
+    """Its experts would be balanced so: no loss says it."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, Balanced())
+
+
+class Dropping(transformers.LlamaForCausalLM):
+    """By a layer whose rate no configuration says."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model.norm = nn.Sequential(self.model.norm, nn.Dropout(0.1))
+
+
+class DroppingItself(transformers.PreTrainedModel):
+    """The same by a function, in a class of which no list says what it is for."""
+
+    config_class = transformers.LlamaConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.lm = transformers.LlamaForCausalLM(config)
+        self.post_init()
+
+    def forward(self, labels: Any = None, **inputs: Any) -> Any:
+        logits = F.dropout(self.lm(**inputs).logits, 0.1, training=self.training)
+        loss = None if labels is None else self.lm.loss_function(logits, labels, logits.shape[-1])
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
 class LittleMore(transformers.LlamaForCausalLM):
     """A z-loss of little weight."""
 
@@ -148,6 +202,7 @@ def said(kind: type, plan: ParallelPlan, weight: float | None = None) -> str:
     return ""
 
 
+HIDDEN = "HiddenLoss adds to its gradients what is not of its loss, as to balance experts"
 CASES = (
     (OtherLast, "one", ""),
     (OtherLast, "tp", "llama would not be exact under tp=2: its loss would be"),
@@ -165,6 +220,18 @@ CASES = (
     (RowsTogether, "tp", ""),
     (RowsTogether, "pp", "RowsTogether computes a row with the others of its batch"),
     (RowsTogether, "zero-2", "RowsTogether computes a row with the others of its batch"),
+    (RowsTogether, "parts", "RowsTogether computes a row with the others of its batch"),
+    (HiddenLoss, "one", ""),
+    (HiddenLoss, "parts", HIDDEN),
+    pytest.param(HiddenLoss, "pp", HIDDEN, marks=pytest.mark.exhaustive),
+    pytest.param(HiddenLoss, "zero-2", HIDDEN, marks=pytest.mark.exhaustive),
+    (Dropping, "one", ""),
+    (
+        DroppingItself,
+        "one",
+        "a small llama could not be run by transformers to check the layout against (ValueError: "
+        "it computes something else each time, as with dropout",
+    ),
     (LittleMore, "one", "a small llama could not be run by transformers to check the layout"),
     (NoMore, "one", ""),
 )
@@ -196,3 +263,61 @@ def test_one_process_refuses_for_a_dry_run_what_ranks_would() -> None:
     with pytest.raises(UserError, match="RowsTogether computes a row with the others"):
         check_alone(model, LAYOUTS["pp"], lay_out)
     check_alone(model, LAYOUTS["one"], lay_out)
+
+
+def test_micro_batches_that_a_trainer_alone_has() -> None:
+    plan = LAYOUTS["one"]
+
+    def trainer_of(kind: type) -> Trainer:
+        model = parallelize(kind(tiny.config("llama", LAYERS)), plan, plan.mesh("cpu"))
+        return Trainer(model, LAYOUTS["parts"], model.mesh, lr=1e-3)
+
+    with distributed(plan):
+        trainer_of(transformers.LlamaForCausalLM)
+        with pytest.raises(UserError, match="RowsTogether computes a row with the others"):
+            trainer_of(RowsTogether)
+
+
+class OwnNames(transformers.PretrainedConfig):
+    """Says how wide and deep a model is in words of its own."""
+
+    model_type = "own_names"
+
+    def __init__(self, words: int = 61, depth: int = 2, **more: Any) -> None:
+        self.words, self.depth = words, depth
+        super().__init__(**more)
+
+
+class NamedSo(transformers.PreTrainedModel):
+    config_class = OwnNames
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.table = nn.Embedding(config.words, 16)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+
+def test_names_of_a_configuration_that_are_asked_for() -> None:
+    with pytest.raises(UserError, match=r"no vocab_size, hidden_size, .* in the attribute_map"):
+        check_alone(NamedSo(OwnNames()), LAYOUTS["one"], lay_out)
+    with pytest.raises(UserError, match="has no num_hidden_layers, by which pp finds the blocks"):
+        LAYOUTS["pp"].validate(OwnNames())
+
+
+class OwnPlaces(transformers.LlamaForCausalLM):
+    """With numbers that no file holds."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.register_buffer("places", torch.arange(1.0, 9.0), persistent=False)
+
+
+def test_buffers_that_nothing_was_read_into() -> None:
+    model = OwnPlaces(tiny.config("llama")).to(torch.bfloat16)
+    check_given(model, LAYOUTS["one"])
+    model.places.zero_()
+    with pytest.raises(UserError, match="places is not what OwnPlaces makes, and no file holds"):
+        check_given(model, LAYOUTS["one"])

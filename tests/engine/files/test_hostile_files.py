@@ -218,16 +218,26 @@ def test_the_code_of_a_model_folder_is_not_run_whatever_standard_input_says(tmp_
         timeout=120,
     )
     assert asked.returncode == 0, asked.stderr
-    assert "has no configuration that transformers reads" in asked.stdout
+    assert "it comes with code of its own (planted.Planted), which is never run" in asked.stdout
     assert len(asked.stdout.splitlines()) == 1 and not made.exists()
 
 
 def test_the_model_code_of_a_known_configuration_is_not_run(tmp_path):
     made = tmp_path / "made"
-    auto_map = {"AutoModelForCausalLM": "planted.Model"}
+    auto_map = {"AutoModelForCausalLM": "planted.GPT2lmheadModel"}  # a type that was taken over
     folder = model_folder(tmp_path, model_type="gpt2", auto_map=auto_map, n_embd=64, n_head=4)
     (folder / "planted.py").write_text(CODE.format(made=str(made)))
     check_model(load_config(folder))  # transformers' own GPT-2
+    assert not made.exists()
+
+
+def test_another_model_than_its_code_is_for_is_not_made_of_a_known_configuration(tmp_path):
+    made = tmp_path / "made"
+    auto_map = {"AutoModelForCausalLM": "planted.Model"}
+    folder = model_folder(tmp_path, model_type="gpt2", auto_map=auto_map, n_embd=64, n_head=4)
+    (folder / "planted.py").write_text(CODE.format(made=str(made)))
+    with pytest.raises(UserError, match=r"code of its own \(planted.Model\), which is never run"):
+        load_config(folder)
     assert not made.exists()
 
 
