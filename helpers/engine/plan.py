@@ -285,6 +285,13 @@ class ParallelPlan:
         return cls(**values)
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """The mesh over all ranks, with the axes of `AXES`, ranks as the placement lays them."""
-        ranks = rank_grid(self.degrees, self.placement)
-        return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+        """The mesh over all ranks, ranks as the placement lays them.
+
+        Its axes are `AXES`, but cp first where its ranks lie further apart than those of data:
+        both together, as one axis, are then in the order of their ranks, as their group is.
+        """
+        order = axis_order(self.degrees, self.placement)
+        first = ("cp",) if order.index("cp") < order.index("dp_shard") else ()
+        axes = (*first, *(axis for axis in AXES if axis not in first))
+        ranks = rank_grid({axis: self.degrees[axis] for axis in axes}, self.placement)
+        return DeviceMesh(device_type, ranks, mesh_dim_names=axes)

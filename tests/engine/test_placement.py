@@ -6,11 +6,15 @@ from math import prod
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.engine.data_parallel.axes import state_axes
 from helpers.engine.errors import UserError
 from helpers.engine.placement import axis_order, rank_grid
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.dry_run.dry_run import pretended
 from helpers.planner.hardware.rank_groups import coordinates, groups
 
 AXES = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
@@ -160,3 +164,13 @@ def test_a_picture_of_one_rank_and_ones_that_cannot_be():
     ):
         with pytest.raises(UserError, match=words):
             draw_placement(*arguments)
+
+
+@pytest.mark.parametrize("placement", ["cluster", "spread", *map("".join, permutations("DPCT"))])
+def test_ranks_that_share_state_are_numbered_as_their_group_numbers_them(placement):
+    """Else the parts that a group deals out stand at other places in the files of a checkpoint."""
+    plan = ParallelPlan(dp_replicate=2, dp_shard=2, pp=2, cp=3, tp=2, placement=placement)
+    for rank in (0, 17, plan.world_size - 1):
+        with pretended(plan.world_size, rank):
+            shared = state_axes(plan.mesh("cpu"), plan).shard
+            assert shared.mesh.tolist() == dist.get_process_group_ranks(shared.get_group())

@@ -6,6 +6,7 @@ dp_replicate   dp_shard   cp
                [ one copy     ]      state_axes: who shares a copy's state
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch.distributed import ProcessGroup
@@ -43,12 +44,16 @@ def state_axes(mesh: DeviceMesh, plan: ParallelPlan) -> StateAxes:
     """Those of a plan's mesh."""
     if plan.cp == 1:
         return StateAxes(mesh["dp_shard"], mesh["dp_shard", "tp"])
-    shard = mesh["dp_shard", "cp"]._flatten(SHARD)
+    shard = mesh[_in_order(mesh, ("dp_shard", "cp"))]._flatten(SHARD)
     return StateAxes(shard, DeviceMesh._concatenate([shard, mesh["tp"]]))
 
 
 def _together(mesh: DeviceMesh, name: str, degrees: dict[str, int]) -> ProcessGroup:
-    wide = tuple(axis for axis, degree in degrees.items() if degree > 1)
+    wide = _in_order(mesh, [axis for axis, degree in degrees.items() if degree > 1])
     if len(wide) > 1:
         return mesh[wide]._flatten(name).get_group()
     return mesh.get_group(wide[0] if wide else next(reversed(degrees)))
+
+
+def _in_order(mesh: DeviceMesh, axes: Collection[str]) -> tuple[str, ...]:
+    return tuple(axis for axis in mesh.mesh_dim_names if axis in axes)

@@ -33,6 +33,8 @@ PLANS = {
     "cp2": ParallelPlan(cp=2),
     "cp2-zero1": ParallelPlan(cp=2, dp_shard=2, zero_stage=1),
     "cp2-tp2": ParallelPlan(cp=2, tp=2, cp_attention="gather"),
+    "cp2-zero3-spread": ParallelPlan(cp=2, dp_shard=2, placement="spread"),
+    "cp2-zero1-cdpt": ParallelPlan(cp=2, dp_shard=2, zero_stage=1, placement="CDPT"),
     "hsdp": ParallelPlan(dp_replicate=2, dp_shard=2),
     "tp2-hsdp": ParallelPlan(tp=2, dp_replicate=2, dp_shard=2),
     "pp2": ParallelPlan(pp=2, microbatches=4),
@@ -121,6 +123,8 @@ CHANGES = (
     "cp2 to cp2-zero1",
     "zero3 to cp2-tp2",
     "cp2-tp2 to one",
+    "cp2-zero3-spread to one",
+    "one to cp2-zero1-cdpt",
 )
 
 
