@@ -103,7 +103,7 @@ class Job:
         low = self.plan.precision != "fp32" and self.plan.reduce_dtype != "fp32"
         return 2 if low else 4
 
-    @property
+    @cached_property
     def holds(self) -> Holds | None:
         """What the job's program holds; None of one of which that is not known, as of the engine,
         whose memory has a walk of its own."""

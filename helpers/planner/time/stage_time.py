@@ -81,7 +81,7 @@ def _of_largest(job: Job, cluster: Cluster) -> list[StageTime]:
     seen: dict[tuple[int, bool, bool, Mix], StageTime] = {}
     stages = []
     for stage, layers in enumerate(job.layers):
-        mix = job.mix_of((stage,))
+        mix = job.mix_of((stage,)) if job.shape.kinds else ()
         key = (layers, stage == 0, stage == len(job.layers) - 1, mix)
         if key not in seen:
             own = job.on((stage,))
@@ -100,7 +100,7 @@ def with_data_messages(job: Job, cluster: Cluster, alone: list[StageTime]) -> li
     with_messages = []
     for time, rank in zip(alone, job.rank_of):
         # ranks that are alike have the same messages
-        mix = job.mix_of(job.stages_of(rank))
+        mix = job.mix_of(job.stages_of(rank)) if job.shape.kinds else ()
         key = (time, job.layers_of(rank), job.end_parameters(rank), mix)
         if key not in seen:
             seen[key] = _with_data_messages(job, cluster, time, rank)

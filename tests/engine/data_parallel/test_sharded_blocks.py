@@ -109,7 +109,7 @@ def norms_of_two(plan: ParallelPlan, looks: bool) -> list[float]:
     trainer.backward(*first)
     if looks:
         trainer.evaluate([second])
-    norm = gradient_norm(trainer.parts, trainer.gradients()).item()
+    norm = gradient_norm(trainer.parts, trainer.gradients(), trainer.device).item()
     return [norm, trainer.step(*second).grad_norm]
 
 
