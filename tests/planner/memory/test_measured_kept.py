@@ -132,7 +132,7 @@ def test_logits_with_a_softcap_stand_beside_their_gradient(activation: str) -> N
 
 def test_a_row_as_long_as_its_window_has_a_mask_and_a_shorter_one_none() -> None:
     """Of Gemma 3's 4,096 tokens, which is also the longest row that what it keeps is seen in. In a
-    process of its own: after some other tests what attention keeps beside a mask was less."""
+    process of its own: other tests' tiny.make_exact takes float32 out of the class's norms."""
     config = published("gemma3_text")
     assert model_shape(config).window == 4096
     with ProcessPoolExecutor(1, mp_context=forks()) as own:
