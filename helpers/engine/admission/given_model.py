@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..errors import UserError
 from ..files.blank import parameters_without_memory
 from ..models.architecture import family_of, names_of, text_config, tied_names
+from ..models.objectives import is_of_transformers
 from ..plan import ParallelPlan
 from .hooks import check_hooks_inside, check_no_gradient_hooks
 from .kinds import kind_of, made_by, other_number
@@ -87,7 +88,7 @@ def _check_shardable(model: nn.Module) -> None:
 def _check_buffers(model: nn.Module) -> None:
     """Raise a UserError if buffers that no file holds are not what a class of one's own makes:
     from_pretrained gives them memory, and no values that it knows of."""
-    if type(model).__module__.startswith("transformers."):
+    if is_of_transformers(type(model)):
         return
     try:
         with parameters_without_memory():

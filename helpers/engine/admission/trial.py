@@ -23,7 +23,7 @@ from ..errors import UserError, named_reason
 from ..models.architecture import text_config
 from ..models.configurations import longest_row
 from ..models.documents import positions
-from ..models.objectives import IGNORED, objective_of, other_task
+from ..models.objectives import IGNORED, is_of_transformers, objective_of, other_task
 from .small_copies import VOCABULARY, small_configs
 from .truth import ROWS, Truth, check_copy, loss_of, truth_of, without_dropout
 
@@ -108,7 +108,7 @@ class Trial:
     def _is_own(self) -> bool:
         """Is the class none of transformers', so that nobody went through it? It may tell blocks
         apart by their numbers and have windows under names of its own."""
-        return not self.model_class.__module__.startswith("transformers.")
+        return not is_of_transformers(self.model_class)
 
     @property
     def _length(self) -> int:

@@ -101,6 +101,11 @@ def is_listed(name: str) -> bool:
     return name.lower() in {known.lower() for names in listed for known in names}
 
 
+def is_of_transformers(model_class: type[nn.Module]) -> bool:
+    """Is the class one of transformers', and none that somebody wrote beside them?"""
+    return model_class.__module__.startswith("transformers.")
+
+
 def other_task(model_class: type[nn.Module], config: Any) -> str | None:
     """What a model is for that is no line of the table, in words; None where it is one, and of a
     class that is not transformers': it is taken for a causal language model, and fails as one."""
@@ -108,7 +113,7 @@ def other_task(model_class: type[nn.Module], config: Any) -> str | None:
     objective = objective_named(one.__name__ for one in model_class.__mro__)
     if objective is not CAUSAL and getattr(config, "is_encoder_decoder", False):
         return f"{name} is an encoder with a decoder, which is not laid out: take one of the two"
-    if objective is None and not model_class.__module__.startswith("transformers."):
+    if objective is None and not is_of_transformers(model_class):
         return None
     if objective is None:
         heads = ", ".join(one.auto for one in OBJECTIVES.values())
