@@ -3,7 +3,6 @@ those that it was seen in."""
 
 import logging
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from statistics import mean
 from typing import Any
 
@@ -25,7 +24,6 @@ from helpers.planner.model.training_job import make_job
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.parameters import blocks_parameters
 from tests.support.matrix import each
-from tests.support.ranks import forks
 
 BATCH, SEQ_LEN = 2, 1024
 # capped scores in memory, norms of whole projections and of heads, low ranks, experts in some
@@ -131,13 +129,11 @@ def test_logits_with_a_softcap_stand_beside_their_gradient(activation: str) -> N
 
 
 def test_a_row_as_long_as_its_window_has_a_mask_and_a_shorter_one_none() -> None:
-    """Of Gemma 3's 4,096 tokens, which is also the longest row that what it keeps is seen in. In a
-    process of its own: other tests' tiny.make_exact takes float32 out of the class's norms."""
+    """Of Gemma 3's 4,096 tokens, which is also the longest row that what it keeps is seen in."""
     config = published("gemma3_text")
     assert model_shape(config).window == 4096
-    with ProcessPoolExecutor(1, mp_context=forks()) as own:
-        for seq_len in (1024, 4096):
-            own.submit(near, config, PLANS["none"], "cuda", rel=0.02, seq_len=seq_len).result()
+    for seq_len in (1024, 4096):
+        near(config, PLANS["none"], "cuda", rel=0.02, seq_len=seq_len)
 
 
 @pytest.mark.parametrize("seq_len", (126, 128, 1024))
