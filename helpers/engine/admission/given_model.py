@@ -40,8 +40,8 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
             raise UserError(
-                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, quantized: hand over "
-                "the model in floating point, or load it by load_adapted"
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: hand over the model in "
+                "floating point; load_adapted loads one in 4 bits"
             )
     if getattr(text_config(model.config), "layerdrop", None):
         raise UserError("layerdrop leaves layers out at random, on each rank others: set it to 0")

@@ -157,7 +157,7 @@ WORDS = {
     in_peft: "not a PeftModel: hand it the model that this wraps",
     with_adapters: "has adapters already: load it by load_adapted",
     torch.compile: "not a OptimizedModule",
-    of_bytes: "transformer.h.0.mlp.c_fc.weight is uint8, quantized",
+    of_bytes: "transformer.h.0.mlp.c_fc.weight is uint8: hand over the model in floating",
     all_frozen: "no parameter trains",
     one_layer: "takes a model of transformers, not a Conv1D: hand it one that is made",
 }

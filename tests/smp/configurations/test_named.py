@@ -14,6 +14,7 @@ OF_A_SCRIPT += (
 BRIDGE = "model: {tensor_model_parallel_size: 2, seq_length: 4096}\n"
 BRIDGE += "train: {train_iters: 100, global_batch_size: 128}\n"
 LITGPT = "model_name: tiny\ntrain: {lr_warmup_steps: 10, global_batch_size: 8}\n"
+PRIMUS = "modules: {pre_trainer: {framework: megatron, overrides: {train_iters: 50}}}\n"
 OPENRLHF = "--actor_num_nodes 1 --micro_train_batch_size 2 --zero_stage 3"
 SWIFT = "megatron sft --tuner_type lora --tensor_model_parallel_size 2 --micro_batch_size 1\n"
 
@@ -30,6 +31,7 @@ SWIFT = "megatron sft --tuner_type lora --tensor_model_parallel_size 2 --micro_b
         ("lora.yml", "base_model: a/b\nfsdp_config: {fsdp_version: 2}\n", "axolotl"),
         ("args.yaml", "model_name_or_path: a\nfsdp_config: {x: 1}\n", "a script on transformers"),
         ("tiny.yaml", "parallelism: {dp: 2, pp: 1, tp: 2, pp_engine: 1f1b}\n", "nanotron"),
+        ("llama.yaml", PRIMUS, "an experiment of Primus, which is not read: write"),
         ("bridge.yaml", BRIDGE, "a configuration of Megatron-Bridge, which is not read: write"),
         ("tiny.yaml", LITGPT, "a configuration of LitGPT, which is not read"),
         ("ppo.yaml", "actor_rollout_ref: {actor: {ppo_epochs: 1}}\n", "a configuration of verl"),
