@@ -29,6 +29,7 @@ LAYOUTS = {
     "cp": ParallelPlan(cp=2),
     "zero-2": ParallelPlan(dp_shard=2, zero_stage=2),
     "parts": ParallelPlan(microbatches=2),
+    "again": ParallelPlan(activation="full"),
 }
 
 
@@ -150,6 +151,42 @@ class HiddenLoss(transformers.LlamaForCausalLM):
             layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, Balanced())
 
 
+class RunningMean(nn.Module):
+    """Of what went through in training, for evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x - self.mean
+        self.mean.lerp_(x.detach().mean(), 0.5)
+        return x
+
+
+class Remembering(transformers.LlamaForCausalLM):
+    """No loss or gradient of training says it."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, RunningMean())
+
+
+class Counting(transformers.LlamaForCausalLM):
+    """The batches that it has seen."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model.register_buffer("seen", torch.zeros(()))
+        self.model.register_forward_hook(count)
+
+
+def count(model: nn.Module, *_: Any) -> None:
+    model.seen += model.training
+
+
 class Dropping(transformers.LlamaForCausalLM):
     """By a layer whose rate no configuration says."""
 
@@ -202,6 +239,7 @@ def said(kind: type, plan: ParallelPlan, weight: float | None = None) -> str:
     return ""
 
 
+BUFFER = "Remembering changes its buffer model.layers.0.mlp.act_fn.1.mean with each batch, which "
 HIDDEN = "HiddenLoss adds to its gradients what is not of its loss, as to balance experts"
 CASES = (
     (OtherLast, "one", ""),
@@ -225,6 +263,16 @@ CASES = (
     (HiddenLoss, "parts", HIDDEN),
     pytest.param(HiddenLoss, "pp", HIDDEN, marks=pytest.mark.exhaustive),
     pytest.param(HiddenLoss, "zero-2", HIDDEN, marks=pytest.mark.exhaustive),
+    (Remembering, "one", ""),
+    (Remembering, "zero-2", BUFFER + "dp_shard and dp_replicate deal out"),
+    (Remembering, "parts", BUFFER + "pp and microbatches deal out"),
+    (
+        Remembering,
+        "again",
+        "llama would not be exact under one process with activation=full: its buffer",
+    ),
+    (Counting, "zero-2", ""),
+    (Counting, "parts", "Counting changes its buffer model.seen with each batch, which pp and"),
     (Dropping, "one", ""),
     (
         DroppingItself,
