@@ -241,6 +241,8 @@ class Trial:
             parameter.data = parameter.data.to(dtype)
         try:
             model(**self.truth.batch, num_items_in_batch=1).loss.backward()
+            with torch.no_grad():  # where some compute otherwise
+                model.eval()(**self.truth.batch, num_items_in_batch=1)
         except Exception as error:  # each class has its own complaints
             return named_reason(error)
         return None

@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
 
-from helpers.engine.admission.admitted import check_alone
+from helpers.engine.admission.admitted import check_alone, check_precision
 from helpers.engine.admission.given_model import check_given
 from helpers.engine.admission.kinds import kind_of
 from helpers.engine.admission.packed_rows import check_documents
@@ -369,3 +369,27 @@ def test_buffers_that_nothing_was_read_into() -> None:
     model.places.zero_()
     with pytest.raises(UserError, match="places is not what OwnPlaces makes, and no file holds"):
         check_given(model, LAYOUTS["one"])
+
+
+class WiderInEvaluation(nn.Module):
+    """Training has the dtype of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.training else x + self.shift
+
+
+class Wider(transformers.LlamaForCausalLM):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, WiderInEvaluation())
+
+
+def test_a_dtype_in_which_a_class_trains_and_is_not_evaluated() -> None:
+    kind = kind_of(Wider(tiny.config("llama")))
+    with pytest.raises(UserError, match="does not run with its weights in float16"):
+        check_precision(kind, torch.float16, "cpu", lay_out)
