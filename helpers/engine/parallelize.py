@@ -148,7 +148,7 @@ def check_laid_out(model: nn.Module, plan: ParallelPlan) -> None:
                 f"says {getattr(plan, name)}: give both the same plan"
             )
     if plan.microbatches > 1 and model.kind is not None:
-        check_rows(model.kind, model.mesh.device_type)
+        check_rows(model.kind, model.mesh.device_type, over_ranks=False, in_turn=True)
 
 
 def answer_transformers(model: nn.Module) -> None:

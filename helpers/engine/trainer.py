@@ -189,7 +189,7 @@ class Trainer:
         def take() -> tuple[Tensor, dict[str, Tensor]]:
             return self.backward(input_ids, labels, documents, **masks), self.sums()
 
-        loss, gradients = twice(take, self.steps_done + 1) if replay else take()
+        loss, gradients = twice(take, self.steps_done + 1, self.model) if replay else take()
         with record_function("optimizer"):
             scale = self.scaler.scale
             norm = gradient_norm(self.parts, gradients, self.device) / scale

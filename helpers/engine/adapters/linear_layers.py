@@ -4,7 +4,7 @@ and what peft is told of these."""
 import copy
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import UserError, need
-from ..models.architecture import family_of
+from ..models.architecture import family_of, tied_names
 
 PREFIX = "base_model.model."  # of every name in peft's files
 BLOCK = re.compile(r"\.(\d+)\.")  # the number of a name's block
@@ -73,6 +73,14 @@ def linear_paths(model: nn.Module) -> list[str]:
         for number, block in model.get_submodule(family.blocks).named_children()
         for path in (recorded if family.recorded else _linears(block))
     ]
+
+
+def check_apart(model: nn.Module, paths: Container[str], why: str) -> None:
+    """Raise a UserError, which says why, if two of these layers have one matrix."""
+    for names in tied_names(model):
+        owners = [name.removesuffix(".weight").removesuffix(".base_layer") for name in names]
+        if len(shared := [path for path in owners if path in paths]) > 1:
+            raise UserError(f"{shared[0]} and {shared[1]} have one matrix, {why}")
 
 
 def is_transposed(layer: nn.Module) -> bool:

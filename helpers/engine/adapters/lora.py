@@ -73,7 +73,7 @@ def add_adapters(
         lora_dropout=dropout,
         target_modules=places.targets,
         bias="none",
-        task_type=TASK_TYPES.get(objective_of(model).task),
+        task_type=_task_type(model),
         base_model_name_or_path=None if source is None else str(source),
     )
     _inject(model, config, places)
@@ -86,6 +86,13 @@ def add_adapters(
         _set(layer, "lora_A", first)
         _set(layer, "lora_B", nn.init.zeros_(second))
     return model
+
+
+def _task_type(model: nn.Module) -> str | None:
+    """What peft calls the model's task; of one for next words it then asks how it generates, which
+    a class of somebody's own may not say."""
+    task = objective_of(model).task
+    return None if task == "lm" and not model.can_generate() else TASK_TYPES.get(task)
 
 
 def check_numbers(rank: int, alpha: float, dropout: float) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..files import weights
 from ..files.beside_weights import write_configurations
 from ..ranks.agreeing import is_first
-from .linear_layers import is_transposed
+from .linear_layers import check_apart, is_transposed
 from .lora import HALVES, NAME, Facts, adapted, everywhere, halves
 from .nf4 import dequantize
 
@@ -32,8 +32,12 @@ def merged_weights(
 
     Args:
         dtype: of the values; the one that the model computes in unless given.
+
+    Raises:
+        UserError: layers with adapters of their own have one matrix.
     """
     adapters = dict(adapted(model))
+    check_apart(model, adapters, "which would be two with their adapters in it: keep them beside")
     own: dict[str, str] = {}  # name without adapters -> name in this model
     facts: Facts = {}
     for name, parameter in model.named_parameters():

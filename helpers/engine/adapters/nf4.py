@@ -24,7 +24,7 @@ from ..files.blank import give_memory, tie
 from ..files.weight_files import WeightFiles
 from ..memory.cpu_allocator import large_blocks_apart
 from ..models.architecture import base_of, names_of, tied_names
-from .linear_layers import is_transposed, linear_paths
+from .linear_layers import check_apart, is_transposed, linear_paths
 
 BLOCK, NESTED_BLOCK = 64, 256  # weights that share a magnitude; magnitudes that share one
 WINDOW = 2**22  # weights that are in full precision at a time
@@ -77,6 +77,9 @@ def fill_quantized(
     The model may lack blocks (a stage of a pipeline); its matrices must not be split over ranks.
     """
     ties = tied_names(model)
+    check_apart(
+        model, set(linear_paths(model)), "which cannot be shared in 4 bits: do not quantize"
+    )
     if files is None:
         _draw(model, seed, device)
     else:

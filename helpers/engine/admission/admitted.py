@@ -22,7 +22,7 @@ from ..plan import ParallelPlan
 from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
 from .kinds import Kind, kind_of, made_by
-from .trial import Trial, WholeRows
+from .trial import FAILS, Trial, WholeRows
 
 # a model, its family, the plan, what passes between ranks, the pipeline rank whose part is made
 LayOut = Callable[[nn.Module, Family, ParallelPlan, Boundary, int], nn.Module]
@@ -61,8 +61,9 @@ def _check_dealt(kind: Kind, plan: ParallelPlan, device: str, lay_out: LayOut) -
     """Raise a UserError if parameters or rows cannot be dealt out to ranks as the plan does."""
     if plan.zero:
         check_hooks(kind, device, lay_out)
-    if plan.dp * plan.pp > 1 or plan.microbatches > 1:
-        check_rows(kind, device)
+    ways = [plan.dp > 1, plan.pp > 1 or plan.microbatches > 1]
+    if any(ways):
+        check_rows(kind, device, *ways)
 
 
 def _tried(plan: ParallelPlan) -> ParallelPlan:
@@ -108,8 +109,9 @@ def admitted_kind(
         for words, simpler in _simpler(plan)
         if any(not difference(f, simpler) for f in _ways(kind, simpler))
     ]
+    reason = min(reasons, key=lambda reason: reason.startswith(FAILS))  # what differs says more
     raise UserError(
-        f"{kind.config.model_type} would not be exact under {_words(plan)}: {reasons[0]}; "
+        f"{kind.config.model_type} would not be exact under {_words(plan)}: {reason}; "
         + (f"exact here: {', '.join(works)}" if works else "no other layout would be, either")
     )
 
@@ -143,9 +145,14 @@ def looks_ahead(kind: Kind, device: str) -> bool:
 
 @lru_cache(maxsize=64)
 @torch.enable_grad()
-def check_rows(kind: Kind, device: str) -> None:
+def check_rows(kind: Kind, device: str, over_ranks: bool, in_turn: bool) -> None:
     """Raise a UserError if rows of a batch see each other, or have more than their own terms of its
-    gradients, which are dealt out to ranks and micro-batches."""
+    gradients, or if what a buffer becomes depends on which are together, as a running mean.
+
+    Args:
+        over_ranks: rows are dealt out to data ranks.
+        in_turn: they are dealt out to micro-batches, which come one after another.
+    """
     trial, name = Trial(kind.model_class, kind.config, device=device), kind.model_class.__name__
     if trial.mixes_rows:
         raise UserError(
@@ -158,6 +165,13 @@ def check_rows(kind: Kind, device: str) -> None:
             "each part of a batch anew, which dp_shard, dp_replicate, pp and microbatches deal "
             "out: let its configuration leave that out, or take one process, or tp"
         )
+    ranks, turns = ("dp_shard and dp_replicate", False), ("pp and microbatches", True)
+    for parts, one_after_another in [ranks] * over_ranks + [turns] * in_turn:
+        if wrong := trial.wrong_buffer_in_parts(one_after_another):
+            raise UserError(
+                f"{name} changes its buffer {wrong} with each batch, which {parts} deal out: take "
+                "one process, or tp"
+            )
 
 
 def check_next_words(config: Any) -> None:

@@ -10,6 +10,7 @@ norm between two layers) shows as a difference.
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ SHORT_ROW, LONG_ROW = 10, 128  # tokens
 # of a configuration, by which copies are made small and rows not too long
 NAMES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 NAMES += ("max_position_embeddings",)
+
+FAILS = "it fails with"  # so a difference begins that is none, but an error
 
 LayOut = Callable[[nn.Module, int], nn.Module]  # a model and a pipeline rank, to this rank's stage
 
@@ -151,11 +154,13 @@ class Trial:
         except UserError as error:
             return str(error)
         except Exception as error:  # whatever breaks a class's forward
-            return f"it fails with {named_reason(error)}"
+            return f"{FAILS} {named_reason(error)}"
         if not abs(loss - truth.loss) <= limit * abs(truth.loss):
             return f"its loss would be {loss.item():.6g} for {truth.loss.item():.6g}"
-        wrong = wrong_gradient(found, truth.gradients, limit)
-        return wrong and f"the gradient of {wrong} would be wrong"
+        if wrong := wrong_gradient(found, truth.gradients, limit):
+            return f"the gradient of {wrong} would be wrong"
+        wrong = _wrong_buffer(models, truth)
+        return wrong and f"its buffer {wrong}, which a forward changes, would be wrong"
 
     @cached_property
     def mixes_rows(self) -> bool:
@@ -185,6 +190,19 @@ class Trial:
             found.append({name: p.grad for name, p in named if p.grad is not None})
         total = {n: torch.zeros_like(g) for n, g in truth.gradients.items()} | _added(iter(found))
         return wrong_gradient(total, truth.gradients, TOLERANCE[truth.loss.dtype]) is not None
+
+    def wrong_buffer_in_parts(self, in_turn: bool) -> str | None:
+        """A buffer that a batch leaves with other values than its rows do in two parts: one part
+        after another, or each in a model of its own."""
+        truth, models = self.truth, []
+        for rows in (slice(ROWS // 2), slice(ROWS // 2, None)):
+            if not (in_turn and models):
+                models.append(copy.deepcopy(truth.model))
+            batch = {name: value[rows] for name, value in truth.batch.items()}
+            del batch["labels"]
+            with torch.no_grad():
+                models[-1](**batch, use_cache=False)
+        return _wrong_buffer(models, truth)
 
     @cached_property
     def looks_ahead(self) -> bool:
@@ -223,6 +241,8 @@ class Trial:
             parameter.data = parameter.data.to(dtype)
         try:
             model(**self.truth.batch, num_items_in_batch=1).loss.backward()
+            with torch.no_grad():  # where some compute otherwise
+                model.eval()(**self.truth.batch, num_items_in_batch=1)
         except Exception as error:  # each class has its own complaints
             return named_reason(error)
         return None
@@ -278,6 +298,17 @@ def wrong_gradient(
     largest = max(gradient.abs().max() for gradient in expected.values() if gradient.numel())
     for name, gradient in expected.items():
         if name not in found or not is_same_gradient(found[name], gradient, limit, largest):
+            return name
+    return None
+
+
+def _wrong_buffer(models: list[nn.Module], truth: Truth) -> str | None:
+    """The first of their buffers that the class leaves with other values, by name."""
+    limit = TOLERANCE[truth.loss.dtype]
+    for name, buffer in itertools.chain(*(model.named_buffers() for model in models)):
+        own, right = (each.double() for each in (buffer, truth.buffers.get(name, buffer)))
+        same = own.shape == right.shape
+        if not same or not torch.allclose(own, right, rtol=10 * limit, atol=limit, equal_nan=True):
             return name
     return None
 

@@ -16,12 +16,14 @@ ROWS = 5  # of its batch: more than a block has results, which a batch must not 
 
 
 class Truth(NamedTuple):
-    """A small model of the class, a batch, and what the class makes of it."""
+    """A small model of the class, a batch, and what the class makes of it: of its buffers, too, for
+    some change while it trains."""
 
     model: nn.Module
     batch: dict[str, Tensor]
     loss: Tensor
     gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
 
 
 def check_copy(model_class: type[nn.Module], config: Any, own: Any) -> None:
@@ -53,9 +55,10 @@ def truth_of(
         plain = copy.deepcopy(model)  # some classes keep states of the last batch
         logits = model(**batch, use_cache=False).logits
         loss = loss_of(objective, logits, labels)
-        if getattr(model, "loss_type", "") is None:  # its default, without the warning
-            model.loss_type = "ForCausalLM"
-        own = model(**batch, labels=labels, use_cache=False).loss
+        again = copy.deepcopy(plain)
+        if getattr(again, "loss_type", "") is None:  # its default, without the warning
+            again.loss_type = "ForCausalLM"
+        own = again(**batch, labels=labels, use_cache=False).loss
     if not torch.isfinite(loss) or not torch.allclose(loss, own.to(loss.dtype), rtol=1e-5):
         if not torch.equal(logits, copy.deepcopy(plain)(**batch, use_cache=False).logits):
             raise ValueError(
@@ -71,7 +74,8 @@ def truth_of(
         name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in model.named_parameters()
     }
-    return Truth(plain, batch | {"labels": labels}, loss.detach(), gradients)
+    buffers = dict(model.named_buffers())
+    return Truth(plain, batch | {"labels": labels}, loss.detach(), gradients, buffers)
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

@@ -36,9 +36,15 @@ def check_compiler() -> None:
 
 
 def apply_compile(model: nn.Module, family: Family) -> None:
-    """Compile the forward of every block that this rank has; names and modules stay."""
+    """Compile the forward of every block that this rank has; names and modules stay.
+
+    Raises:
+        UserError: the model has no list of blocks.
+    """
     from torch._dynamo.utils import set_compilation_metrics_limit
 
+    if family.blocks is None:
+        raise UserError(f"{family.name} has no list of blocks to compile: leave compile out")
     set_compilation_metrics_limit(KEPT)
     for block in model.get_submodule(family.blocks):
         compiled: Callable = torch.compile(block.forward)

@@ -11,7 +11,7 @@ Models, section 3.3.4, which counts 6 interruptions by silent data corruption in
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import NotRepeatable
 from ..ranks import over_ranks
@@ -20,21 +20,25 @@ Pass = Callable[[], tuple[Tensor, dict[str, Tensor]]]  # a pass gives its loss a
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
 
-def twice(take: Pass, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+def twice(take: Pass, step: int, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and gradients of the second of two passes, once both agree. Every rank calls it.
 
     Args:
         take: one pass; it must leave weights as they are and take its gradients along.
         step: for the error's words.
+        model: whose buffers begin both alike, for a pass may change some, as a running mean.
 
     Raises:
         NotRepeatable: a bit differs on some rank; on every rank, in the same words.
     """
     streams = random_streams()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     loss, gradients = take()
     first = checksums(loss, gradients)
     del gradients
     set_random_streams(streams)
+    for name, before in buffers.items():
+        model.get_buffer(name).copy_(before)
     loss, gradients = take()
     second = checksums(loss, gradients)
     differing = [name for name in first if first[name] != second.get(name)]

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from torch import nn
 from helpers.engine.adapters.linear_layers import places_of
 from helpers.engine.adapters.lora import add_adapters, load_adapters
 from helpers.engine.adapters.merging import save_merged
-from helpers.engine.adapters.nf4 import load_quantized
+from helpers.engine.adapters.nf4 import fill_quantized, load_quantized
 from helpers.engine.adapters.qlora import Adapting, load_adapted
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.engine.adapters.versions import skip_unknown, skip_without_conversion
+from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 from tests.support.scripts import script
 
@@ -182,3 +184,30 @@ def test_blocks_without_such_a_layer_are_refused() -> None:
         block.attention, block.feed_forward = nn.Identity(), nn.Identity()
     with pytest.raises(UserError, match="rwkv has no linear layer beside which peft puts"):
         add_adapters(model)
+
+
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+class OneMLP(transformers.LlamaForCausalLM):
+    """Its second block has the matrices of the first one's MLP; and it does not generate."""
+
+    can_generate = classmethod(lambda cls: False)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for name in MLP:
+            one, other = (getattr(layer.mlp, name) for layer in self.model.layers)
+            other.weight = one.weight
+
+
+def test_adapters_of_their_own_beside_one_matrix(tmp_path: Path) -> None:
+    model = add_adapters(OneMLP(tiny.config("llama")), rank=2)
+    with pytest.raises(UserError, match=r"0.mlp.gate_proj and .*1.mlp.gate_proj have one matrix"):
+        save_merged(model, tmp_path)
+    with pytest.raises(UserError, match="cannot be shared in 4 bits"):
+        fill_quantized(OneMLP(tiny.config("llama")), None, 0, "cpu")
+
+
+def test_peft_is_not_asked_to_generate() -> None:
+    assert add_adapters(OneMLP(tiny.config("llama")), rank=2).adapter_config.task_type is None

@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
 
-from helpers.engine.admission.admitted import check_alone
+from helpers.engine.admission.admitted import check_alone, check_precision
 from helpers.engine.admission.given_model import check_given
 from helpers.engine.admission.kinds import kind_of
 from helpers.engine.admission.packed_rows import check_documents
@@ -29,6 +29,7 @@ LAYOUTS = {
     "cp": ParallelPlan(cp=2),
     "zero-2": ParallelPlan(dp_shard=2, zero_stage=2),
     "parts": ParallelPlan(microbatches=2),
+    "again": ParallelPlan(activation="full"),
 }
 
 
@@ -150,6 +151,42 @@ class HiddenLoss(transformers.LlamaForCausalLM):
             layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, Balanced())
 
 
+class RunningMean(nn.Module):
+    """Of what went through in training, for evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x - self.mean
+        self.mean.lerp_(x.detach().mean(), 0.5)
+        return x
+
+
+class Remembering(transformers.LlamaForCausalLM):
+    """No loss or gradient of training says it."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, RunningMean())
+
+
+class Counting(transformers.LlamaForCausalLM):
+    """The batches that it has seen."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model.register_buffer("seen", torch.zeros(()))
+        self.model.register_forward_hook(count)
+
+
+def count(model: nn.Module, *_: Any) -> None:
+    model.seen += model.training
+
+
 class Dropping(transformers.LlamaForCausalLM):
     """By a layer whose rate no configuration says."""
 
@@ -202,6 +239,7 @@ def said(kind: type, plan: ParallelPlan, weight: float | None = None) -> str:
     return ""
 
 
+BUFFER = "Remembering changes its buffer model.layers.0.mlp.act_fn.1.mean with each batch, which "
 HIDDEN = "HiddenLoss adds to its gradients what is not of its loss, as to balance experts"
 CASES = (
     (OtherLast, "one", ""),
@@ -225,6 +263,16 @@ CASES = (
     (HiddenLoss, "parts", HIDDEN),
     pytest.param(HiddenLoss, "pp", HIDDEN, marks=pytest.mark.exhaustive),
     pytest.param(HiddenLoss, "zero-2", HIDDEN, marks=pytest.mark.exhaustive),
+    (Remembering, "one", ""),
+    (Remembering, "zero-2", BUFFER + "dp_shard and dp_replicate deal out"),
+    (Remembering, "parts", BUFFER + "pp and microbatches deal out"),
+    (
+        Remembering,
+        "again",
+        "llama would not be exact under one process with activation=full: its buffer",
+    ),
+    (Counting, "zero-2", ""),
+    (Counting, "parts", "Counting changes its buffer model.seen with each batch, which pp and"),
     (Dropping, "one", ""),
     (
         DroppingItself,
@@ -321,3 +369,27 @@ def test_buffers_that_nothing_was_read_into() -> None:
     model.places.zero_()
     with pytest.raises(UserError, match="places is not what OwnPlaces makes, and no file holds"):
         check_given(model, LAYOUTS["one"])
+
+
+class WiderInEvaluation(nn.Module):
+    """Training has the dtype of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.training else x + self.shift
+
+
+class Wider(transformers.LlamaForCausalLM):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, WiderInEvaluation())
+
+
+def test_a_dtype_in_which_a_class_trains_and_is_not_evaluated() -> None:
+    kind = kind_of(Wider(tiny.config("llama")))
+    with pytest.raises(UserError, match="does not run with its weights in float16"):
+        check_precision(kind, torch.float16, "cpu", lay_out)

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.families import LLAMA
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision import compiling as compiled
@@ -153,3 +155,8 @@ def test_a_run_says_what_was_compiled(tmp_path: Path) -> None:
     assert forwards and spent > 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["step_s"] for line in lines) <= phases["train"]  # none compiles
+
+
+def test_a_model_without_a_list_of_blocks_is_refused() -> None:
+    with pytest.raises(UserError, match="no list of blocks to compile"):
+        compiled.apply_compile(torch.nn.Identity(), replace(LLAMA, blocks=None))

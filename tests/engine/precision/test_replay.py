@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from helpers.engine.errors import NotRepeatable
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.precision.replay import WORDS
+from helpers.engine.precision.replay import WORDS, twice
 from helpers.engine.trainer import Trainer
 from tests.engine.precision.test_precision import LAYOUTS
 from tests.support import tiny
@@ -179,3 +179,13 @@ def test_a_run_that_does_not_repeat_ends_in_one_line(tmp_path) -> None:
     assert summary["status"] == "not repeatable"
     assert json.loads((tmp_path / "run" / "findings.json").read_text())["watched_every"] == 10
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def batches_counted() -> int:
+    model, x = nn.BatchNorm1d(3), torch.randn(4, 3)
+    twice(lambda: (model(x).sum(), {}), 1, model)
+    return model.num_batches_tracked.item()
+
+
+def test_a_buffer_is_changed_once() -> None:
+    assert pool(1).run(batches_counted) == [1]
