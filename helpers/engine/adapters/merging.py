@@ -6,15 +6,17 @@ Source: Hu et al. 2021, LoRA, section 4.1.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..files import weights
 from ..files.beside_weights import write_configurations
-from ..ranks.agreeing import is_first
+from ..ranks.agreeing import is_first, on_all_ranks
 from .linear_layers import check_apart, is_transposed
 from .lora import HALVES, NAME, Facts, adapted, everywhere, halves
 from .nf4 import dequantize
@@ -34,10 +36,12 @@ def merged_weights(
         dtype: of the values; the one that the model computes in unless given.
 
     Raises:
-        UserError: layers with adapters of their own have one matrix.
+        UserError: layers with adapters of their own have one matrix, on any rank.
     """
     adapters = dict(adapted(model))
-    check_apart(model, adapters, "which would be two with their adapters in it: keep them beside")
+    why = "which would be two with their adapters in it: keep them beside"
+    check = partial(check_apart, model, adapters, why)
+    on_all_ranks(check) if dist.is_initialized() else check()
     own: dict[str, str] = {}  # name without adapters -> name in this model
     facts: Facts = {}
     for name, parameter in model.named_parameters():

@@ -56,12 +56,7 @@ def apply_activations(
     """
     if activation == "none" and not offload:
         return
-    if family.blocks is None:
-        raise UserError(
-            f"{family.name} has no list of blocks that activation or offload could wrap: leave "
-            "them out"
-        )
-    blocks = list(model.get_submodule(family.blocks))
+    blocks = blocks_to_wrap(model, family, "activation or offload")
     if group_size(activation) > 1:
         for unit in itertools.chain(*units(model, activation)):
             Group(unit, _contexts(activation, kept))
@@ -72,6 +67,15 @@ def apply_activations(
         offloader = Offloader()
         for block in blocks:
             block.forward = offloader.wrap(block, block.forward)
+
+
+def blocks_to_wrap(model: nn.Module, family: Family, wrappers: str) -> list[nn.Module]:
+    """The blocks of this rank, or a UserError that names what would wrap them."""
+    if family.blocks is None:
+        raise UserError(
+            f"{family.name} has no list of blocks that {wrappers} could wrap: leave that out"
+        )
+    return list(model.get_submodule(family.blocks))
 
 
 def heed_switch(model: nn.Module, family: Family) -> None:

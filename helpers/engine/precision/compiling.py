@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import UserError
-from ..memory.recomputing import in_training
+from ..memory.recomputing import blocks_to_wrap, in_training
 from ..models.families import Family
 
 KEPT = 10_000  # graphs that torch keeps count of; it forgets all but the last 64 by itself
@@ -43,10 +43,8 @@ def apply_compile(model: nn.Module, family: Family) -> None:
     """
     from torch._dynamo.utils import set_compilation_metrics_limit
 
-    if family.blocks is None:
-        raise UserError(f"{family.name} has no list of blocks to compile: leave compile out")
     set_compilation_metrics_limit(KEPT)
-    for block in model.get_submodule(family.blocks):
+    for block in blocks_to_wrap(model, family, "compile"):
         compiled: Callable = torch.compile(block.forward)
         block.forward = in_training(block, compiled, block.forward)
 

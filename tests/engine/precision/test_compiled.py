@@ -158,5 +158,5 @@ def test_a_run_says_what_was_compiled(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_list_of_blocks_is_refused() -> None:
-    with pytest.raises(UserError, match="no list of blocks to compile"):
+    with pytest.raises(UserError, match="no list of blocks that compile could wrap"):
         compiled.apply_compile(torch.nn.Identity(), replace(LLAMA, blocks=None))
