@@ -49,7 +49,7 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
     if low is not None:
         raise_(model)
     policy = MixedPrecisionPolicy(
-        param_dtype=low, reduce_dtype=plan.sum_dtype if low else None, cast_forward_inputs=False
+        param_dtype=low, reduce_dtype=_sent_in(plan, low, None), cast_forward_inputs=False
     )
     *blocks, rest = _wrapped(model, plan)
     dtypes = {str(p.dtype).removeprefix("torch.") for p in _trainable(model).values()}
@@ -91,7 +91,7 @@ class FullyShard:
         self.publish()
         self.trainable = _trainable(model)
         own_dtype = _dtype(self.trainable)
-        self.dtype = plan.sum_dtype if plan.low_dtype(mesh.device_type) else own_dtype
+        self.dtype = _sent_in(plan, plan.low_dtype(mesh.device_type), own_dtype)
         self.heard = Heard(model, every, self.trainable)
         self.given = self.heard.names
         self.sums = None
@@ -179,8 +179,7 @@ class Bucketed:
         self.trainable = _trainable(model)
         self.buckets: Buckets | None = None
         if plan.dp * plan.cp > 1 or low is not None:
-            own_dtype = _dtype(before)
-            dtype = plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own_dtype
+            dtype = _sent_in(plan, low, _dtype(before))
             self.buckets = self._make_buckets(plan, _stages(model), dtype, hook)
         self.gathers: Gathers | None = None
         if self.stage:
@@ -312,6 +311,12 @@ def _has_masters(*_: Any) -> None:
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _sent_in(plan: ParallelPlan, low: torch.dtype | None, own: Any) -> Any:
+    """The dtype in which ranks send gradients: their `own` where arithmetic is not in a `low` one
+    and the plan asks for no other."""
+    return plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own
 
 
 def _dtype(trainable: dict[str, Tensor]) -> torch.dtype:

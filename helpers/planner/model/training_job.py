@@ -100,8 +100,7 @@ class Job:
     @property
     def sum_bytes(self) -> int:
         """Bytes of a gradient in the dtype of sums, as ranks send it."""
-        low = self.plan.precision != "fp32" and self.plan.reduce_dtype != "fp32"
-        return 2 if low else 4
+        return BYTES[self.plan.reduce_dtype]
 
     @cached_property
     def holds(self) -> Holds | None:

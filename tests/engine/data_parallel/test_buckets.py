@@ -205,3 +205,10 @@ def test_micro_batches_are_not_added_up_in_bf16(layout: dict) -> None:
     )
     assert 1e-4 < one < 5e-3
     assert many < 1.1 * one
+
+
+@pytest.mark.parametrize("layout", [{"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}])
+def test_fully_shard_sums_in_the_dtype_that_the_plan_says(layout: dict) -> None:
+    """In float32 arithmetic, too."""
+    plan = ParallelPlan(microbatches=2, **layout)
+    assert 1e-4 < max(pool(plan.world_size).run(gradient_error, plan)) < 1e-2

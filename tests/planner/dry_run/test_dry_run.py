@@ -273,6 +273,14 @@ def test_what_ranks_share_is_summed_in_float32_whatever_data_ranks_send(family, 
     assert formula == pytest.approx(seen(dry), rel=0.01)
 
 
+@pytest.mark.parametrize("degrees", [{"dp_replicate": 2}, {"dp_shard": 2}])
+def test_sums_of_16_bits_are_sent_so_in_float32_arithmetic_too(degrees):
+    plan, config = ParallelPlan(**degrees, reduce_dtype="bf16"), tiny.config("llama")
+    dry = dry_run(config, plan, batch=ROWS, seq_len=SEQ_LEN)
+    formula = sent(make_job(config, plan, ROWS, SEQ_LEN), 0)
+    assert formula == pytest.approx(seen(dry), rel=0.01)
+
+
 def test_a_rank_has_room_for_the_gradient_that_two_ends_swap():
     plan, config = ParallelPlan(pp=2, **IN_16_BITS), published("gpt2", 2)
     dry = dry_run(config, plan, batch=2, seq_len=64)
