@@ -1,6 +1,7 @@
 """What silently goes wrong in parallel training, one named test each."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -227,8 +228,14 @@ def test_accumulation_sends_gradients_once_except_where_they_are_sharded() -> No
 
 
 def hooked() -> None:
-    plan = ParallelPlan(dp_replicate=2)
-    compressed = trainer_of("gpt2", plan, hook=default_hooks.bf16_compress_hook)
+    plan, last = ParallelPlan(dp_replicate=2), []
+
+    def compress(group, bucket):
+        last.append(bucket.is_last())
+        return default_hooks.bf16_compress_hook(group, bucket)
+
+    with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", 2**14):  # several
+        compressed = trainer_of("gpt2", plan, hook=compress)
     loss = compressed.backward(*tiny.batch(0))
     truth = tiny.truth("gpt2", torch.float64)
     parity.close("loss", loss, truth["losses"][0], 1e-10)
@@ -239,6 +246,7 @@ def hooked() -> None:
         errors.append((gradients[part.name] - expected).abs().max().item())
         assert errors[-1] <= 0.02 * expected.abs().max(), part.name
     assert max(errors) > 1e-9, "nothing was compressed"
+    assert last[-1] and not any(last[:-1]) and len(last) > 1
 
 
 def test_torchs_communication_hooks_compress_the_reduction() -> None:
