@@ -43,6 +43,12 @@ def test_young_is_the_limit_of_quick_saves():
     assert best_interval_s(1, 1e8) == pytest.approx(math.sqrt(2 * 1e8), rel=1e-3)
 
 
+def test_long_saves_by_hand():
+    """Equation 37: of saves that take twice as long as it runs, the interval is that time."""
+    assert best_interval_s(3600, 2400) == pytest.approx(2400 * 0.87639, rel=1e-4)
+    assert best_interval_s(3600, 1800) == best_interval_s(9000, 1800) == 1800
+
+
 def drawn_s(
     work_s: float, every_s: float, save_s: float, restart_s: float, mtbf_s: float, seed: int
 ) -> float:

@@ -8,7 +8,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import Cost, Costs, balance
 from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
-from helpers.planner.memory.activations import activation_bytes
+from helpers.planner.memory.activations import activation_bytes, kept_bytes
 from helpers.planner.memory.peak import fullest, rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.stage_layers import balance_costs, balanced_layers
@@ -66,6 +66,11 @@ def test_sharding_and_recomputation_save_in_their_order():
     totals = [fullest(job(precision="bf16", batch=256, **plan)).total for plan in ladder]
     assert totals == sorted(totals, reverse=True)
     assert len(set(totals)) == len(totals)
+
+
+def test_blocks_that_are_recomputed_together_keep_one_input():
+    one, five = (job(SMALL, 8, 64, activation=kind) for kind in ("full", "group_5"))
+    assert kept_bytes(five, 12) * 4 == kept_bytes(one, 12)  # of five, five and two blocks
 
 
 def test_a_pipeline_keeps_as_much_as_its_first_rank():
