@@ -30,6 +30,9 @@ def test_the_parts_add_up_to_the_model():
         assert split.parameters_of(0) == cost.tensor_parallel_share(shape, 2).total
 
 
+SPLIT_BACKWARD = {"pp": 2, "dp_shard": 4, "microbatches": 2, "schedule": "zero-bubble"}
+
+
 @pytest.mark.parametrize(
     ("plan", "per_parameter"),
     [
@@ -44,11 +47,13 @@ def test_the_parts_add_up_to_the_model():
         ({"precision": "bf16", "dp_shard": 4, "zero_stage": 1, "microbatches": 2}, (2, 4, 3)),
         ({"precision": "bf16", "dp_shard": 4, "zero_stage": 2, "microbatches": 2}, (2, 1, 3)),
         ({"precision": "bf16", "dp_shard": 4}, (1, 1, 2)),
+        ({**SPLIT_BACKWARD, "zero_stage": 1}, (4, 4, 2)),
+        ({**SPLIT_BACKWARD, "zero_stage": 2}, (4, 4, 2)),  # complete at the end of all
     ],
 )
 def test_bytes_of_the_state_of_a_parameter(plan, per_parameter):
-    held = cost.parameters(GPTJ_6B)
-    states = rank_states(job(**plan), 0)
+    made = job(**plan)
+    held, states = made.parameters_of(0), rank_states(made, 0)
     expected = [held * each for each in per_parameter]
     assert list(vars(states).values()) == pytest.approx(expected, rel=1e-6)
 
