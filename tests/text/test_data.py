@@ -169,6 +169,8 @@ def test_a_long_sentence_keeps_its_beginning_and_is_counted(tokenizer, words, se
     assert row[: kept[0]] == ids[: kept[0]]
     assert kept == [min(len(one), seq_len - behind) for one in (ids, fine)] and min(kept) > 0
     assert data.truncated == sum(many < len(one) for many, one in zip(kept, (ids, fine)))
+    fitting = tokenize(examples, tokenizer, "classify", len(ids) + behind)
+    assert fitting.truncated == (len(fine) > len(ids))
     assert row[-1] == data.label_token_ids["1"]
 
 
