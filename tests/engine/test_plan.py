@@ -226,8 +226,9 @@ def test_shared_keys_and_values_cover_each_query_once(
     total=st.integers(1, 100),
 )
 def test_the_learning_rate_rises_then_never_does(schedule: str, warmup: int, total: int) -> None:
-    factors = [lr_factor(step, schedule, warmup, total) for step in range(warmup + total)]
-    assert all(0 <= factor <= 1 for factor in factors)
+    """Nor behind its last step; and its first one learns."""
+    factors = [lr_factor(step, schedule, warmup, total) for step in range(warmup + total + 9)]
+    assert factors[0] > 0 and all(0 <= factor <= 1 for factor in factors)
     rise, rest = factors[: warmup + 1], factors[warmup:]
     assert rise == sorted(rise) and rest == sorted(rest, reverse=True)
     assert factors[warmup] == pytest.approx(1.0)

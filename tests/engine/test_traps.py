@@ -1,6 +1,7 @@
 """What silently goes wrong in parallel training, one named test each."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -227,8 +228,14 @@ def test_accumulation_sends_gradients_once_except_where_they_are_sharded() -> No
 
 
 def hooked() -> None:
-    plan = ParallelPlan(dp_replicate=2)
-    compressed = trainer_of("gpt2", plan, hook=default_hooks.bf16_compress_hook)
+    plan, last = ParallelPlan(dp_replicate=2), []
+
+    def compress(group, bucket):
+        last.append(bucket.is_last())
+        return default_hooks.bf16_compress_hook(group, bucket)
+
+    with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", 2**14):  # several
+        compressed = trainer_of("gpt2", plan, hook=compress)
     loss = compressed.backward(*tiny.batch(0))
     truth = tiny.truth("gpt2", torch.float64)
     parity.close("loss", loss, truth["losses"][0], 1e-10)
@@ -239,6 +246,7 @@ def hooked() -> None:
         errors.append((gradients[part.name] - expected).abs().max().item())
         assert errors[-1] <= 0.02 * expected.abs().max(), part.name
     assert max(errors) > 1e-9, "nothing was compressed"
+    assert last[-1] and not any(last[:-1]) and len(last) > 1
 
 
 def test_torchs_communication_hooks_compress_the_reduction() -> None:
@@ -248,19 +256,30 @@ def test_torchs_communication_hooks_compress_the_reduction() -> None:
 # Dropout
 
 
-def dropped(p_inside: float, p_outside: float, plan: ParallelPlan) -> tuple[float, float]:
-    config = tiny.config("gpt2")
-    config.attn_pdrop, config.resid_pdrop, config.embd_pdrop = p_inside, p_outside, p_outside
+RATES = {  # inside the region, and outside
+    "gpt2": (["attn_pdrop"], ["resid_pdrop", "embd_pdrop"]),
+    "falcon-mqa": (["attention_dropout"], ["hidden_dropout"]),
+}
+
+
+def dropped(
+    p_inside: float, p_outside: float, plan: ParallelPlan, family: str = "gpt2"
+) -> tuple[float, float]:
+    config = tiny.config(family)
+    inside, outside = RATES[family]
+    for name in (*inside, *outside):
+        setattr(config, name, p_inside if name in inside else p_outside)
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(config).double()
+    model = transformers.AutoModelForCausalLM.from_config(config).double()
     trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-3, seed=5)
     first = trainer.backward(*tiny.batch(0)).item()
     return first, float(torch.rand(()))  # and where the shared stream stands
 
 
-def test_outside_the_region_dropout_is_that_of_one_process() -> None:
-    one = pool(1).run(dropped, 0.0, 0.2, ParallelPlan())[0]
-    for answer in pool(2).run(dropped, 0.0, 0.2, ParallelPlan(tp=2)):
+@pytest.mark.parametrize("family", RATES)
+def test_outside_the_region_dropout_is_that_of_one_process(family: str) -> None:
+    one = pool(1).run(dropped, 0.0, 0.2, ParallelPlan(), family)[0]
+    for answer in pool(2).run(dropped, 0.0, 0.2, ParallelPlan(tp=2), family):
         assert answer == pytest.approx(one, rel=1e-12)
 
 

@@ -1,5 +1,6 @@
 """Rows for encoders: special tokens, what is masked, and batches that no layout changes."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,8 @@ def test_masks_are_drawn_anew_each_time_and_alike_for_everybody(bare) -> None:
     for other in (taken(epoch=1), taken(seed=1)):
         pairs = zip(other, first, strict=True)
         assert all(one != two for one, two in pairs)
+    places = [[[token != -100 for token in row] for row in labels] for _, labels in first]
+    assert all(one != two for one, two in itertools.combinations(places, 2)), "of another batch"
     assert any(token != -100 for batch in first for row in batch[1] for token in row)
 
 

@@ -272,6 +272,16 @@ def test_no_batch_is_without_a_loss(tokenizer, packed):
     assert sum(losses) == len(tokenizer.encode(["yes"])[0]) + 1
 
 
+def test_what_begins_in_the_middle_of_an_answer_is_not_predicted(tokenizer):
+    """From the row's document before, which is another."""
+    examples = [Example("so", "yes and no " * count) for count in range(1, 30)]
+    data = tokenize(examples, tokenizer, "instruct", 32)
+    begins = data.documents.diff(prepend=data.documents[:1]) != 0
+    begins[data.offsets[:-1]] = True
+    assert begins.sum() > len(data) and data.truncated > 0
+    assert (data.targets[begins] == IGNORED).all()
+
+
 def test_a_row_needs_room_for_two_tokens(tokenizer):
     with pytest.raises(UserError, match="seq_len 1 leaves nothing to predict"):
         tokenize([Example("a", "b")], tokenizer, "instruct", 1)

@@ -18,7 +18,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import StepResult, Trainer
 from helpers.watch.history import History, Watched
 from helpers.watch.losses import loss_not_falling, overfitting, poor_initialisation
-from helpers.watch.observe import Observation, Observer
+from helpers.watch.observe import Observation, Observer, Sums
 from helpers.watch.rules import RULES, table
 from helpers.watch.steps import exploding_gradient, no_gradient, not_finite, vanishing_gradient
 from helpers.watch.watch import Watch, commonest_share
@@ -276,6 +276,7 @@ def test_a_resumed_run_is_judged_from_its_own_first_step() -> None:
     held_out = {1020: 2.0, 1050: 2.2, 1100: 2.5}
     said = overfitting(watch_over(losses, held_out).history)
     assert said == "the held-out loss is 2.5 and was 2 at step 1020: stop there"
+    assert overfitting(watch_over(losses, {1020: 2.0, 1100: 2.5}).history) is None  # two are few
     flat = dict.fromkeys(losses, 3.0)
     assert overfitting(watch_over(flat, held_out).history) is None
     assert overfitting(watch_over({}, held_out).history) is None
@@ -311,6 +312,13 @@ def test_a_step_without_a_label_is_said_and_has_no_part_in_means() -> None:
     assert loss_not_falling(watch.history) == "the loss was 3 at first and is 3 after 60 steps"
     said = vanishing_gradient(History([Watched(1, 0.0, 0.0, 1e-3, Observation())]))
     assert "have a label?" in said
+
+
+def test_a_layer_whose_gradient_vanishes_is_told_with_its_share() -> None:
+    """Of the root of the mean square: a layer may have more numbers than another."""
+    sums = {0: Sums(gradient=4.0, numbers=1.0), 1: Sums(gradient=4e-12, numbers=4.0)}
+    said = vanishing_gradient(History([Watched(1, 3.0, 2.0, 1e-3, Observation(layers=sums))]))
+    assert said == "layer 1's gradient is 5e-07 of the largest"
 
 
 def test_the_documentation_has_the_table_of_the_rules() -> None:

@@ -47,8 +47,7 @@ class Gathers:
 
     @torch.no_grad()
     def begin(self, owned: Mapping[str, Tensor], beside: bool) -> None:
-        """Gather what `owned` has of every parameter, by name."""
-        self.settle()
+        """Gather what `owned` has of every parameter, by name. Nothing may be under way still."""
         for bucket in reversed(self.buckets):
             chunks = [owned[name] for name in bucket.names]
             whole = [local(parameter) for parameter in bucket.parameters]

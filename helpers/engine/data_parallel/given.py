@@ -69,5 +69,6 @@ class Heard:
             parameter = model.get_parameter(name)
             parameter.register_post_accumulate_grad_hook(partial(tell, on_gradient, name))
 
-    def _on_gradient(self, name: str, _: Tensor) -> None:
-        self.names.add(name)
+    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None:  # autograd tells of those that got none, too
+            self.names.add(name)

@@ -1,5 +1,7 @@
 """Attention in parts is attention: any documents, windows, caps, biases, heads, parts, dropout."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,10 +44,10 @@ def cases(draw) -> dict:
     }
 
 
-def shares_of(case: dict) -> list[Share]:
+def shares_of(case: dict, multiple: int = 1) -> list[Share]:
     ids = torch.arange(case["rows"] * case["length"]).view(case["rows"], -1)
-    ranks = case["ranks"]
-    return [share(ids, ids, case["documents"], r, ranks, case["split"]) for r in range(ranks)]
+    ranks, how = case["ranks"], (case["split"], multiple)
+    return [share(ids, ids, case["documents"], rank, ranks, *how) for rank in range(ranks)]
 
 
 def visible(case: dict, documents: Tensor, rows: int) -> Tensor:
@@ -155,9 +157,10 @@ def attend(rank, own, scores, grad, inputs, found, ranks) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(cases())
-def test_no_token_is_lost_at_a_border(case):
-    shares = shares_of(case)
+@given(cases(), st.sampled_from((1, 3, 4)))
+def test_no_token_is_lost_at_a_border(case, multiple):
+    shares = shares_of(case, multiple)
+    assert all(own.ids.shape[1] % multiple == 0 for own in shares)
     ids = torch.arange(case["rows"] * case["length"]).view(case["rows"], -1)
     length = shares[0].part.length
     targets, positions = (torch.full((len(ids), length), -7) for _ in range(2))
@@ -170,6 +173,18 @@ def test_no_token_is_lost_at_a_border(case):
     assert (positions >= 0).all() and (positions < case["length"]).all()  # they exist in a table
     if case["documents"] is None:
         assert torch.equal(positions[0, : last + 1], torch.arange(last + 1))
+
+
+def test_parts_in_16_bits_are_joined_in_32():
+    joined = Joined(torch.zeros(1, HEADS, 8, DIM, dtype=torch.bfloat16))
+    assert joined.out.dtype == joined.lse.dtype == torch.float32
+
+
+def test_no_two_parts_rows_or_pairs_draw_the_same():
+    scores = Scores(SCALE, dropout=0.4, seed=5)
+    draws = itertools.product(range(3), repeat=3)  # part, row, number of the pair
+    masks = [formula._dropped(torch.ones(1, HEADS, 8, 8), scores, draw) for draw in draws]
+    assert not any(torch.equal(one, two) for one, two in itertools.combinations(masks, 2))
 
 
 def test_dropout_leaves_the_mean():

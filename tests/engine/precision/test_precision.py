@@ -113,8 +113,8 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(layout: str) -> None:
 
 def test_the_scale_grows_and_backs_off() -> None:
     scaler = LossScaler(scale=8.0, growth_interval=2)
-    finite = (True, True, False, False, True)
-    assert [scaler.overflowed(step) for step in finite] == [False, False, True, True, False]
+    finite = (True, True, True, False, False, True)
+    assert [scaler.overflowed(step) for step in finite] == [not step for step in finite]
     assert (scaler.scale, scaler.skipped, scaler.good_steps) == (4.0, 2, 1)
     assert scaler.bad_steps == 0  # a smaller scale may mend it
 

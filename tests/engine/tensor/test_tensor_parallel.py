@@ -1,11 +1,14 @@
 """Tensor parallelism: logits are whole, and nothing that ranks share waits for the backward."""
 
+import copy
+
 import pytest
 import torch
 import transformers
 
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
 
@@ -21,6 +24,30 @@ def compare_logits(tp: int) -> None:
 @pytest.mark.parametrize("tp", (1, 2, 4))
 def test_logits_are_whole_without_labels(tp: int) -> None:
     pool(tp).run(compare_logits, tp)
+
+
+def compare_embedding_gradients(padding: int) -> None:
+    plan = ParallelPlan(tp=2)
+    config = tiny.config("llama")
+    config.pad_token_id = padding
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).double()
+    plain = copy.deepcopy(model)
+    ids, labels = tiny.batch(0)
+    ids[:, 3] = padding
+    tiny.plain_loss(plain, ids, labels).backward()
+    expected = plain.model.embed_tokens.weight.grad
+    assert not expected[padding].any()
+    trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=tiny.LR)
+    trainer.backward(ids, labels)
+    (part,) = (part for part in trainer.parts if part.name == "model.embed_tokens.weight")
+    found = parity.whole(part.whole(trainer.gradients()[part.name]))
+    parity.close("gradient of the embedding", found, expected, 1e-10)
+
+
+@pytest.mark.parametrize("padding", (5, 70))
+def test_padding_has_no_gradient_on_whichever_rank_it_is(padding: int) -> None:
+    pool(2).run(compare_embedding_gradients, padding)
 
 
 def waiting_copies() -> None:

@@ -43,6 +43,12 @@ def test_young_is_the_limit_of_quick_saves():
     assert best_interval_s(1, 1e8) == pytest.approx(math.sqrt(2 * 1e8), rel=1e-3)
 
 
+def test_long_saves_by_hand():
+    """Equation 37: of saves that take twice as long as it runs, the interval is that time."""
+    assert best_interval_s(3600, 2400) == pytest.approx(2400 * 0.87639, rel=1e-4)
+    assert best_interval_s(3600, 1800) == best_interval_s(9000, 1800) == 1800
+
+
 def drawn_s(
     work_s: float, every_s: float, save_s: float, restart_s: float, mtbf_s: float, seed: int
 ) -> float:
@@ -96,17 +102,21 @@ def test_no_other_size_has_less_loss_for_the_same_flops(flops, factor):
     assert BESIROGLU.loss(best.parameters * factor, best.tokens / factor) > best.loss
 
 
-def planned(**fields):
-    plan = ParallelPlan(tp=8, precision="bf16", activation="full")
-    return estimate(GPTJ_6B, plan, make_cluster("p4d.24xlarge", **fields), 64, 1024)
+def planned(nodes=1):
+    plan = ParallelPlan(tp=8, dp_replicate=nodes, precision="bf16", activation="full")
+    return estimate(GPTJ_6B, plan, make_cluster("p4d.24xlarge", nodes), 64, 1024)
 
 
 def test_a_bill_is_the_sum_of_its_parts():
-    choice = planned()
+    choice = planned(nodes=2)
     bill = whole_bill(choice, 40e9, save_s=60, idle_s=1800)
     assert bill.hours == pytest.approx(bill.training + bill.saving + bill.failures + bill.idle)
     assert bill.training * 3600 == pytest.approx(40e9 / choice.tokens_per_s)
-    assert bill.usd == pytest.approx(bill.hours * choice.cluster.usd_per_hour)
+    assert bill.saving * 3600 == pytest.approx(40e9 / choice.tokens_per_s / bill.every_s * 60)
+    held_s = (bill.hours - bill.idle) * 3600
+    assert bill.failed == pytest.approx(held_s / mean_time_between_failures_s(gpus=16))
+    assert bill.usd == pytest.approx(2 * bill.hours * choice.cluster.usd_per_hour)
+    assert bill.kwh == pytest.approx(2 * bill.hours * choice.cluster.kw)
     assert 0.9 < bill.goodput < 1
     assert (bill.low, bill.high) == (choice.range.low, choice.range.high)
 
@@ -117,6 +127,12 @@ def test_more_failures_cost_more_and_are_saved_for_more_often():
     assert often.every_s < seldom.every_s
     assert often.usd > seldom.usd
     assert often.goodput < seldom.goodput
+
+
+def test_a_run_that_ends_before_it_would_save_saves_once():
+    bill = whole_bill(planned(), 1e6, save_s=60)
+    assert bill.saving * 3600 == pytest.approx(60)
+    assert bill.every_s == pytest.approx(bill.training * 3600)
 
 
 def test_a_spot_price_is_taken():

@@ -8,7 +8,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import Cost, Costs, balance
 from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
-from helpers.planner.memory.activations import activation_bytes
+from helpers.planner.memory.activations import activation_bytes, kept_bytes
 from helpers.planner.memory.peak import fullest, rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.stage_layers import balance_costs, balanced_layers
@@ -30,6 +30,9 @@ def test_the_parts_add_up_to_the_model():
         assert split.parameters_of(0) == cost.tensor_parallel_share(shape, 2).total
 
 
+SPLIT_BACKWARD = {"pp": 2, "dp_shard": 4, "microbatches": 2, "schedule": "zero-bubble"}
+
+
 @pytest.mark.parametrize(
     ("plan", "per_parameter"),
     [
@@ -44,11 +47,13 @@ def test_the_parts_add_up_to_the_model():
         ({"precision": "bf16", "dp_shard": 4, "zero_stage": 1, "microbatches": 2}, (2, 4, 3)),
         ({"precision": "bf16", "dp_shard": 4, "zero_stage": 2, "microbatches": 2}, (2, 1, 3)),
         ({"precision": "bf16", "dp_shard": 4}, (1, 1, 2)),
+        ({**SPLIT_BACKWARD, "zero_stage": 1}, (4, 4, 2)),
+        ({**SPLIT_BACKWARD, "zero_stage": 2}, (4, 4, 2)),  # complete at the end of all
     ],
 )
 def test_bytes_of_the_state_of_a_parameter(plan, per_parameter):
-    held = cost.parameters(GPTJ_6B)
-    states = rank_states(job(**plan), 0)
+    made = job(**plan)
+    held, states = made.parameters_of(0), rank_states(made, 0)
     expected = [held * each for each in per_parameter]
     assert list(vars(states).values()) == pytest.approx(expected, rel=1e-6)
 
@@ -66,6 +71,11 @@ def test_sharding_and_recomputation_save_in_their_order():
     totals = [fullest(job(precision="bf16", batch=256, **plan)).total for plan in ladder]
     assert totals == sorted(totals, reverse=True)
     assert len(set(totals)) == len(totals)
+
+
+def test_blocks_that_are_recomputed_together_keep_one_input():
+    one, five = (job(SMALL, 8, 64, activation=kind) for kind in ("full", "group_5"))
+    assert kept_bytes(five, 12) * 4 == kept_bytes(one, 12)  # of five, five and two blocks
 
 
 def test_a_pipeline_keeps_as_much_as_its_first_rank():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from helpers.engine.pipeline.schedules import make_schedule
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.memory.turns import turns
+from helpers.planner.memory.turns import in_halves, turns
 from helpers.planner.model.training_job import make_job
 from tests.planner.shapes import gpt
 
@@ -39,6 +39,7 @@ def test_most_in_flight_is_kept(schedule, pp, microbatches, virtual):
     job = made(schedule, pp, microbatches, virtual)
     for rank, actions in enumerate(job.plan.schedule_of(microbatches).ranks):
         found = turns(job, rank)
+        assert in_halves(job, rank) == any(action.kind == "W" for action in actions)
         every = list(counted(actions))
         assert max(sum(turn.whole) for turn in found) == max(whole for whole, _ in every)
         assert max(sum(turn.halved) for turn in found) == max(halved for _, halved in every)
