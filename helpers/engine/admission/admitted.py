@@ -61,9 +61,9 @@ def _check_dealt(kind: Kind, plan: ParallelPlan, device: str, lay_out: LayOut) -
     """Raise a UserError if parameters or rows cannot be dealt out to ranks as the plan does."""
     if plan.zero:
         check_hooks(kind, device, lay_out)
-    ways = [plan.dp > 1, plan.pp > 1 or plan.microbatches > 1]
-    if any(ways):
-        check_rows(kind, device, *ways)
+    over_ranks, in_turn = plan.dp > 1, plan.pp > 1 or plan.microbatches > 1
+    if over_ranks or in_turn:
+        check_rows(kind, device, over_ranks, in_turn)
 
 
 def _tried(plan: ParallelPlan) -> ParallelPlan:
@@ -165,9 +165,11 @@ def check_rows(kind: Kind, device: str, over_ranks: bool, in_turn: bool) -> None
             "each part of a batch anew, which dp_shard, dp_replicate, pp and microbatches deal "
             "out: let its configuration leave that out, or take one process, or tp"
         )
-    ranks, turns = ("dp_shard and dp_replicate", False), ("pp and microbatches", True)
-    for parts, one_after_another in [ranks] * over_ranks + [turns] * in_turn:
-        if wrong := trial.wrong_buffer_in_parts(one_after_another):
+    for parts, asked, one_after_another in (
+        ("dp_shard and dp_replicate", over_ranks, False),
+        ("pp and microbatches", in_turn, True),
+    ):
+        if asked and (wrong := trial.wrong_buffer_in_parts(one_after_another)):
             raise UserError(
                 f"{name} changes its buffer {wrong} with each batch, which {parts} deal out: take "
                 "one process, or tp"

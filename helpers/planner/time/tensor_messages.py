@@ -15,6 +15,7 @@ from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.chunked_loss import chunk_bytes
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
+from helpers.planner.model.adapters import matrices
 from helpers.planner.model.shared_gradients import shared_gradient_bytes
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.shape.shape import Shape
@@ -89,7 +90,8 @@ def tensor_messages(job: Job, rank: int) -> list[Message]:
 def _of_scales(job: Job, rank: int) -> list[Message]:
     """With products in 8 bits, whose scales ranks agree on: for each token that goes into a layer
     that is split by inputs, and whose gradient comes into one that is split by outputs; and for
-    each matrix.
+    each matrix. Blocks that are recomputed, however much of them, agree on those of the forward
+    again.
 
     Source: the engine's precision/float8.py.
     """
@@ -97,12 +99,14 @@ def _of_scales(job: Job, rank: int) -> list[Message]:
         return []
     tp, numbers = job.plan.tp, 4 * job.tokens
     blocks = job.layers_of(rank) * job.microbatches
+    each = len(matrices(job.shape))
     rows = sum(linear.cut == "row" for linear in job.shape.block)
-    columns = len(job.shape.block) - rows
+    sent = [("backward", numbers, each - rows)]
+    for when in ("forward",) if job.plan.activation == "none" else ("forward", "again"):
+        sent += [(when, numbers, rows), (when, 4, each)]
     return [
-        Message("tp", "all_reduce", numbers, rows * blocks, tp, "blocks: scales", "forward"),
-        Message("tp", "all_reduce", numbers, columns * blocks, tp, "blocks: scales", "backward"),
-        Message("tp", "all_reduce", 4, (rows + columns) * blocks, tp, "blocks: scales", "forward"),
+        Message("tp", "all_reduce", payload, count * blocks, tp, "blocks: scales", when)
+        for when, payload, count in sent
     ]
 
 

@@ -4,6 +4,8 @@ A processor widens 8 bits, so the dry run is told to multiply them as a GPU does
 without values is the same operation on either.
 """
 
+from collections import Counter
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -19,6 +21,7 @@ from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import make_job
 from helpers.planner.search.estimate import estimate
 from helpers.planner.search.search import search_plans
+from helpers.planner.time.overlapped_messages import rank_messages
 from tests.planner.dry_run.test_dry_run import (
     LAYOUTS,
     MORE_LAYOUTS,
@@ -62,6 +65,28 @@ def test_the_fullest_moment_is_the_engines(name, layout):
             if axis == "tp":
                 ours, theirs = sent(job, rank)[axis, kind], seen(dry)[axis, kind]
                 assert ours == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [("gpt3-175b", "none"), ("gpt3-175b", "selective"), ("llama2-7b", "group_2")],
+)
+def test_scales_that_ranks_agree_on(name, activation):
+    """Their number: queries, keys and values are one matrix in GPT-3's class, and three in Llama's,
+    and what is recomputed agrees again. Bytes alone would not tell, for they are few."""
+    config = published(name)
+    plan = ParallelPlan(tp=2, precision="fp8", activation=activation, microbatches=2)
+    job = make_job(config, plan, 4, 1024)
+    with as_on_a_gpu():
+        dry = dry_run(config, plan, batch=4, seq_len=1024)
+    ours, theirs = Counter(), Counter()
+    for message in rank_messages(job, 0):
+        if message.what == "blocks: scales":
+            ours[message.payload_bytes] += message.count
+    for message, count in dry.messages.items():
+        if message.axis == "tp" and message.payload_bytes in (4, 4 * job.tokens):
+            theirs[message.payload_bytes] += count
+    assert ours == theirs
 
 
 def test_products_of_long_batches():
