@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..files import weights
@@ -40,8 +39,7 @@ def merged_weights(
     """
     adapters = dict(adapted(model))
     why = "which would be two with their adapters in it: keep them beside"
-    check = partial(check_apart, model, adapters, why)
-    on_all_ranks(check) if dist.is_initialized() else check()
+    on_all_ranks(partial(check_apart, model, adapters, why))
     own: dict[str, str] = {}  # name without adapters -> name in this model
     facts: Facts = {}
     for name, parameter in model.named_parameters():

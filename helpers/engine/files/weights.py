@@ -192,7 +192,7 @@ def make_folder(folder: str | Path) -> Path:
         except OSError as error:
             raise UserError(f"cannot write to {folder}: {error.strerror}") from None
 
-    on_all_ranks(make) if dist.is_initialized() else make()
+    on_all_ranks(make)
     return Path(folder)
 
 

@@ -43,7 +43,8 @@ def is_same_on_all(data: bytes) -> bool:
 
 
 def on_all_ranks(work: Callable[[], T], group: ProcessGroup | None = None) -> list[T]:
-    """Run `work` on every rank and return each one's result, by rank. Every rank must call it.
+    """Run `work` on every rank, or in the only process, and return each one's result, by rank.
+    Every rank must call it.
 
     What fails on one rank fails on all, so that no rank waits for one that has given up. `work`
     must not talk to other ranks itself: one that fails would leave them waiting.
@@ -51,6 +52,8 @@ def on_all_ranks(work: Callable[[], T], group: ProcessGroup | None = None) -> li
     Raises:
         UserError, OSError: some rank's work raised it; every rank raises the first such rank's.
     """
+    if not dist.is_initialized():
+        return [work()]
     result, error = None, None
     try:
         result = work()
