@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
-from .admission.admitted import admitted, check_precision, check_rows, looks_ahead
+from .admission.admitted import admitted, check_parts, check_precision, looks_ahead
 from .admission.given_model import check_given
 from .admission.kinds import kind_of
 from .admission.padded_rows import check_padding
@@ -148,7 +148,7 @@ def check_laid_out(model: nn.Module, plan: ParallelPlan) -> None:
                 f"says {getattr(plan, name)}: give both the same plan"
             )
     if plan.microbatches > 1 and model.kind is not None:
-        check_rows(model.kind, model.mesh.device_type, over_ranks=False, in_turn=True)
+        check_parts(model.kind, model.mesh.device_type, over_ranks=False, in_turn=True)
 
 
 def answer_transformers(model: nn.Module) -> None:

@@ -61,9 +61,7 @@ def _check_dealt(kind: Kind, plan: ParallelPlan, device: str, lay_out: LayOut) -
     """Raise a UserError if parameters or rows cannot be dealt out to ranks as the plan does."""
     if plan.zero:
         check_hooks(kind, device, lay_out)
-    over_ranks, in_turn = plan.dp > 1, plan.pp > 1 or plan.microbatches > 1
-    if over_ranks or in_turn:
-        check_rows(kind, device, over_ranks, in_turn)
+    check_parts(kind, device, plan.dp > 1, plan.pp > 1 or plan.microbatches > 1)
 
 
 def _tried(plan: ParallelPlan) -> ParallelPlan:
@@ -143,16 +141,26 @@ def looks_ahead(kind: Kind, device: str) -> bool:
     return Trial(kind.model_class, kind.config, device=device).looks_ahead
 
 
-@lru_cache(maxsize=64)
-@torch.enable_grad()
-def check_rows(kind: Kind, device: str, over_ranks: bool, in_turn: bool) -> None:
-    """Raise a UserError if rows of a batch see each other, or have more than their own terms of its
-    gradients, or if what a buffer becomes depends on which are together, as a running mean.
+def check_parts(kind: Kind, device: str, over_ranks: bool, in_turn: bool) -> None:
+    """Raise a UserError if a batch in parts is not what it is whole.
 
     Args:
-        over_ranks: rows are dealt out to data ranks.
+        over_ranks: its rows are dealt out to data ranks.
         in_turn: they are dealt out to micro-batches, which come one after another.
     """
+    if over_ranks or in_turn:
+        _check_rows(kind, device)
+    if over_ranks:
+        _check_buffers(kind, device, False, "dp_shard and dp_replicate")
+    if in_turn:
+        _check_buffers(kind, device, True, "pp and microbatches")
+
+
+@lru_cache(maxsize=64)
+@torch.enable_grad()
+def _check_rows(kind: Kind, device: str) -> None:
+    """Raise a UserError if rows of a batch see each other, or have more than their own terms of its
+    gradients."""
     trial, name = Trial(kind.model_class, kind.config, device=device), kind.model_class.__name__
     if trial.mixes_rows:
         raise UserError(
@@ -165,15 +173,18 @@ def check_rows(kind: Kind, device: str, over_ranks: bool, in_turn: bool) -> None
             "each part of a batch anew, which dp_shard, dp_replicate, pp and microbatches deal "
             "out: let its configuration leave that out, or take one process, or tp"
         )
-    for parts, asked, one_after_another in (
-        ("dp_shard and dp_replicate", over_ranks, False),
-        ("pp and microbatches", in_turn, True),
-    ):
-        if asked and (wrong := trial.wrong_buffer_in_parts(one_after_another)):
-            raise UserError(
-                f"{name} changes its buffer {wrong} with each batch, which {parts} deal out: take "
-                "one process, or tp"
-            )
+
+
+@lru_cache(maxsize=64)
+def _check_buffers(kind: Kind, device: str, in_turn: bool, parts: str) -> None:
+    """Raise a UserError if what a buffer becomes depends on which rows are together, as a running
+    mean."""
+    trial, name = Trial(kind.model_class, kind.config, device=device), kind.model_class.__name__
+    if wrong := trial.wrong_buffer_in_parts(in_turn):
+        raise UserError(
+            f"{name} changes its buffer {wrong} with each batch, which {parts} deal out: take one "
+            "process, or tp"
+        )
 
 
 def check_next_words(config: Any) -> None:

@@ -313,7 +313,9 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _sent_in(plan: ParallelPlan, low: torch.dtype | None, own: Any) -> Any:
+def _sent_in(
+    plan: ParallelPlan, low: torch.dtype | None, own: torch.dtype | None
+) -> torch.dtype | None:
     """The dtype in which ranks send gradients: their `own` where arithmetic is not in a `low` one
     and the plan asks for no other."""
     return plan.sum_dtype if low or plan.reduce_dtype != "fp32" else own
