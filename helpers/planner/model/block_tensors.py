@@ -70,6 +70,7 @@ class Program:
         of sums.
     weight_bytes: moved for each parameter in a forward, where weights are rounded there.
     stays: kept of the last block alone, where blocks are computed again.
+    sends_scales: in 8 bits, do ranks of tp agree on a scale for each token and each matrix?
     attention: `one kernel`, or `scores` where these go through memory.
     products_reached, attention_reached: of what the generation's GPUs reach.
     fused_scores: masking and softmax are one kernel where samples times heads on a rank are a
@@ -120,6 +121,7 @@ class Program:
     parameter_bytes: float = 0
     weight_bytes: float = 0
     stays: Widths = NOTHING
+    sends_scales: bool = False
     shared: Widths | None = None
     work: Widths | None = None
     attention: str = "one kernel"

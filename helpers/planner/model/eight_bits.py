@@ -29,7 +29,8 @@ class EightBits:
     """Beside what a program does in 16 bits, in elements of 16 bits a token.
 
     name: of the program. forward, backward, operations, weight_bytes: more of these, the last for a
-        parameter in each direction. kept: with nothing recomputed. stays: as Program says.
+        parameter in each direction. kept: with nothing recomputed. stays, sends_scales: as Program
+        says.
     """
 
     name: str
@@ -41,6 +42,7 @@ class EightBits:
     date: str
     source: str
     stays: Widths = NOTHING
+    sends_scales: bool = False
     note: str = ""
 
 
@@ -68,6 +70,7 @@ def in_8_bits(program: "Program") -> "Program":
         operations=(forward, backward),
         kept=program.kept | {"none": program.kept["none"] + more.kept},
         stays=more.stays,
+        sends_scales=more.sends_scales,
         weight_bytes=weight_bytes,
         parameter_bytes=program.parameter_bytes + back_bytes,
     )

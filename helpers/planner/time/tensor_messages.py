@@ -90,20 +90,19 @@ def tensor_messages(job: Job, rank: int) -> list[Message]:
 def _of_scales(job: Job, rank: int) -> list[Message]:
     """With products in 8 bits, whose scales ranks agree on: for each token that goes into a layer
     that is split by inputs, and whose gradient comes into one that is split by outputs; and for
-    each matrix. Where the engine recomputes blocks, however much of them, they agree again on those
-    of the forward. Others' constants were fitted with those of fused matrices, once.
+    each matrix. Where blocks are recomputed, however much of them, ranks agree again on those of
+    the forward. Programs that take one scale for a whole tensor, most of them that of earlier
+    steps, send next to nothing.
 
     Source: the engine's precision/float8.py.
     """
-    if job.plan.precision != "fp8":
+    if not job.program.sends_scales:
         return []
-    tp, numbers, engine = job.plan.tp, 4 * job.tokens, bool(job.program.family)
-    blocks = job.layers_of(rank) * job.microbatches
-    each = len(matrices(job.shape) if engine else job.shape.block)
+    tp, numbers = job.plan.tp, 4 * job.tokens
+    blocks, each = job.layers_of(rank) * job.microbatches, len(matrices(job.shape))
     rows = sum(linear.cut == "row" for linear in job.shape.block)
-    again = engine and job.plan.activation != "none"
     sent = [("backward", numbers, each - rows)]
-    for when in ("forward", "again") if again else ("forward",):
+    for when in ("forward",) if job.plan.activation == "none" else ("forward", "again"):
         sent += [(when, numbers, rows), (when, 4, each)]
     return [
         Message("tp", "all_reduce", payload, count * blocks, tp, "blocks: scales", when)

@@ -8,6 +8,7 @@ import pytest
 from helpers.engine.models.configurations import load_config
 from helpers.planner import cost
 from helpers.planner.hardware.cluster import make_cluster
+from helpers.planner.model.block_tensors import program_for
 from helpers.planner.model.training_job import Job
 from helpers.planner.shape.families import model_shape
 from helpers.planner.time.data_messages import data_messages
@@ -121,6 +122,17 @@ def test_what_is_recomputed_is_sent_again_but_for_its_end():
         sent = [m for m in tensor_messages(made, 0) if m.when == "again"]
         assert sum(m.count for m in sent) == again * shape.layers
         assert {m.kind for m in sent} <= {"all_reduce"}
+
+
+@pytest.mark.parametrize(
+    ("program", "agree"),
+    [("engine", True), ("engine-compiled", True), ("megatron", False), ("torchtitan", False)],
+)
+def test_scales_of_8_bits_are_sent_by_who_agrees_on_them(program: str, agree: bool):
+    made = job(GPTJ_6B, tp=4, precision="fp8")
+    made = replace(made, program=program_for(program, GPTJ_6B, "fp8", "hopper", "cuda"))
+    scales = [m for m in tensor_messages(made, 0) if m.what == "blocks: scales"]
+    assert bool(scales) == agree
 
 
 def test_every_message_of_what_tensor_ranks_share_takes_its_time():
