@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,13 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the hub would pass here by chance
 
+ONE_IN = 4  # cases of a test runs where the command names no tests
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole", action="store_true", help="run all cases, and what takes long, of all files"
+    )
     parser.addoption(
         "--exhaustive", action="store_true", help="run all combinations of the matrices too"
     )
@@ -41,10 +46,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (-slow[item.path], -every[item.path], item.path))
     if config.getoption("--exhaustive"):
         return
-    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-    if left_out:
+    chosen = [item for item in items if not item.get_closest_marker("exhaustive")]
+    if not (config.getoption("--whole") or _says_which(config)):
+        chosen = list(_part(chosen))
+    if left_out := list(set(items) - set(chosen)):
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        items[:] = chosen
+
+
+def _says_which(config: pytest.Config) -> bool:
+    """Does the command name files, marks, or words of what it asks for?"""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    return named or bool(config.option.keyword or config.option.markexpr)
+
+
+def _part(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """The first of each test's cases and every so-many-th, and none that takes long."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("long"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % ONE_IN == 0:
+            yield item
+        seen[test] += 1
 
 
 @pytest.hookimpl(wrapper=True)

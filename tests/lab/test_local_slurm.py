@@ -20,6 +20,7 @@ def test_what_is_not_installed_is_named(monkeypatch):
         local_slurm.local_slurm().__enter__()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(bool(local_slurm.missing()), reason="needs Debian's slurm-wlm and munge")
 def test_a_job_that_is_taken_back_in_its_middle_goes_on_to_its_end(tmp_path):

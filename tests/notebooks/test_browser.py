@@ -55,7 +55,8 @@ def missing() -> str:
     return ""
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
+skipped = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = [pytest.mark.slow, pytest.mark.long, skipped]
 
 
 @pytest.fixture(scope="module")

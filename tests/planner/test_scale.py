@@ -276,6 +276,7 @@ def test_a_wrong_layout_says_why(answer, words):
     assert not result.right and words in result.words
 
 
+@pytest.mark.long
 def test_a_wrong_number_of_machines_says_why():
     def answer(place, **changes):
         days, usd = grading.by_size()[place]

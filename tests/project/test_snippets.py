@@ -180,6 +180,7 @@ def test_a_snippet_is_short():
     assert len(TRAINS) == 7 and len(READS) == 5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_from_an_engine_copied_under_another_name(tmp_path):
     copied(tmp_path, "helpers/engine")
@@ -199,6 +200,7 @@ def test_from_an_engine_copied_under_another_name(tmp_path):
     assert (tmp_path / "model/model.safetensors").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_from_copied_helpers(tmp_path):
     copied(tmp_path, "helpers", "data")

@@ -38,6 +38,7 @@ def measured(tmp_path: Path, *arguments: str) -> tuple[dict, str]:
     return json.loads(out.read_text()), done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "family", "peers"),

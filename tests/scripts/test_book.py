@@ -91,6 +91,7 @@ def test_a_page_shows_what_the_notebook_stores(pages, book, name):
     assert "<table" in text and "widget-view" not in text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium on the PATH: install chromium")
 def test_pages_open_in_a_browser(book, pages, tmp_path):

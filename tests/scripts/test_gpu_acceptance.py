@@ -25,6 +25,7 @@ def accept(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, lis
     return done, [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "stage", [*QUICK, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)]

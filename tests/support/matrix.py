@@ -5,11 +5,11 @@
     @pytest.mark.parametrize(("family", "layout"), each(FAMILIES, LAYOUTS, every=3))
     @pytest.mark.parametrize("family", part(("gptj", "gpt2"), ("llama", "neox")))
 
-By default of a `product` the first name of each list meets everything, and of the other
-combinations every 36th runs, shifted from row to row so that long lists meet each other too; of
-`each` as many cases run as the longest list has names, each name at least once, or with `every`
-every so-many-th of these; of a `part` the first ones. The rest are marked `exhaustive` and run with
-`pytest --exhaustive`.
+In the whole suite (`--whole`) of a `product` the first name of each list meets everything, and of
+the other combinations every 36th runs, shifted from row to row so that long lists meet each other
+too; of `each` as many cases run as the longest list has names, each name at least once, or with
+`every` every so-many-th of these; of a `part` the first ones. The rest are marked `exhaustive` and
+run with `--exhaustive`. The part that runs by default is chosen in tests/conftest.py.
 """
 
 import itertools

@@ -49,6 +49,7 @@ def test_a_sleeping_rank(tmp_path, warm, layout, call):
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stopped_rank_cannot_say_where_it_is(tmp_path, warm):
     line = told(tmp_path / "run", warm, tp=2, stopped=True)

@@ -118,6 +118,7 @@ def test_what_does_not_fit_is_said_in_one_line(flags: tuple, words: str, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_trained_head_keeps_the_order_of_its_classes(tmp_path: Path) -> None:
     """They were put in the alphabet's, and its rows were not: all answers were the other one."""
     rows = [f"{word} film {n}\t{label}" for n in range(32) for word, label in WORDS]

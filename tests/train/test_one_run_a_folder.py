@@ -58,6 +58,7 @@ def running(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, Path]]:
         run.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(running):
     run, out = running
@@ -69,6 +70,7 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(running):
     assert wait_for(lambda: len(losses(out)) > before + 2, 30)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
 def test_ranks_end_with_an_agent_that_is_killed(running):

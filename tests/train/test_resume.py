@@ -130,6 +130,7 @@ def test_another_plan_goes_on_alike(whole, killed, tmp_path, ranks: int) -> None
     assert losses(tmp_path / "run") == pytest.approx(whole[10:], rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "background",
     (pytest.param(False, marks=pytest.mark.exhaustive), True),

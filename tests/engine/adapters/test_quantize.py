@@ -189,6 +189,7 @@ print(json.dumps([peak, held]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_loading_holds_the_four_bits_and_at_most_half_a_layer(tmp_path: Path) -> None:

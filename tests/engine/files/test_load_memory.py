@@ -52,6 +52,7 @@ def load(folder: Path, small: Path, plan: ParallelPlan, out: Path | None) -> int
     return peak
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("name", part(["tp2"], ["zero3-4"]))

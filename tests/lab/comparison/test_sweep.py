@@ -92,6 +92,7 @@ sweep.sweep("helpers.train", {"lr": ("log", 1e-4, 1e-1)}, 3, seed=5, out=sys.arg
 """
 
 
+@pytest.mark.long
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path, warm):
     """Killed as its second trial begins: the same trials as without, the first not run again."""
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "one"], cwd=ROOT)
@@ -178,6 +179,7 @@ def test_a_space_in_words(word, values):
     assert found == values and name.replace("_", "-") in word
 
 
+@pytest.mark.long
 def test_a_sweep_from_a_shell(tmp_path):
     words = ["helpers.train", "--space", "lr=1e-3,1e-2", "--trials", "2", "--sampler", "grid"]
     words += ["--out", tmp_path / "s", "--", "--steps", "2", "--model", "gptj-tiny"]

@@ -53,6 +53,7 @@ def installed(tmp_path: Path) -> Place:
     return Place(tmp_path, "site-packages", "helpers/data")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "script"), part([("copied", "helpers.train")], [("installed", "scripts/train.py")])

@@ -63,6 +63,7 @@ def test_it_takes_less_than_a_minute(measuring):
     assert measuring[2] < 60
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_is_read_again_as_it_was_saved(measured):
     cluster, path = measured
@@ -79,12 +80,14 @@ def test_it_is_read_again_as_it_was_saved(measured):
     }
 
 
+@pytest.mark.long
 @needs_proc
 @pytest.mark.slow
 def test_its_ranks_listen_on_loopback_alone(measuring):
     assert measuring[3] == {"127.0.0.1"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_file_of_before_attention_was_measured_is_read(measured, tmp_path):
     cluster, path = measured
@@ -97,6 +100,7 @@ def test_a_file_of_before_attention_was_measured_is_read(measured, tmp_path):
     assert old.unit_s == 0 < cluster.unit_s
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_gpu_is_measured_by_one_rank(tmp_path, monkeypatch):
     """Its rank measures the processor here: a machine of one GPU is pretended to the caller."""

@@ -60,6 +60,7 @@ def mixture(model_type: str, dense: int = 2, layers: int = 6) -> Any:
     return config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model_type", "plans"), part([("glm4_moe", PLANS)], [("exaone_moe", SOME)])
 )

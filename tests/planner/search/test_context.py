@@ -78,6 +78,7 @@ def test_every_way_that_is_tried_is_one_that_the_engine_takes():
         make_job(GPTJ_6B, ParallelPlan(cp=3, cp_attention="ulysses"), 8, 32768)
 
 
+@pytest.mark.long
 def test_175b_over_1024_gpus_over_every_axis():
     """8 million calls, which take 1.3 to 1.9 s here."""
     cluster = make_cluster("p4de.24xlarge", nodes=128)

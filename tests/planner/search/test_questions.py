@@ -79,6 +79,7 @@ def test_a_model_too_large_for_any_number_of_nodes():
         search_plans(giant, P4D, 8, 2048)
 
 
+@pytest.mark.long
 def test_a_deadline_that_cannot_be_met_says_how_many_nodes_could():
     ask = {"batch": 1024, "seq_len": 1024, "tokens": 1e11, "by": "cost under a deadline"}
     with pytest.raises(UserError) as caught:

@@ -81,6 +81,7 @@ def differ(got, wanted):
     return max(abs(one - other) for one, other in zip(got, wanted, strict=True))
 
 
+@pytest.mark.long
 def test_the_tensor_script(model, rows, tmp_path, warm):
     """Tensor ranks, with a checkpoint on the way, from which a second start goes on."""
     script = converted(
