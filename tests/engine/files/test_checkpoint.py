@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -94,6 +95,28 @@ def train_while_checking_in(plan: ParallelPlan, folder: Path) -> list[str]:
 def test_files_are_checked_in_beside_the_training(tmp_path: Path) -> None:
     for found in pool(2).run(train_while_checking_in, PLANS["zero3"], tmp_path):
         assert found == ["step-00000001"]
+
+
+def save_at_once_again(folder: Path) -> list[str]:
+    """Two checkpoints, of which the first takes its time."""
+    trainer = trainer_of("gptj", ParallelPlan())
+    checkpoints, digest = Checkpoints(folder, background=True), checkpoint.sha256
+
+    def slow(path: Path) -> str:
+        time.sleep(0.2)
+        return digest(path)
+
+    with patch.object(checkpoint, "sha256", slow):
+        for step in range(2):
+            trainer.step(*tiny.batch(step))
+            checkpoints.save(trainer)
+        checkpoints.finish()
+    return names(folder)
+
+
+def test_a_checkpoint_waits_for_the_one_before(tmp_path: Path) -> None:
+    (found,) = pool(1).run(save_at_once_again, tmp_path)
+    assert found == ["step-00000001", "step-00000002"]
 
 
 @pytest.mark.parametrize(
@@ -268,6 +291,7 @@ def load_into(folder: Path, layers: int, tied: bool) -> str:
         Checkpoints(folder).load(trainer, checkpoint.pick(folder))
     except UserError as error:
         return str(error)
+    trainer.step(*tiny.batch(5))  # which refuses weights of their own on every rank
     return ""
 
 

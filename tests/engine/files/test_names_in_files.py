@@ -67,6 +67,20 @@ def test_what_transformers_saves_is_loaded_and_written_again(
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
+def test_experts_keep_their_order_from_the_tenth_on(tmp_path: Path) -> None:
+    """By their letters the tenth would come before the second."""
+    config = script("docs/small_models").small_config("mixtral")
+    config.num_local_experts = 12
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "model")
+    for degrees in ({}, {"dp_shard": 2}):
+        plan = ParallelPlan(**degrees)
+        ranks = pool(plan.world_size)
+        for weights in ranks.run(in_and_out, tmp_path / "model", plan, tmp_path / "out"):
+            for name, value in model.named_parameters():
+                assert torch.equal(weights[name], value), name
+
+
 def opened(folder: Path) -> tuple[int, int]:
     """Runs on a rank: how many tensors of experts the files have, and how many are read."""
     plan, read = ParallelPlan(dp_shard=2), []
