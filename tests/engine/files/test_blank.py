@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from helpers.engine.errors import UserError
+from helpers.engine.files.blank import parameters_without_memory
 from helpers.engine.files.weights import whole_weights
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
@@ -44,6 +45,28 @@ def test_buffers_are_those_of_the_class(
         for found in pool(plan.world_size).run(buffers, tmp_path, plan, from_scratch):
             assert found.keys() == expected.keys() != set()
             assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+class Drawn(torch.nn.Module):
+    """A class that draws a buffer where it is made, and has a parameter that does not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("noise", torch.randn(5))
+
+
+def test_random_buffers_are_the_same_on_every_rank() -> None:
+    made = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        with parameters_without_memory():
+            made.append(Drawn())
+        assert torch.equal(torch.get_rng_state(), state)  # what the rank draws is not shifted
+    one, other = made
+    assert torch.equal(one.noise, other.noise)
+    assert one.fixed.is_meta and not one.fixed.requires_grad
 
 
 def drawn_or_refused(folder: Path) -> str | dict[str, torch.Tensor]:

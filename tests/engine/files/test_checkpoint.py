@@ -110,11 +110,13 @@ def test_files_are_checked_in_beside_the_training(tmp_path: Path) -> None:
 
 
 def save_at_once_again(folder: Path) -> list[str]:
-    """Two checkpoints, of which the first takes its time."""
+    """Two checkpoints, the second while the first is being checked in."""
     trainer = trainer_of("gptj", ParallelPlan())
     checkpoints, digest = Checkpoints(folder, background=True), checkpoint.sha256
+    begun = threading.Event()
 
     def slow(path: Path) -> str:
+        begun.set()
         time.sleep(0.2)
         return digest(path)
 
@@ -122,6 +124,7 @@ def save_at_once_again(folder: Path) -> list[str]:
         for step in range(2):
             trainer.step(*tiny.batch(step))
             checkpoints.save(trainer)
+            assert begun.wait(60)
         checkpoints.finish()
     return names(folder)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -122,6 +123,18 @@ def test_other_weights_have_another_digest(tmp_path: Path) -> None:
 
     assert digest() == digest()
     assert len({digest(), digest(end=b"x"), digest(second="third")}) == 3
+
+
+def test_samples_for_a_digest_lie_all_over_a_file(tmp_path: Path) -> None:
+    """Of the two here the second begins in the middle."""
+    files, found = WeightFiles(tmp_path, {"a": "large"}), set()
+    content = bytearray(8 * weight_files.SAMPLE_BYTES)
+    with patch.object(weight_files, "SAMPLES", 2):
+        for place in (0, len(content) // 2, len(content) // 2 + weight_files.SAMPLE_BYTES - 1):
+            content[place] = 1
+            (tmp_path / "large").write_bytes(content)
+            found.add(files.digest)
+    assert len(found) == 3
 
 
 BESIDE = "model.layers.0.self_attn"

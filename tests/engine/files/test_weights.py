@@ -16,6 +16,7 @@ from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model, parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import is_finite, local
+from helpers.engine.trainer import Trainer
 from helpers.text.bundled import bundled
 from helpers.text.tokenizer import load_tokenizer
 from helpers.train.job import fit_vocabulary
@@ -91,12 +92,13 @@ def test_an_export_has_the_buffers_that_files_hold(tmp_path: Path) -> None:
         if name.endswith("e_score_correction_bias"):
             buffer.normal_()
     before.save_pretrained(tmp_path / "model")
-    pool(2).run(exported_of, tmp_path / "model", ParallelPlan(pp=2), tmp_path / "out")
-    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
-    chosen = [name for name in after if name.endswith("e_score_correction_bias")]
-    assert len(chosen) == 2 and after.keys() == before.state_dict().keys()
-    for name, value in before.state_dict().items():
-        assert torch.equal(after[name], value), name
+    for export in (exported_of, through_stages):  # of a model that is handed over, and of files
+        pool(2).run(export, tmp_path / "model", ParallelPlan(pp=2), tmp_path / "out")
+        after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+        chosen = [name for name in after if name.endswith("e_score_correction_bias")]
+        assert len(chosen) == 2 and after.keys() == before.state_dict().keys()
+        for name, value in before.state_dict().items():
+            assert torch.equal(after[name], value), name
 
 
 def drawn_in_stages(plan: ParallelPlan) -> dict[str, torch.Tensor]:
@@ -114,7 +116,9 @@ def test_initialisation_does_not_know_the_stages() -> None:
 
 def test_weights_in_several_files(folder: Path, tmp_path: Path) -> None:
     pool(1).run(_export_small, folder, tmp_path / "out")
-    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
+    shards = sorted((tmp_path / "out").glob("model-*-of-*.safetensors"))
+    held = [[tensor.nbytes for tensor in load_file(path).values()] for path in shards]
+    assert len(held) > 2 and all(sum(sizes) <= 20_000 or len(sizes) == 1 for sizes in held)
     parity.close("logits", theirs(tmp_path / "out"), theirs(folder), 0)
     logits = pool(2).run(load_and_export, tmp_path / "out", 2, tmp_path / "again")[0]
     parity.close("logits", logits, theirs(folder), 1e-6)
@@ -251,6 +255,25 @@ def test_an_export_has_the_dtype_that_its_source_names(tmp_path: Path, dtype) ->
     pool(1).run(in_and_out, tmp_path / "source", tmp_path / "saved")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto")
     assert again.dtype == dtype and again.config.dtype == dtype
+
+
+def trained_in_16_bits(plan: ParallelPlan, out: Path) -> dict[str, torch.Tensor]:
+    """Runs on a rank: the float32 numbers that its optimizer works on, of whole parameters."""
+    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    trainer.step(*tiny.batch(0))
+    save_model(model, out)
+    return {part.name: part.tensor.detach().clone() for part in trainer.parts}
+
+
+def test_an_export_of_a_training_in_16_bits_has_its_float32_numbers(tmp_path: Path) -> None:
+    """The model itself holds copies, which are rounded."""
+    plan = ParallelPlan(precision="bf16")
+    (masters,) = pool(1).run(trained_in_16_bits, plan, tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    assert masters.keys() == written.keys()
+    for name, value in masters.items():
+        assert torch.equal(written[name], value.view(written[name].shape)), name
 
 
 def save_onto(path: Path) -> str:
