@@ -1,6 +1,7 @@
 """What a checkpoint holds beside what trains, and what it cannot hold."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -12,6 +13,7 @@ import transformers
 from helpers.engine.errors import Diverged, UserError
 from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.files.manifest import list_checkpoints
+from helpers.engine.files.trainer_state import fewer_updates, set_updates
 from helpers.engine.models.architecture import family_of
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
@@ -100,6 +102,29 @@ def test_frozen_parameters_go_on(saved: str, resumed: str, tmp_path: Path) -> No
         assert anew == pytest.approx(whole, rel=1e-6)
 
 
+def of_few_rows(plan: ParallelPlan, folder: Path, seed: int) -> float:
+    """The second step's loss, of a run that writes a checkpoint before it or goes on from one."""
+    torch.manual_seed(seed)
+    config = tiny.config("llama")
+    config.vocab_size = 5
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=tiny.LR)
+    if not Checkpoints(folder).resume(trainer):
+        trainer.step(*(x % 5 for x in tiny.batch(0)))
+        Checkpoints(folder).save(trainer)
+    return trainer.step(*(x % 5 for x in tiny.batch(1))).loss
+
+
+@pytest.mark.parametrize("stage", (1, 3))
+def test_a_rank_with_none_of_few_rows_has_nothing_to_store(stage: int, tmp_path: Path) -> None:
+    """Of five rows the last of four ranks has none."""
+    plan = ParallelPlan(dp_shard=4, zero_stage=stage)
+    (whole, *_) = pool(4).run(of_few_rows, plan, tmp_path, 0)
+    assert pool(4).run(of_few_rows, plan, tmp_path, 1) == [whole] * 4
+    [anew] = pool(1).run(of_few_rows, ParallelPlan(), tmp_path, 1)
+    assert anew == pytest.approx(whole, rel=1e-6)
+
+
 def numbers_after(plan: ParallelPlan, then: ParallelPlan, folder: Path) -> list[list[float]]:
     """What is drawn after a checkpoint, by a run that goes on from it, and by one that begins."""
     trainer = with_experts(plan, False)
@@ -132,6 +157,21 @@ def save_third_moments(folder: Path) -> None:
 
 def test_moments_that_would_be_lost_are_refused(tmp_path: Path) -> None:
     pool(1).run(save_third_moments, tmp_path)
+
+
+def test_a_step_that_was_skipped_is_nobodys_update() -> None:
+    weight, moments = torch.zeros(1), {"step": torch.tensor(2.0)}
+    trainer = SimpleNamespace(
+        steps_done=3,
+        scaler=SimpleNamespace(skipped=1),
+        parts=[SimpleNamespace(name="weight", tensor=weight)],
+        optimizer=SimpleNamespace(state={weight: moments}),
+    )
+    assert fewer_updates(trainer) == {}
+    set_updates(trainer, {})
+    assert moments["step"] == 2
+    set_updates(trainer, {"weight": 1})
+    assert moments["step"] == 1 and fewer_updates(trainer) == {"weight": 1}
 
 
 def save_not_finite(folder: Path, what: str) -> str:

@@ -255,6 +255,8 @@ def test_an_export_has_the_dtype_that_its_source_names(tmp_path: Path, dtype) ->
     pool(1).run(in_and_out, tmp_path / "source", tmp_path / "saved")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto")
     assert again.dtype == dtype and again.config.dtype == dtype
+    stored = load_file(tmp_path / "saved" / "model.safetensors").values()
+    assert {tensor.dtype for tensor in stored} == {dtype}
 
 
 def trained_in_16_bits(plan: ParallelPlan, out: Path) -> dict[str, torch.Tensor]:
