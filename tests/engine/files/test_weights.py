@@ -22,6 +22,7 @@ from helpers.text.tokenizer import load_tokenizer
 from helpers.train.job import fit_vocabulary
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
 
 
 @pytest.fixture
@@ -230,6 +231,25 @@ def test_weights_that_are_no_plain_floating_point_are_named(folder: Path, dtype)
     said = pool(1).run(load_error, folder)[0]
     name = str(dtype).removeprefix("torch.")
     assert said.startswith(f"transformer.ln_f.weight in model is of {name}: weights are read as")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda bias: bias * torch.nan, "has values that are not finite"),
+        (lambda bias: bias.to(torch.int8), "is of int8: weights are read as"),
+    ],
+)
+def test_buffers_of_files_are_looked_at_as_weights_are(spoil, words: str, tmp_path: Path) -> None:
+    """The biases by which experts are chosen: of numbers that are none any expert would be."""
+    model = script("docs/small_models").small_model("deepseek_v3")
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("e_score_correction_bias"))
+    weights[name] = spoil(weights[name] + 1)
+    save_file(weights, path, metadata={"format": "pt"})
+    assert f"{name} in model {words}" in pool(1).run(load_error, tmp_path / "model")[0]
 
 
 def test_nothing_is_finite() -> None:
