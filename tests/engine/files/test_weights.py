@@ -201,6 +201,29 @@ def test_a_missing_weight_is_named(folder: Path) -> None:
     assert "transformer.ln_f.bias" in pool(1).run(load_error, folder)[0]
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "name"),
+    [
+        ("bert-classes", "Bert", "bert.encoder.layer.1.attention.self.query.weight"),
+        ("bert-classes", "Bert", "bert.embeddings.position_embeddings.weight"),
+        ("llama", "Llama", "model.embed_tokens.weight"),
+        ("llama", "Llama", "model.norm.weight"),
+    ],
+)
+def test_of_a_model_that_classifies_the_head_alone_may_be_missing(
+    family: str, kind: str, name: str, tmp_path: Path
+) -> None:
+    """What is below would be drawn anew, and the rest of the files be worth nothing."""
+    config = tiny.config(family)
+    config.pad_token_id = 0
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert name in pool(1).run(load_error, tmp_path)[0]
+
+
 def test_another_shape_is_named(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 128}))
