@@ -1,5 +1,6 @@
 """Files as the hub has them: other names than the class's, a tensor for each expert, pieces."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,8 @@ def test_what_transformers_saves_is_loaded_and_written_again(
         for weights in pool(plan.world_size).run(in_and_out, folder, plan, out):
             assert weights.keys() == expected.keys()
             assert all(torch.equal(weights[name], value) for name, value in expected.items())
+        said = json.loads((out / "config.json").read_text())["architectures"]
+        assert said == [type(model).__name__]  # not the class that ZeRO-3 makes of it
         ours = load_file(out / "model.safetensors")
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())

@@ -11,9 +11,10 @@ import torch.distributed.checkpoint as dcp
 import transformers
 
 from helpers.engine.errors import Diverged, UserError
+from helpers.engine.files import checkpoints
 from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.files.manifest import list_checkpoints
-from helpers.engine.files.trainer_state import fewer_updates, set_updates
+from helpers.engine.files.trainer_state import fewer_updates, set_updates, state_of
 from helpers.engine.models.architecture import family_of
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
@@ -144,6 +145,18 @@ def test_random_numbers_go_on_under_the_same_plan(tmp_path: Path) -> None:
     assert all(resumed == whole != begun for whole, resumed, begun in ranks)
     for whole, resumed, begun in pool(2).run(numbers_after, plan, other, tmp_path / "other"):
         assert whole != resumed == begun
+
+
+def resume_of_before(folder: Path) -> bool:
+    """From a checkpoint of an earlier version, which holds what trains alone."""
+    trainer = with_frozen("gpt2", ParallelPlan(), 0)
+    with patch.object(checkpoints, "state_of", lambda trainer: state_of(trainer, ())):
+        Checkpoints(folder).save(trainer)
+    return Checkpoints(folder).resume(trainer)
+
+
+def test_a_checkpoint_without_what_is_frozen_is_read(tmp_path: Path) -> None:
+    assert pool(1).run(resume_of_before, tmp_path) == [True]
 
 
 def save_third_moments(folder: Path) -> None:

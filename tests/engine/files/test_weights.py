@@ -1,5 +1,6 @@
 """Weights in and out: every layout reads, draws and writes the same model."""
 
+import itertools
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -105,7 +106,9 @@ def test_an_export_has_the_buffers_that_files_hold(tmp_path: Path) -> None:
 def drawn_in_stages(plan: ParallelPlan) -> dict[str, torch.Tensor]:
     config = tiny.config("gpt2", layers=4)
     model = load_model("gpt2-tiny", plan, mesh_of(plan), config=config, seed=3)
-    return dict(whole_weights(model))
+    named = [(name, value.clone()) for name, value in whole_weights(model)]
+    assert len(named) == len(dict(named))  # what both ends have comes once
+    return dict(named)
 
 
 def test_initialisation_does_not_know_the_stages() -> None:
@@ -120,6 +123,7 @@ def test_weights_in_several_files(folder: Path, tmp_path: Path) -> None:
     shards = sorted((tmp_path / "out").glob("model-*-of-*.safetensors"))
     held = [[tensor.nbytes for tensor in load_file(path).values()] for path in shards]
     assert len(held) > 2 and all(sum(sizes) <= 20_000 or len(sizes) == 1 for sizes in held)
+    assert all(sum(one) + sum(next_one) > 20_000 for one, next_one in itertools.pairwise(held))
     parity.close("logits", theirs(tmp_path / "out"), theirs(folder), 0)
     logits = pool(2).run(load_and_export, tmp_path / "out", 2, tmp_path / "again")[0]
     parity.close("logits", logits, theirs(folder), 1e-6)
