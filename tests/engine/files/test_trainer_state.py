@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 import transformers
 
 from helpers.engine.errors import Diverged, UserError
-from helpers.engine.files import checkpoints
+from helpers.engine.files import checkpoints as checkpoint
 from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.files.manifest import list_checkpoints
 from helpers.engine.files.trainer_state import fewer_updates, set_updates, state_of
@@ -150,7 +150,7 @@ def test_random_numbers_go_on_under_the_same_plan(tmp_path: Path) -> None:
 def resume_of_before(folder: Path) -> bool:
     """From a checkpoint of an earlier version, which holds what trains alone."""
     trainer = with_frozen("gpt2", ParallelPlan(), 0)
-    with patch.object(checkpoints, "state_of", lambda trainer: state_of(trainer, ())):
+    with patch.object(checkpoint, "state_of", lambda trainer: state_of(trainer, ())):
         Checkpoints(folder).save(trainer)
     return Checkpoints(folder).resume(trainer)
 
