@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers.engine.files.run_record import Metrics, warmup_steps
+from helpers.engine.files.whole import replace_text
 
 
 def line(step: int, step_s: float = 1.0) -> dict[str, float]:
@@ -47,3 +48,13 @@ def test_a_median_is_of_what_follows_the_first_steps() -> None:
     for step, step_s in enumerate((8.0, 8.0, 1.0, 2.0, 4.0), start=1):
         metrics.add(line(step, step_s))
     assert metrics.median_rate("tokens") == 4.0
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "findings.json"
+    replace_text(path, "{}\n")
+    replace_text(path, '{"ä": 1}\n')
+    assert [one.name for one in tmp_path.iterdir()] == ["findings.json"]
+    with pytest.raises(UnicodeEncodeError):
+        replace_text(path, '{"half": "\ud800"}')
+    assert path.read_text(encoding="utf-8") == '{"ä": 1}\n'
