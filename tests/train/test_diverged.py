@@ -121,6 +121,11 @@ def test_a_loss_that_leaps_up_and_stays_is_one_spike() -> None:
     assert not spikes([2.0] * 40 + [math.nan, 2.0])
 
 
+def test_ten_losses_say_what_is_usual_and_none_below_zero_is_an_error() -> None:
+    assert not spikes([2.0] * 9 + [9.0]) and spikes([2.0] * 10 + [9.0]) == [10]
+    assert not spikes([-1.0] * 40)
+
+
 def test_spikes_are_in_the_output_the_summary_and_the_panel(
     tmp_path: Path, warm: Ranks, capsys
 ) -> None:

@@ -99,10 +99,7 @@ def _read(model: nn.Module, files: WeightFiles, seed: int, device: torch.device 
         empty = torch.empty_like(model.get_parameter(name), device=device)
         setattr(model.get_submodule(path), leaf, nn.Parameter(empty))
     random_weights.draw(model, seed, new)
-    for name, buffer in model.named_buffers():
-        if files.has(name):
-            rows = _in_files(files, [name], buffer.shape, buffer=True)
-            buffer.copy_(_whole(rows, buffer, buffer.shape))
+    weights.read_buffers(model, files)
     stored = getattr(model, "stored_shapes", {})
     matrices = set(linear_paths(model))
     for parameter, names in names_of(model).items():
@@ -121,9 +118,7 @@ def _read(model: nn.Module, files: WeightFiles, seed: int, device: torch.device 
             setattr(model.get_submodule(path), leaf, nn.Parameter(values))
 
 
-def _in_files(
-    files: WeightFiles, names: list[str], shape: torch.Size, dim: int = 0, buffer: bool = False
-) -> Rows:
+def _in_files(files: WeightFiles, names: list[str], shape: torch.Size, dim: int = 0) -> Rows:
     """Reads of a tensor along `dim`; along dim 1 a row is a column of what the files hold."""
 
     def rows(begin: int, end: int) -> Tensor:
@@ -131,8 +126,7 @@ def _in_files(
         if shape:
             offset[dim], size[dim] = begin, end - begin
         window = files.read(names, shape, shape, offset, size)
-        if not buffer:
-            weights.usable(window, names[0], files)
+        weights.usable(window, names[0], files)
         return window if dim == 0 else window.t()
 
     return rows

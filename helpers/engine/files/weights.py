@@ -112,7 +112,8 @@ def new_head(model: nn.Module, files: WeightFiles | None) -> set[str]:
     if files is None or not objective_of(model).of_rows:
         return set()
     family = family_of(model)
-    body = (f"{family.blocks}.", f"{family.embedding}.")
+    beside_table = family.embedding.rpartition(".")[0]  # as the vectors of positions are
+    body = (f"{family.blocks}.", f"{family.embedding}.", f"{beside_table}.")
     return {
         names[0]
         for names in names_of(model).values()
@@ -135,14 +136,28 @@ def read(model: nn.Module, files: WeightFiles, new: set[str] = frozenset()) -> N
         stored = model.stored_shapes.get(name, parameter.shape)
         values = files.read(names, stored, parameter.shape, offset, shape)
         local(parameter).copy_(usable(values, name, files))
+    read_buffers(model, files)
+
+
+@torch.no_grad()
+def read_buffers(model: nn.Module, files: WeightFiles) -> None:
+    """Read the buffers that the files hold.
+
+    Raises:
+        UserError: one has another shape there, or is not finite.
+    """
     for name, buffer in model.named_buffers():
-        if files.has(name):
-            shape = buffer.shape
-            buffer.copy_(files.read([name], shape, shape, [0] * buffer.dim(), shape))
+        if not files.has(name):
+            continue
+        shape = buffer.shape
+        values = files.read([name], shape, shape, [0] * buffer.dim(), shape)
+        if buffer.is_floating_point():  # tables, as of experts by tokens, are whole numbers
+            usable(values, name, files)
+        buffer.copy_(values)
 
 
 def usable(values: Tensor, name: str, files: WeightFiles) -> Tensor:
-    """The values, as they were read of a parameter.
+    """The values, as they were read of a parameter or of a buffer in floating point.
 
     Raises:
         UserError: they are no floating point of 16 bits or more, or not finite.

@@ -1,6 +1,7 @@
 """Parameters that are gathered beside the next forward are there when it comes to them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from helpers.engine.data_parallel import gathers
+from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.files.weights import whole_weights
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
@@ -92,3 +94,24 @@ def without_a_blocks_wait(plan: ParallelPlan) -> float:
 def test_a_forward_that_does_not_wait_is_seen() -> None:
     for loss in pool(2).run(without_a_blocks_wait, ParallelPlan(**LAYOUTS["ZeRO-1"])):
         assert loss != loss
+
+
+def load_what_is_under_way(folder: Path) -> None:
+    """A checkpoint, one step more, and the checkpoint again before that step's gathers are over."""
+    plan = ParallelPlan(**LAYOUTS["ZeRO-1"])
+    with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", 4096):
+        model = parallelize(tiny.fresh("gpt2", torch.float32, 4), plan, mesh_of(plan))
+        trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    expected = {name: value.clone() for name, value in whole_weights(model)}
+    Checkpoints(folder).save(trainer)
+    trainer.runs_on = True
+    with patch.object(gathers, "begin_gather", as_late_as_can_be(gathers.begin_gather)):
+        trainer.step(*tiny.batch(0))
+        assert trainer.data.gathers.under_way
+        Checkpoints(folder).resume(trainer)
+    found = {name: value.clone() for name, value in whole_weights(model)}
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_nothing_arrives_in_a_checkpoint_that_is_read(tmp_path: Path) -> None:
+    pool(2).run(load_what_is_under_way, tmp_path)

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from helpers.engine.errors import UserError
+from helpers.engine.files.blank import keep_in_float32, parameters_without_memory
 from helpers.engine.files.weights import whole_weights
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
@@ -44,6 +45,28 @@ def test_buffers_are_those_of_the_class(
         for found in pool(plan.world_size).run(buffers, tmp_path, plan, from_scratch):
             assert found.keys() == expected.keys() != set()
             assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+class Drawn(torch.nn.Module):
+    """A class that draws a buffer where it is made, and has a parameter that does not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("noise", torch.randn(5))
+
+
+def test_random_buffers_are_the_same_on_every_rank() -> None:
+    made = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        with parameters_without_memory():
+            made.append(Drawn())
+        assert torch.equal(torch.get_rng_state(), state)  # what the rank draws is not shifted
+    one, other = made
+    assert torch.equal(one.noise, other.noise)
+    assert one.fixed.is_meta and not one.fixed.requires_grad
 
 
 def drawn_or_refused(folder: Path) -> str | dict[str, torch.Tensor]:
@@ -104,6 +127,22 @@ def test_what_transformers_keeps_in_float32_is_kept(
             name: value.dtype for name, value in expected.items()
         }
         assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.bfloat16, {"strictly"}), (torch.float16, {"strictly", "gate"}), (torch.float64, set())],
+)
+def test_some_are_kept_in_float32_beside_float16_alone(
+    dtype: torch.dtype, expected: set[str]
+) -> None:
+    """Which has less of a range than bfloat16."""
+    parts = {name: torch.nn.Linear(1, 1, dtype=dtype) for name in ("gate", "strictly", "other")}
+    model = torch.nn.ModuleDict(parts)
+    model._keep_in_fp32_modules, model._keep_in_fp32_modules_strict = ["gate"], ["str*ly"]
+    keep_in_float32(model, dtype)
+    kept = {name for name, part in parts.items() if part.weight.dtype == torch.float32}
+    assert kept == expected
 
 
 def loaded(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -4,7 +4,10 @@ import json
 import os
 import shutil
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -76,12 +79,22 @@ def train_while_checking_in(plan: ParallelPlan, folder: Path) -> list[str]:
     checkpoints = Checkpoints(folder, background=True)
     trainer.step(*tiny.batch(0))
     steps_done, digest = threading.Event(), checkpoint.sha256
+    together = checkpoint.on_all_ranks
 
     def late(path: Path) -> str:
         assert steps_done.wait(60)
         return digest(path)
 
-    with patch.object(checkpoint, "sha256", late):
+    def apart(work: Callable, group: Any = None) -> list:
+        """Messages that would mix with those of the steps are an error."""
+        beside = threading.current_thread() is not threading.main_thread()
+        assert group is (checkpoints.group if beside else None)
+        return together(work, group)
+
+    with (
+        patch.object(checkpoint, "sha256", late),
+        patch.object(checkpoint, "on_all_ranks", apart),
+    ):
         checkpoints.save(trainer)
         for step in range(1, 4):
             trainer.step(*tiny.batch(step))
@@ -94,6 +107,31 @@ def train_while_checking_in(plan: ParallelPlan, folder: Path) -> list[str]:
 def test_files_are_checked_in_beside_the_training(tmp_path: Path) -> None:
     for found in pool(2).run(train_while_checking_in, PLANS["zero3"], tmp_path):
         assert found == ["step-00000001"]
+
+
+def save_at_once_again(folder: Path) -> list[str]:
+    """Two checkpoints, the second while the first is being checked in."""
+    trainer = trainer_of("gptj", ParallelPlan())
+    checkpoints, digest = Checkpoints(folder, background=True), checkpoint.sha256
+    begun = threading.Event()
+
+    def slow(path: Path) -> str:
+        begun.set()
+        time.sleep(0.2)
+        return digest(path)
+
+    with patch.object(checkpoint, "sha256", slow):
+        for step in range(2):
+            trainer.step(*tiny.batch(step))
+            checkpoints.save(trainer)
+            assert begun.wait(60)
+        checkpoints.finish()
+    return names(folder)
+
+
+def test_a_checkpoint_waits_for_the_one_before(tmp_path: Path) -> None:
+    (found,) = pool(1).run(save_at_once_again, tmp_path)
+    assert found == ["step-00000001", "step-00000002"]
 
 
 @pytest.mark.parametrize(
@@ -150,9 +188,16 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in checkpoint.list_checkpoints(folder)]
 
 
+def step_resumed(folder: Path) -> int:
+    trainer = trainer_of("gptj", ParallelPlan())
+    Checkpoints(folder).resume(trainer)
+    return trainer.steps_done
+
+
 def test_the_last_few_are_kept(tmp_path: Path) -> None:
     pool(1).run(save_steps, tmp_path, 4, 2)
     assert names(tmp_path) == ["step-00000003", "step-00000004"]
+    assert pool(1).run(step_resumed, tmp_path) == [4]
 
 
 def test_checkpoints_are_in_the_order_of_their_steps_however_many_digits_these_have(
@@ -236,6 +281,19 @@ def save_into(folder: Path) -> str:
     return str(caught.value)
 
 
+def save_until_the_disk_fails(folder: Path) -> str:
+    def fails(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    with patch.object(checkpoint, "sha256", fails):
+        return save_into(folder)
+
+
+def test_a_draft_that_cannot_be_finished_makes_room(tmp_path: Path) -> None:
+    (said,) = pool(1).run(save_until_the_disk_fails, tmp_path)
+    assert "Input/output error" in said and not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
@@ -268,6 +326,7 @@ def load_into(folder: Path, layers: int, tied: bool) -> str:
         Checkpoints(folder).load(trainer, checkpoint.pick(folder))
     except UserError as error:
         return str(error)
+    trainer.step(*tiny.batch(5))  # which refuses weights of their own on every rank
     return ""
 
 

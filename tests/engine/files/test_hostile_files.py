@@ -309,6 +309,7 @@ def test_an_index_of_weights_is_checked(tmp_path, index, words):
         ({3: torch.ones(2)}, "holds 3, which is no dense tensor"),
         ({"a": {"b": torch.ones(2)}}, "holds 'a', which is no dense tensor"),
         ({"a": torch.eye(3).to_sparse()}, "holds 'a', which is no dense tensor"),
+        ({"a": torch.ones(2, device="meta")}, "holds 'a', which is no dense tensor"),
     ],
 )
 def test_a_pickle_of_weights_holds_dense_tensors_by_name(tmp_path, content, words):

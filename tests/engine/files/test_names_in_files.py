@@ -1,5 +1,6 @@
 """Files as the hub has them: other names than the class's, a tensor for each expert, pieces."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,25 @@ def test_what_transformers_saves_is_loaded_and_written_again(
         for weights in pool(plan.world_size).run(in_and_out, folder, plan, out):
             assert weights.keys() == expected.keys()
             assert all(torch.equal(weights[name], value) for name, value in expected.items())
+        said = json.loads((out / "config.json").read_text())["architectures"]
+        assert said == [type(model).__name__]  # not the class that ZeRO-3 makes of it
         ours = load_file(out / "model.safetensors")
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def test_experts_keep_their_order_from_the_tenth_on(tmp_path: Path) -> None:
+    """By their letters the tenth would come before the second."""
+    config = script("docs/small_models").small_config("mixtral")
+    config.num_local_experts = 12
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "model")
+    for degrees in ({}, {"dp_shard": 2}):
+        plan = ParallelPlan(**degrees)
+        ranks = pool(plan.world_size)
+        for weights in ranks.run(in_and_out, tmp_path / "model", plan, tmp_path / "out"):
+            for name, value in model.named_parameters():
+                assert torch.equal(weights[name], value), name
 
 
 def opened(folder: Path) -> tuple[int, int]:

@@ -66,6 +66,12 @@ def test_any_number_of_threads_draws_the_same(family: str) -> None:
         assert torch.equal(one[name], expected[name]), name
 
 
+def test_no_two_blocks_are_drawn_alike() -> None:
+    weights = drawn("llama", 7, 1)
+    first, *others = (weights[f"model.layers.{n}.mlp.up_proj.weight"] for n in range(4))
+    assert not any(torch.equal(first, other) for other in others)
+
+
 @pytest.mark.parametrize("model_type", ("gpt_bigcode", "ctrl", "got_ocr2"))
 def test_what_stands_beside_the_pieces_leaves_them_alone(model_type: str) -> None:
     """Buffers and parameters of modules that the pieces are in, drawn by several threads."""

@@ -1,16 +1,24 @@
 """What a checkpoint holds beside what trains, and what it cannot hold."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import transformers
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import Diverged, UserError
+from helpers.engine.files import checkpoints as checkpoint
 from helpers.engine.files.checkpoints import Checkpoints
+from helpers.engine.files.manifest import list_checkpoints
+from helpers.engine.files.trainer_state import fewer_updates, set_updates, state_of
 from helpers.engine.models.architecture import family_of
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
@@ -95,6 +103,62 @@ def test_frozen_parameters_go_on(saved: str, resumed: str, tmp_path: Path) -> No
         assert anew == pytest.approx(whole, rel=1e-6)
 
 
+def of_few_rows(plan: ParallelPlan, folder: Path, seed: int) -> float:
+    """The second step's loss, of a run that writes a checkpoint before it or goes on from one."""
+    torch.manual_seed(seed)
+    config = tiny.config("llama")
+    config.vocab_size = 5
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=tiny.LR)
+    if not Checkpoints(folder).resume(trainer):
+        trainer.step(*(x % 5 for x in tiny.batch(0)))
+        Checkpoints(folder).save(trainer)
+    return trainer.step(*(x % 5 for x in tiny.batch(1))).loss
+
+
+@pytest.mark.parametrize("stage", (1, 3))
+def test_a_rank_with_none_of_few_rows_has_nothing_to_store(stage: int, tmp_path: Path) -> None:
+    """Of five rows the last of four ranks has none."""
+    plan = ParallelPlan(dp_shard=4, zero_stage=stage)
+    (whole, *_) = pool(4).run(of_few_rows, plan, tmp_path, 0)
+    assert pool(4).run(of_few_rows, plan, tmp_path, 1) == [whole] * 4
+    [anew] = pool(1).run(of_few_rows, ParallelPlan(), tmp_path, 1)
+    assert anew == pytest.approx(whole, rel=1e-6)
+
+
+def numbers_after(plan: ParallelPlan, then: ParallelPlan, folder: Path) -> list[list[float]]:
+    """What is drawn after a checkpoint, by a run that goes on from it, and by one that begins."""
+    trainer = with_experts(plan, False)
+    torch.rand(5)
+    Checkpoints(folder).save(trainer)
+    drawn = [torch.rand(3).tolist()]
+    Checkpoints(folder).resume(with_experts(then, False))
+    drawn.append(torch.rand(3).tolist())
+    with_experts(then, False)
+    return [*drawn, torch.rand(3).tolist()]
+
+
+def test_random_numbers_go_on_under_the_same_plan(tmp_path: Path) -> None:
+    plan, other = ParallelPlan(dp_shard=2), ParallelPlan(dp_shard=2, zero_stage=1)
+    ranks = pool(2).run(numbers_after, plan, plan, tmp_path / "same")
+    assert ranks[0][0] != ranks[1][0]
+    assert all(resumed == whole != begun for whole, resumed, begun in ranks)
+    for whole, resumed, begun in pool(2).run(numbers_after, plan, other, tmp_path / "other"):
+        assert whole != resumed == begun
+
+
+def resume_of_before(folder: Path) -> bool:
+    """From a checkpoint of an earlier version, which holds what trains alone."""
+    trainer = with_frozen("gpt2", ParallelPlan(), 0)
+    with patch.object(checkpoint, "state_of", lambda trainer: state_of(trainer, ())):
+        Checkpoints(folder).save(trainer)
+    return Checkpoints(folder).resume(trainer)
+
+
+def test_a_checkpoint_without_what_is_frozen_is_read(tmp_path: Path) -> None:
+    assert pool(1).run(resume_of_before, tmp_path) == [True]
+
+
 def save_third_moments(folder: Path) -> None:
     plan = ParallelPlan()
     trainer = with_experts(plan, False)
@@ -106,3 +170,66 @@ def save_third_moments(folder: Path) -> None:
 
 def test_moments_that_would_be_lost_are_refused(tmp_path: Path) -> None:
     pool(1).run(save_third_moments, tmp_path)
+
+
+def test_a_step_that_was_skipped_is_nobodys_update() -> None:
+    weight, moments = torch.zeros(1), {"step": torch.tensor(2.0)}
+    trainer = SimpleNamespace(
+        steps_done=3,
+        scaler=SimpleNamespace(skipped=1),
+        parts=[SimpleNamespace(name="weight", tensor=weight)],
+        optimizer=SimpleNamespace(state={weight: moments}),
+    )
+    assert fewer_updates(trainer) == {}
+    set_updates(trainer, {})
+    assert moments["step"] == 2
+    set_updates(trainer, {"weight": 1})
+    assert moments["step"] == 1 and fewer_updates(trainer) == {"weight": 1}
+
+
+def save_not_finite(folder: Path, what: str) -> str:
+    """A checkpoint, and one more after something has gone wrong on the last rank alone."""
+    plan = ParallelPlan(pp=2)
+    trainer, checkpoints = with_experts(plan, False), Checkpoints(folder, keep=1)
+    trainer.step(*tiny.batch(0))
+    checkpoints.save(trainer)
+    trainer.step(*tiny.batch(1))
+    if dist.get_rank() == 1:
+        part = trainer.parts[-1].tensor.detach()
+        tensor = (
+            part if what == "weight" else trainer.optimizer.state[trainer.parts[-1].tensor][what]
+        )
+        tensor.flatten()[-1] = torch.inf
+    with pytest.raises(Diverged) as caught:
+        checkpoints.save(trainer)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["weight", "exp_avg_sq"])
+def test_a_state_that_is_not_finite_takes_no_good_ones_place(what: str, tmp_path: Path) -> None:
+    for said in pool(2).run(save_not_finite, tmp_path, what):
+        assert said.startswith("the state after step 2 is not finite (") and "on rank 1" in said
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]
+
+
+def staged_in_background(plan: ParallelPlan, folder: Path) -> tuple[int, int]:
+    """The bytes of the storages that a checkpoint in the background copies, and of the tensors."""
+    trainer, checkpoints = with_experts(plan, False), Checkpoints(folder, background=True)
+    staged: list[torch.Tensor] = []
+    begin = dcp.async_save
+
+    def seen(state: dict[str, torch.Tensor], **given: object) -> object:
+        staged.extend(local(tensor) for tensor in state.values())
+        return begin(state, **given)
+
+    with patch.object(dcp, "async_save", seen):
+        checkpoints.save(trainer)
+        checkpoints.finish()
+    storages = sum(tensor.untyped_storage().nbytes() for tensor in staged)
+    return storages, sum(tensor.nbytes for tensor in staged)
+
+
+def test_a_checkpoint_in_the_background_copies_a_ranks_own_parts_alone(tmp_path: Path) -> None:
+    plan = ParallelPlan(dp_shard=2, zero_stage=1)
+    for storages, tensors in pool(2).run(staged_in_background, plan, tmp_path):
+        assert storages == tensors

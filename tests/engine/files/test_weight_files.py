@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from helpers.engine.errors import UserError
 from helpers.engine.files import weight_files
 from helpers.engine.files.tensor_file import stored_names
+from helpers.engine.files.weight_files import WeightFiles
 from helpers.engine.files.weights import save_model
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
@@ -98,6 +100,41 @@ def test_a_tied_weight_that_stands_twice_is_one_or_refused(tmp_path: Path, times
         return
     said = pool(1).run(refusal, folder)[0]
     assert said.startswith("model.embed_tokens.weight and lm_head.weight in model differ")
+
+
+def test_tied_weights_are_compared_to_their_last_row(tmp_path: Path) -> None:
+    """They are read some rows at a time, more than tiny models have."""
+    one = torch.zeros(weight_files.ROWS + 1, 1)
+    other = one.clone()
+    other[-1] = 1
+    save_file({"one": one, "other": other}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"one and other in .* differ"):
+        WeightFiles.find(str(tmp_path)).check_tied(["one", "other"])
+
+
+def test_other_weights_have_another_digest(tmp_path: Path) -> None:
+    """Also where only the end, or the name, of the last file differs."""
+    content = bytes(3 * weight_files.SAMPLE_BYTES)
+
+    def digest(second: str = "second", end: bytes = b"") -> str:
+        for name, held in (("first", content), (second, content[: -len(end) or None] + end)):
+            (tmp_path / name).write_bytes(held)
+        return WeightFiles(tmp_path, {"a": "first", "b": second}).digest
+
+    assert digest() == digest()
+    assert len({digest(), digest(end=b"x"), digest(second="third")}) == 3
+
+
+def test_samples_for_a_digest_lie_all_over_a_file(tmp_path: Path) -> None:
+    """Of the two here the second begins in the middle."""
+    files, found = WeightFiles(tmp_path, {"a": "large"}), set()
+    content = bytearray(8 * weight_files.SAMPLE_BYTES)
+    with patch.object(weight_files, "SAMPLES", 2):
+        for place in (0, len(content) // 2, len(content) // 2 + weight_files.SAMPLE_BYTES - 1):
+            content[place] = 1
+            (tmp_path / "large").write_bytes(content)
+            found.add(files.digest)
+    assert len(found) == 3
 
 
 BESIDE = "model.layers.0.self_attn"

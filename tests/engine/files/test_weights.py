@@ -1,5 +1,6 @@
 """Weights in and out: every layout reads, draws and writes the same model."""
 
+import itertools
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -16,11 +17,13 @@ from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model, parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import is_finite, local
+from helpers.engine.trainer import Trainer
 from helpers.text.bundled import bundled
 from helpers.text.tokenizer import load_tokenizer
 from helpers.train.job import fit_vocabulary
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
 
 
 @pytest.fixture
@@ -91,18 +94,21 @@ def test_an_export_has_the_buffers_that_files_hold(tmp_path: Path) -> None:
         if name.endswith("e_score_correction_bias"):
             buffer.normal_()
     before.save_pretrained(tmp_path / "model")
-    pool(2).run(exported_of, tmp_path / "model", ParallelPlan(pp=2), tmp_path / "out")
-    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
-    chosen = [name for name in after if name.endswith("e_score_correction_bias")]
-    assert len(chosen) == 2 and after.keys() == before.state_dict().keys()
-    for name, value in before.state_dict().items():
-        assert torch.equal(after[name], value), name
+    for export in (exported_of, through_stages):  # of a model that is handed over, and of files
+        pool(2).run(export, tmp_path / "model", ParallelPlan(pp=2), tmp_path / "out")
+        after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+        chosen = [name for name in after if name.endswith("e_score_correction_bias")]
+        assert len(chosen) == 2 and after.keys() == before.state_dict().keys()
+        for name, value in before.state_dict().items():
+            assert torch.equal(after[name], value), name
 
 
 def drawn_in_stages(plan: ParallelPlan) -> dict[str, torch.Tensor]:
     config = tiny.config("gpt2", layers=4)
     model = load_model("gpt2-tiny", plan, mesh_of(plan), config=config, seed=3)
-    return dict(whole_weights(model))
+    named = [(name, value.clone()) for name, value in whole_weights(model)]
+    assert len(named) == len(dict(named))  # what both ends have comes once
+    return dict(named)
 
 
 def test_initialisation_does_not_know_the_stages() -> None:
@@ -114,7 +120,10 @@ def test_initialisation_does_not_know_the_stages() -> None:
 
 def test_weights_in_several_files(folder: Path, tmp_path: Path) -> None:
     pool(1).run(_export_small, folder, tmp_path / "out")
-    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
+    shards = sorted((tmp_path / "out").glob("model-*-of-*.safetensors"))
+    held = [[tensor.nbytes for tensor in load_file(path).values()] for path in shards]
+    assert len(held) > 2 and all(sum(sizes) <= 20_000 or len(sizes) == 1 for sizes in held)
+    assert all(sum(one) + sum(next_one) > 20_000 for one, next_one in itertools.pairwise(held))
     parity.close("logits", theirs(tmp_path / "out"), theirs(folder), 0)
     logits = pool(2).run(load_and_export, tmp_path / "out", 2, tmp_path / "again")[0]
     parity.close("logits", logits, theirs(folder), 1e-6)
@@ -196,6 +205,29 @@ def test_a_missing_weight_is_named(folder: Path) -> None:
     assert "transformer.ln_f.bias" in pool(1).run(load_error, folder)[0]
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "name"),
+    [
+        ("bert-classes", "Bert", "bert.encoder.layer.1.attention.self.query.weight"),
+        ("bert-classes", "Bert", "bert.embeddings.position_embeddings.weight"),
+        ("llama", "Llama", "model.embed_tokens.weight"),
+        ("llama", "Llama", "model.norm.weight"),
+    ],
+)
+def test_of_a_model_that_classifies_the_head_alone_may_be_missing(
+    family: str, kind: str, name: str, tmp_path: Path
+) -> None:
+    """What is below would be drawn anew, and the rest of the files be worth nothing."""
+    config = tiny.config(family)
+    config.pad_token_id = 0
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert name in pool(1).run(load_error, tmp_path)[0]
+
+
 def test_another_shape_is_named(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 128}))
@@ -228,6 +260,25 @@ def test_weights_that_are_no_plain_floating_point_are_named(folder: Path, dtype)
     assert said.startswith(f"transformer.ln_f.weight in model is of {name}: weights are read as")
 
 
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda bias: bias * torch.nan, "has values that are not finite"),
+        (lambda bias: bias.to(torch.int8), "is of int8: weights are read as"),
+    ],
+)
+def test_buffers_of_files_are_looked_at_as_weights_are(spoil, words: str, tmp_path: Path) -> None:
+    """The biases by which experts are chosen: of numbers that are none any expert would be."""
+    model = script("docs/small_models").small_model("deepseek_v3")
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("e_score_correction_bias"))
+    weights[name] = spoil(weights[name] + 1)
+    save_file(weights, path, metadata={"format": "pt"})
+    assert f"{name} in model {words}" in pool(1).run(load_error, tmp_path / "model")[0]
+
+
 def test_nothing_is_finite() -> None:
     """As on a rank that ZeRO-3 leaves without rows."""
     assert is_finite(torch.zeros(0, 4))
@@ -251,6 +302,27 @@ def test_an_export_has_the_dtype_that_its_source_names(tmp_path: Path, dtype) ->
     pool(1).run(in_and_out, tmp_path / "source", tmp_path / "saved")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto")
     assert again.dtype == dtype and again.config.dtype == dtype
+    stored = load_file(tmp_path / "saved" / "model.safetensors").values()
+    assert {tensor.dtype for tensor in stored} == {dtype}
+
+
+def trained_in_16_bits(plan: ParallelPlan, out: Path) -> dict[str, torch.Tensor]:
+    """Runs on a rank: the float32 numbers that its optimizer works on, of whole parameters."""
+    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
+    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    trainer.step(*tiny.batch(0))
+    save_model(model, out)
+    return {part.name: part.tensor.detach().clone() for part in trainer.parts}
+
+
+def test_an_export_of_a_training_in_16_bits_has_its_float32_numbers(tmp_path: Path) -> None:
+    """The model itself holds copies, which are rounded."""
+    plan = ParallelPlan(precision="bf16")
+    (masters,) = pool(1).run(trained_in_16_bits, plan, tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    assert masters.keys() == written.keys()
+    for name, value in masters.items():
+        assert torch.equal(written[name], value.view(written[name].shape)), name
 
 
 def save_onto(path: Path) -> str:
