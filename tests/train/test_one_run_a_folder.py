@@ -123,6 +123,7 @@ def test_a_file_in_the_way_is_one_line(out: Path) -> None:
     assert done.returncode == 1
     line = scripts.the_line(done.stderr)
     assert line == f"{out / 'metrics.jsonl'} cannot be read or written: Is a directory"
+    assert not (out / "summary.json").exists()  # of a run that was done, and this one is not
 
 
 def test_checkpoints_that_a_link_leads_to_are_the_runs_own(out: Path, tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def test_the_same_plan_goes_on_to_the_last_digit(whole, killed, tmp_path) -> Non
     done = scripts.process(ranks=2, out=out, **flags)
     assert done.returncode == 0, done.stderr
     assert losses(out) == whole
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    assert all(line["peak_memory_bytes"] > 0 for line in lines)
     assert names(out) == ["step-00000010", "step-00000020"]
     assert json.loads((out / "summary.json").read_text())["resumed_after"] == 10
 

@@ -120,6 +120,7 @@ def test_transformers_loads_what_is_saved(classified) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(classified.path / "model")
     own = load_tokenizer(bundled("tokenizer"))
     assert theirs(words, add_special_tokens=False)["input_ids"] == own.encode([words])[0]
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (own.end_id, None)
     again = Namespace(model=str(classified.path / "model"), tokenizer=None)
     assert tokenizer_of(again) == again.model
 
