@@ -245,13 +245,17 @@ def test_what_a_resumed_run_may_change_is_told(tmp_path: Path) -> None:
     flags = SHORT | {"out": tmp_path / "run", "checkpoint_every": 2}
     assert scripts.process(steps=2, **flags).returncode == 0
     flags |= {"resume": True}
-    done = scripts.process(steps=4, lr=5e-4, clip=0.5, precision="bf16", **flags)
+    flags |= {"steps": 4, "lr": 5e-4, "clip": 0.5, "precision": "bf16"}
+    flags |= {"weight_decay": 0.1, "warmup": 1, "lr_schedule": "constant"}
+    done = scripts.process(**flags)
     assert done.returncode == 0, done.stderr
     [told] = [line for line in done.stdout.splitlines() if line.startswith("resumed with")]
     for words in ("lr 0.0005", "clip 0.5", "precision bf16", "steps 4"):
         assert words in told
-    done = scripts.process(steps=4, lr=5e-4, clip=0.5, precision="bf16", **flags)
-    assert "resumed with" not in done.stdout
+    for words in ("weight_decay 0.1", "warmup 1", "lr_schedule constant"):
+        assert words in told
+    done = scripts.process(**flags)  # which is done already
+    assert done.returncode == 0 and "resumed with" not in done.stdout
 
 
 @pytest.mark.exhaustive

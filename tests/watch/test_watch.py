@@ -239,6 +239,15 @@ def test_a_watched_run_is_the_same_to_the_last_bit() -> None:
     assert watched == plain
 
 
+def test_gradients_are_seen_without_the_loss_scale_of_fp16() -> None:
+    whole, scaled = (
+        pool(1).run(losses_and_first_look, ParallelPlan(precision=precision), "gpt2")[0][1]
+        for precision in ("fp32", "fp16")
+    )
+    for name, one in whole.units.items():
+        assert scaled.units[name].gradient == pytest.approx(one.gradient, rel=0.05)
+
+
 def test_the_commonest_label() -> None:
     labels = torch.full((4, 5), -100)
     labels[:, 4] = torch.tensor([7, 7, 7, 3])
