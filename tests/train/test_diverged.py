@@ -74,7 +74,8 @@ def test_a_run_that_skips_every_step_is_not_done(tmp_path: Path) -> None:
     done = scripts.process(out=tmp_path / "run", steps=4, save=True, **flags)
     assert done.returncode == 1, done.stdout
     assert "all 4 steps were skipped" in scripts.the_line(done.stderr)
-    assert summary(tmp_path / "run")["status"] == "diverged"
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["skipped_steps"]) == ("diverged", 4)
     assert [line["skipped"] for line in lines(tmp_path / "run")] == [True] * 4
     assert not (tmp_path / "run" / "model").exists()
 
