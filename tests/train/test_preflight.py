@@ -34,3 +34,16 @@ def test_slow_ranks_alone_are_refused(found) -> None:
     assert found([ODD], "refuse") == ["preflight: all are odd"]
     assert found([SLOW], "warn") == ["preflight: rank 1 is slow"]
     assert found([SLOW], None) == []
+
+
+def test_ranks_are_held_against_the_record_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "examine", lambda out, device: None)
+    monkeypatch.setattr(preflight, "load_cluster", lambda path: f"record of {path}")
+    monkeypatch.setattr(preflight, "expected_rates", lambda found, record: record)
+
+    def judged(found: object, rates: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(words=rates, slower=False)]
+
+    monkeypatch.setattr(preflight, "judge", judged)
+    args = Namespace(preflight="warn", preflight_record="file", out=Path())
+    assert preflight.preflight(args, torch.device("cpu")) == ["preflight: record of file"]
