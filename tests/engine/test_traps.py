@@ -291,6 +291,35 @@ def test_the_shared_stream_stays_in_step_and_recomputation_draws_the_same() -> N
         assert again == plain
 
 
+def seed_of_dropout(plan: ParallelPlan) -> int:
+    trainer_of("gpt2", plan, seed=5)
+    return torch.initial_seed()
+
+
+def test_ranks_of_other_tokens_and_other_stages_draw_other_masks() -> None:
+    for degree in ("dp_replicate", "dp_shard", "cp", "pp"):
+        first, second = pool(2).run(seed_of_dropout, ParallelPlan(**{degree: 2}))
+        assert first == 5 != second, degree
+    assert pool(2).run(seed_of_dropout, ParallelPlan(tp=2)) == [5, 5]
+
+
+def turns() -> tuple[float, float, float]:
+    """Losses of one batch: evaluated, in training, and evaluated again."""
+    config, plan = tiny.config("gpt2"), ParallelPlan()
+    config.resid_pdrop = 0.3
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).double()
+    trainer = Trainer(parallelize(model, plan, mesh_of(plan)), plan, mesh_of(plan), lr=1e-3)
+    first = trainer.evaluate([tiny.batch(0)])["loss"]
+    trained = trainer.backward(*tiny.batch(0)).item()
+    return first, trained, trainer.evaluate([tiny.batch(0)])["loss"]
+
+
+def test_dropout_is_on_in_training_and_off_in_evaluation() -> None:
+    first, trained, again = pool(1).run(turns)[0]
+    assert first == again and abs(trained - first) > 1e-6
+
+
 def masks() -> tuple[list[float], float]:
     torch.manual_seed(3)
     boundary = Boundary(mesh_of(ParallelPlan(tp=2))["tp"])

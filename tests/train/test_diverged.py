@@ -71,12 +71,15 @@ def test_a_run_that_skips_every_step_is_not_done(tmp_path: Path) -> None:
         model.lm_head.weight.mul_(3e4)
     model.save_pretrained(tmp_path / "model")
     flags = {"model": tmp_path / "model", "seq_len": 32, "batch_size": 8, "precision": "fp16"}
-    done = scripts.process(out=tmp_path / "run", steps=4, save=True, **flags)
+    flags |= {"steps": 4, "save": True, "checkpoint_every": 1}
+    done = scripts.process(out=tmp_path / "run", **flags)
     assert done.returncode == 1, done.stdout
     assert "all 4 steps were skipped" in scripts.the_line(done.stderr)
-    assert summary(tmp_path / "run")["status"] == "diverged"
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["skipped_steps"]) == ("diverged", 4)
     assert [line["skipped"] for line in lines(tmp_path / "run")] == [True] * 4
     assert not (tmp_path / "run" / "model").exists()
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -125,6 +125,7 @@ def test_a_file_in_the_way_is_one_line(out: Path) -> None:
     assert done.returncode == 1
     line = scripts.the_line(done.stderr)
     assert line == f"{out / 'metrics.jsonl'} cannot be read or written: Is a directory"
+    assert not (out / "summary.json").exists()  # of a run that was done, and this one is not
 
 
 def test_checkpoints_that_a_link_leads_to_are_the_runs_own(out: Path, tmp_path: Path) -> None:
@@ -164,6 +165,21 @@ def test_what_ended_a_moment_ago_is_not_written_over(two_steps: Path, tmp_path: 
     with pytest.raises(UserError, match="already holds a run"):
         job.claim_folder()
     job.own_folder.close()
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--seed=1", "seed 0, this run has 1"),
+        ("--seq-len=16", "seq_len 32, this run has 16"),
+        ("--template=falcon", "template alpaca, this run has falcon"),
+        ("--no-pack", "pack True, this run has False"),
+    ],
+)
+def test_what_would_be_other_batches_is_refused(out: Path, flag: str, words: str) -> None:
+    flags = ("--layers=1", "--hidden=32", "--heads=2", "--seq-len=32", "--batch-size=4")
+    line = scripts.refusal(*flags, "--resume", "--steps=4", flag, out=out)
+    assert line == f"the checkpoint was made with {words}"
 
 
 def test_another_configuration_of_the_same_sizes_is_refused(out: Path, tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def test_the_same_plan_goes_on_to_the_last_digit(whole, killed, tmp_path) -> Non
     done = scripts.process(ranks=2, out=out, **flags)
     assert done.returncode == 0, done.stderr
     assert losses(out) == whole
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    assert all(line["peak_memory_bytes"] > 0 for line in lines)
     assert names(out) == ["step-00000010", "step-00000020"]
     assert json.loads((out / "summary.json").read_text())["resumed_after"] == 10
 
@@ -244,13 +246,17 @@ def test_what_a_resumed_run_may_change_is_told(tmp_path: Path) -> None:
     flags = SHORT | {"out": tmp_path / "run", "checkpoint_every": 2}
     assert scripts.process(steps=2, **flags).returncode == 0
     flags |= {"resume": True}
-    done = scripts.process(steps=4, lr=5e-4, clip=0.5, precision="bf16", **flags)
+    flags |= {"steps": 4, "lr": 5e-4, "clip": 0.5, "precision": "bf16"}
+    flags |= {"weight_decay": 0.1, "warmup": 1, "lr_schedule": "constant"}
+    done = scripts.process(**flags)
     assert done.returncode == 0, done.stderr
     [told] = [line for line in done.stdout.splitlines() if line.startswith("resumed with")]
     for words in ("lr 0.0005", "clip 0.5", "precision bf16", "steps 4"):
         assert words in told
-    done = scripts.process(steps=4, lr=5e-4, clip=0.5, precision="bf16", **flags)
-    assert "resumed with" not in done.stdout
+    for words in ("weight_decay 0.1", "warmup 1", "lr_schedule constant"):
+        assert words in told
+    done = scripts.process(**flags)  # which is done already
+    assert done.returncode == 0 and "resumed with" not in done.stdout
 
 
 @pytest.mark.exhaustive

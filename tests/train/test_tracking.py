@@ -65,6 +65,15 @@ def test_tensorboard_has_what_metrics_jsonl_has(tmp_path: Path) -> None:
     assert verdict.noted(job) == f"tracked: tensorboard --logdir {out}/tensorboard"
 
 
+def test_tensorboard_forgets_the_steps_after_a_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    for done, values in ((0, [4.0, 3.0, 9.0, 9.0]), (2, [2.0])):
+        tracked = Tracking(["tensorboard"], tmp_path, {}, [], done)
+        for step, loss in enumerate(values, done + 1):
+            tracked.log({"step": step, "loss": loss})
+    assert scalars(tmp_path / "tensorboard")["loss"] == {1: 4.0, 2: 3.0, 3: 2.0}
+
+
 @pytest.mark.slow
 def test_mlflow_has_what_metrics_jsonl_has(tmp_path: Path, monkeypatch) -> None:
     mlflow = pytest.importorskip("mlflow")
@@ -123,8 +132,12 @@ def test_a_tracker_that_cannot_start_costs_a_warning(tmp_path: Path) -> None:
     assert warning.startswith("tensorboard tracks no more: ")
 
 
-@pytest.mark.parametrize("when", ["log", "finish"])
-def test_a_tracker_that_fails_later_is_let_go(tmp_path: Path, monkeypatch, when: str) -> None:
+@pytest.mark.parametrize(
+    ("when", "status", "ended_well"), [("log", "done", True), ("finish", "diverged", False)]
+)
+def test_a_tracker_that_fails_later_is_let_go(
+    tmp_path: Path, monkeypatch, when: str, status: str, ended_well: bool
+) -> None:
     calls: list[tuple] = []
 
     class Sound:
@@ -148,12 +161,17 @@ def test_a_tracker_that_fails_later_is_let_go(tmp_path: Path, monkeypatch, when:
     tracked.log({"step": 1, "loss": 2.0, "mfu": None})
     tracked.log({"step": 2, "loss": 1.0, "mfu": None})
     (tmp_path / "findings.json").write_text('{"findings": [{"words": "slow"}]}')
-    summary = {"world_size": 2, "phases_s": {"train": 1800.0}, "status": "done"}
+    summary = {"world_size": 2, "phases_s": {"train": 1800.0}, "status": status}
     tracked.finish(summary, tmp_path / "findings.json")
     first, second, last = [call for made, *call in calls if made is Sound]
     assert (first, second) == ([1, {"loss": 2.0}], [2, {"loss": 1.0}])
     step, numbers, words, good = last
-    assert (step, numbers["summary.cost.device_hours"], words, good) == (2, 1.0, ["slow"], True)
+    assert (step, numbers["summary.cost.device_hours"], words, good) == (
+        2,
+        1.0,
+        ["slow"],
+        ended_well,
+    )
     assert warnings == ["broken tracks no more: RuntimeError: the disk is full"]
     assert tracked.look == {"sound": "look"}
 

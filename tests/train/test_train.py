@@ -9,11 +9,12 @@ import pytest
 import torch
 import transformers
 
+from helpers.engine.models.configurations import load_config
 from helpers.lab.launch.launch import launch
 from helpers.planner import cost
 from helpers.text.bundled import bundled
 from helpers.text.tokenizer import load_tokenizer
-from helpers.train.job import tokenizer_of
+from helpers.train.job import fit_vocabulary, tokenizer_of
 from tests.support import scripts
 
 pytestmark = pytest.mark.slow
@@ -122,6 +123,15 @@ def test_transformers_loads_what_is_saved(classified) -> None:
     assert theirs(words, add_special_tokens=False)["input_ids"] == own.encode([words])[0]
     again = Namespace(model=str(classified.path / "model"), tokenizer=None)
     assert tokenizer_of(again) == again.model
+
+
+def test_random_weights_have_the_ids_of_the_tokenizer() -> None:
+    config = load_config("gptj-tiny")
+    args = Namespace(model="gptj-tiny", from_scratch=False, task="lm")
+    ids = config.vocab_size + 5
+    fit_vocabulary(config, args, Namespace(vocab_size=ids, end_id=7, begin=[3]))
+    assert (config.vocab_size, config.bos_token_id, config.eos_token_id) == (ids, 3, 7)
+    assert config.pad_token_id is None
 
 
 def test_a_run_starts_from_the_weights_of_a_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import StepResult, Trainer
+from helpers.train.watching import held_out_due, looking, make_watch
 from helpers.watch.history import History, Watched
 from helpers.watch.losses import loss_not_falling, overfitting, poor_initialisation
 from helpers.watch.observe import Observation, Observer, Sums
@@ -239,11 +241,47 @@ def test_a_watched_run_is_the_same_to_the_last_bit() -> None:
     assert watched == plain
 
 
+def test_gradients_are_seen_without_the_loss_scale_of_fp16() -> None:
+    whole, scaled = (
+        pool(1).run(losses_and_first_look, ParallelPlan(precision=precision), "gpt2")[0][1]
+        for precision in ("fp32", "fp16")
+    )
+    for name, one in whole.units.items():
+        assert scaled.units[name].gradient == pytest.approx(one.gradient, rel=0.05)
+
+
 def test_the_commonest_label() -> None:
     labels = torch.full((4, 5), -100)
     labels[:, 4] = torch.tensor([7, 7, 7, 3])
     assert commonest_share(labels) == commonest_share(torch.tensor([7, 7, 7, 3])) == 0.75
     assert commonest_share(torch.zeros(2, 3, dtype=torch.long)) is None
+
+
+def test_a_run_looks_at_its_first_step_and_at_every_nth() -> None:
+    looked, watch = [], Watch(every=4)
+    for done in range(8):
+        trainer = SimpleNamespace(steps_done=done, plan=ParallelPlan(), model=nn.Module())
+        with looking(watch, trainer) as observer:
+            looked += [done + 1] if observer else []
+    assert looked == [1, 4, 8]
+
+
+def test_a_run_looks_at_its_held_out_data_at_every_fifth_look() -> None:
+    watch = Watch(every=4)
+    assert [step for step in range(1, 45) if held_out_due(watch, step)] == [20, 40]
+    assert not held_out_due(None, 20)
+
+
+def test_a_first_loss_is_expected_of_random_weights_alone() -> None:
+    def first_loss(random: bool = True, done: int = 0, adapting: object = None) -> float | None:
+        job = SimpleNamespace(
+            args=SimpleNamespace(watch=10), starts_random=random, adapting=adapting
+        )
+        trainer = SimpleNamespace(steps_done=done, model=SimpleNamespace(vocabulary=100))
+        return make_watch(job, trainer).history.first_loss
+
+    assert first_loss() == pytest.approx(math.log(100))
+    assert first_loss(random=False) is first_loss(done=3) is first_loss(adapting="lora") is None
 
 
 def test_a_run_leaves_what_its_watch_found(tmp_path) -> None:

@@ -64,3 +64,20 @@ def said(differs: str, plan: ParallelPlan) -> str:
 def test_what_differs_between_ranks_is_refused_by_all(differs, words, layout):
     first, second = pool(2).run(said, differs, LAYOUTS[layout])
     assert first == second and words in first and bool(words) == bool(first)
+
+
+def steps_until_refused() -> int:
+    """Steps of a run whose ranks get other batches from the second step on."""
+    plan = ParallelPlan(dp_replicate=2)
+    mesh = mesh_of(plan)
+    model = parallelize(tiny.fresh("llama", torch.float64), plan, mesh)
+    trainer = Trainer(model, plan, mesh, lr=1e-3)
+    trainer.step(*tiny.batch(0, rows=2))
+    with pytest.raises(UserError, match="different batches"):
+        for _ in range(20):
+            trainer.step(*tiny.batch(dist.get_rank(), rows=2))
+    return trainer.steps_done
+
+
+def test_batches_that_differ_later_are_found_at_the_next_comparison() -> None:
+    assert pool(2).run(steps_until_refused) == [10, 10]

@@ -74,6 +74,26 @@ def test_what_no_rank_uses_stays_as_it_is(layout: dict) -> None:
         assert torch.equal(after[name], weight) == name.startswith((UNUSED, USED_ONCE)), name
 
 
+def unchanged_in_a_stage() -> set[str]:
+    """This stage's parameters that two steps leave as they are, where the second has an MLP that
+    does nothing."""
+    plan = ParallelPlan(pp=2, dp_replicate=2)
+    model = parallelize(tiny.fresh("gptj", torch.float64), plan, mesh_of(plan))
+    if mesh_of(plan).get_local_rank("pp") == 1:
+        model.get_submodule(UNUSED).forward = torch.zeros_like
+    trainer = Trainer(model, plan, mesh_of(plan), lr=0.1, weight_decay=0.5)
+    before = {part.name: part.tensor.detach().clone() for part in trainer.parts}
+    for step in range(2):
+        trainer.step(*tiny.batch(step))
+    return {part.name for part in trainer.parts if torch.equal(part.tensor, before[part.name])}
+
+
+def test_what_one_stage_does_not_use_stays_as_it_is() -> None:
+    by_rank = pool(4).run(unchanged_in_a_stage)
+    assert sorted(map(len, by_rank)) == [0, 0, 4, 4]
+    assert all(name.startswith(UNUSED) for names in by_rank for name in names)
+
+
 def used_from(step: int) -> Trainer:
     """A trainer of one process whose second MLP takes part from a step on."""
     model = parallelize(tiny.fresh("gptj", torch.float64), PLAN, mesh_of(PLAN))

@@ -101,14 +101,14 @@ def overflow_is_seen_by_all(plan: ParallelPlan) -> list:
         trainer.model.register_forward_hook(_infinite_loss)
     result = trainer.step(*tiny.batch(0))
     same = all(torch.equal(old, p.tensor) for old, p in zip(before, trainer.parts, strict=True))
-    return [result.skipped, trainer.scaler.scale, trainer.scaler.skipped, same]
+    return [result.skipped, result.scale, trainer.scaler.scale, trainer.scaler.skipped, same]
 
 
 @pytest.mark.parametrize("layout", ("tp2", "ddp2", "zero2", "tp2-zero3", "pp2"))
 def test_an_overflow_on_one_rank_skips_the_step_on_all(layout: str) -> None:
     plan = ParallelPlan(**LAYOUTS[layout], precision="fp16")
     answers = pool(plan.world_size).run(overflow_is_seen_by_all, plan)
-    assert answers == [[True, 2.0**15, 1, True]] * plan.world_size
+    assert answers == [[True, 2.0**16, 2.0**15, 1, True]] * plan.world_size
 
 
 def test_the_scale_grows_and_backs_off() -> None:
