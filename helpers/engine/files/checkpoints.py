@@ -97,7 +97,7 @@ class Checkpoints:
         """
         self.finish()
         state = state_of(trainer)
-        check_finite(trainer.steps_done, state)
+        check_finite(trainer, state)
         facts = {
             "step": trainer.steps_done,
             "plan": trainer.plan.to_dict(),

@@ -103,8 +103,15 @@ def set_updates(trainer: Any, fewer: dict[str, int]) -> None:
             moments["step"].fill_(fewer.get(part.name, whole))
 
 
-def check_finite(step: int, state: dict[str, Tensor]) -> None:
-    bad = [name for name, tensor in state.items() if not is_finite(tensor)]
+def check_finite(trainer: Any, state: dict[str, Tensor]) -> None:
+    """Raise Diverged, on every rank, if a tensor of one's is not finite. Buffers may hold
+    infinities, as masks do."""
+    step, buffers = trainer.steps_done, stored_buffers(trainer.model)
+    bad = [
+        name
+        for name, tensor in state.items()
+        if (tensor.isnan().any() if name in buffers else not is_finite(tensor))
+    ]
     for rank, names in enumerate(over_ranks(bad[:1])):
         if names:
             raise Diverged(

@@ -187,6 +187,31 @@ def test_a_step_that_was_skipped_is_nobodys_update() -> None:
     assert moments["step"] == 1 and fewer_updates(trainer) == {"weight": 1}
 
 
+class Masked(transformers.LlamaForCausalLM):
+    """With a mask that files hold, as classes of people's own have."""
+
+    def __init__(self, config: transformers.LlamaConfig) -> None:
+        super().__init__(config)
+        self.model.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1))
+
+
+def save_masked(folder: Path, number: float) -> bool:
+    plan = ParallelPlan()
+    model = parallelize(Masked(tiny.config("llama")), plan, mesh_of(plan))
+    model.model.mask[0, 0] = number
+    trainer, checkpoints = Trainer(model, plan, mesh_of(plan), lr=tiny.LR), Checkpoints(folder)
+    checkpoints.save(trainer)
+    model.model.mask.zero_()
+    checkpoints.resume(trainer)
+    return bool(model.model.mask.isinf().any())
+
+
+def test_a_mask_may_hold_infinities_and_what_is_no_number_nowhere(tmp_path: Path) -> None:
+    assert pool(1).run(save_masked, tmp_path / "whole", 0.0) == [True]
+    with pytest.raises(AssertionError, match=r"model\.mask on rank 0"):
+        pool(1).run(save_masked, tmp_path / "not", float("nan"))
+
+
 def save_not_finite(folder: Path, what: str) -> str:
     """A checkpoint, and one more after something has gone wrong on the last rank alone."""
     plan = ParallelPlan(pp=2)

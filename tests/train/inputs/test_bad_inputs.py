@@ -16,7 +16,7 @@ import pytest
 from helpers.engine.errors import UserError
 from helpers.train.arguments import parse
 from helpers.train.job import prepare
-from tests.train import bad_inputs
+from tests.train.inputs import bad_inputs
 
 LIMIT_S = 20
 SEED = 20
