@@ -307,11 +307,16 @@ def _wrong_buffer(models: list[nn.Module], truth: Truth) -> str | None:
     """The first of their buffers that the class leaves with other values, by name."""
     limit = TOLERANCE[truth.loss.dtype]
     for name, buffer in itertools.chain(*(model.named_buffers() for model in models)):
-        own, right = (each.double() for each in (buffer, truth.buffers.get(name, buffer)))
+        own, right = map(_wide, (buffer, truth.buffers.get(name, buffer)))
         same = own.shape == right.shape
         if not same or not torch.allclose(own, right, rtol=10 * limit, atol=limit, equal_nan=True):
             return name
     return None
+
+
+def _wide(numbers: Tensor) -> Tensor:
+    """In double precision, whether they are real or complex."""
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float64))
 
 
 def is_same_gradient(actual: Tensor, expected: Tensor, limit: float, largest: Tensor) -> bool:

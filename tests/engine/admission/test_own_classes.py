@@ -174,6 +174,27 @@ class Remembering(transformers.LlamaForCausalLM):
             layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, RunningMean())
 
 
+class RunningTurn(RunningMean):
+    """The same beside the real numbers, as tables of rotary positions have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros((), dtype=torch.complex64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x - self.mean.imag
+        self.mean.imag.lerp_(x.detach().float().mean(), 0.5)
+        return x
+
+
+class RememberingTurns(Remembering):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn[1] = RunningTurn()
+
+
 class Counting(transformers.LlamaForCausalLM):
     """The batches that it has seen."""
 
@@ -270,6 +291,12 @@ CASES = (
         Remembering,
         "again",
         "llama would not be exact under one process with activation=full: its buffer",
+    ),
+    (RememberingTurns, "one", ""),
+    (
+        RememberingTurns,
+        "zero-2",
+        "RememberingTurns changes its buffer model.layers.0.mlp.act_fn.1.mean",
     ),
     (Counting, "zero-2", ""),
     (Counting, "parts", "Counting changes its buffer model.seen with each batch, which pp and"),
