@@ -90,11 +90,12 @@ def test_no_solution_is_in_it_and_it_says_how_to_ask_for_one(number, capsys):
 
 
 @pytest.mark.parametrize("number", sorted(NOTEBOOKS, key=int))
-def test_code_that_a_notebook_shows_is_there(number):
-    text = "\n".join(cell.source for cell in cells(number))
-    for arguments in re.findall(r"^show_source\((.+?)\)$", text, re.MULTILINE):
-        title, code = read_source(*ast.literal_eval(f"({arguments},)"))
-        assert title and code
+def test_a_notebook_stores_the_code_that_it_shows_as_it_stands(number):
+    for cell in cells(number):
+        for arguments in re.findall(r"^show_source\((.+?)\)$", cell.source, re.MULTILINE):
+            title, code = read_source(*ast.literal_eval(f"({arguments},)"))
+            stored = [output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+            assert f"{title}\n\n{code}" in "\n".join(stored), f"render notebook {number} anew"
 
 
 def test_source_is_shown_as_it_stands_in_the_file(capsys):
