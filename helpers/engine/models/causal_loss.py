@@ -175,12 +175,11 @@ def loss_forward(
         loss, logits = _loss_of_logits(made, places, targets, wanted)
     else:
         loss, logits = _loss_of_hidden(model, family, made, places, targets, wanted)
-    cache = getattr(outputs, "cache", None)  # until transformers 5.24: past_key_values
-    cache = getattr(outputs, "past_key_values", None) if cache is None else cache
+    cache = "cache" if hasattr(outputs, "cache") else "past_key_values"  # until transformers 5.24
     result = CausalLMOutputWithPast(
         loss / (targets.numel() if num_items_in_batch is None else num_items_in_batch),
         logits,
-        cache,
+        getattr(outputs, cache, None),
         hidden_states=getattr(outputs, "hidden_states", None),
         attentions=getattr(outputs, "attentions", None),
     )
