@@ -2,11 +2,13 @@
 
 import json
 import sys
+from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +26,9 @@ from helpers.planner.measure import gpu_state, health, health_verdict
 from helpers.planner.measure.health import RankHealth, rounds
 from helpers.planner.measure.health_verdict import expected_rates, judge
 from helpers.train.arguments import parse
+from helpers.train.preflight import preflight
 from tests.support import scripts
+from tests.support.ranks import pool
 
 RATES = {"product": 5e10, "memory": 8e9, "disk write": 5e8, "disk read": 1e9, "all-reduce": 4e8}
 GPU = dict(
@@ -266,9 +270,9 @@ def test_cluster_scripts_pass_it_on() -> None:
     assert parse(warned.words[1:]).preflight == "warn"
 
 
-@pytest.mark.slow
-def test_a_preflight_that_warns(tmp_path: Path) -> None:
-    """Real ranks, held against a record that no machine reaches."""
+@pytest.fixture
+def dream(tmp_path: Path) -> Path:
+    """A record that no machine reaches."""
     record = {
         "name": "dream",
         "nodes": 1,
@@ -282,9 +286,27 @@ def test_a_preflight_that_warns(tmp_path: Path) -> None:
     }
     path = tmp_path / "record.json"
     path.write_text(json.dumps({"cluster": record}))
+    return path
+
+
+def warnings(says: str | None, record: Path) -> list[str]:
+    args = Namespace(preflight=says, preflight_record=record, out=record.parent)
+    return preflight(args, torch.device("cpu"))
+
+
+def test_what_a_record_alone_says_is_no_reason_to_refuse(dream: Path) -> None:
+    """One rank has no peer to be slower than."""
+    for says in ("refuse", "warn"):
+        [found] = pool(1).run(warnings, says, dream)
+        assert found and all(one.startswith("preflight: rank 0 (") for one in found)
+    assert pool(1).run(warnings, None, dream) == [[]]
+
+
+@pytest.mark.slow
+def test_a_preflight_that_warns(dream: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = scripts.process(
-        ranks=2, dp_replicate=2, out=out, preflight="warn", preflight_record=path, **SMALL
+        ranks=2, dp_replicate=2, out=out, preflight="warn", preflight_record=dream, **SMALL
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
