@@ -43,7 +43,7 @@ def _is_split(path: str, family: Family, config: Any) -> bool:
     inner = path.removeprefix(prefix).partition(".")[2] if path.startswith(prefix) else ""
     if family.parallel_residual(config):
         return inner != ""
-    return any(inner.startswith(f"{sublayer}.") for sublayer in family.sublayers)
+    return any(inner.startswith(f"{path}.") for path in (*family.sublayers, *family.experts))
 
 
 def _has_hooks(module: nn.Module) -> bool:

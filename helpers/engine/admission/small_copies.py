@@ -23,8 +23,6 @@ SIZES = {
     # layers that are called again, or whose inputs are read once more, further on in the model
     "n_layers_per_attn_res_block loop_layer_index_start n_input_layers n_output_layers": 1,
     "loop_layer_index_end n_recurrent_layers": 2,
-    "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size": MLP,
-    "moe_layer_ffn_hidden_size moe_shared_expert_intermediate_size moe_ffn_hidden_size": MLP,
     "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim": HEAD,
     "index_head_dim linear_head_dim linear_key_head_dim linear_value_head_dim": HEAD,
     "qk_head_dim": 2 * HEAD,
@@ -36,6 +34,11 @@ SIZES = {
     "decoder_vocab_size vocab_size_per_layer_input entity_vocab_size": VOCABULARY,
     "hidden_size_per_layer_input": HEAD,
 }
+# of a model's experts, each of which the ranks of tp split
+EXPERT_WIDTHS = (
+    "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size "
+    "moe_layer_ffn_hidden_size moe_shared_expert_intermediate_size moe_ffn_hidden_size"
+)
 # tokens from which on a layer does something else, which a short row must come to
 REACHES = ("attention_chunk_size", "floor_scale", "keep_window_size")
 # weights of what a class adds to its loss, if its configuration says so
@@ -104,7 +107,8 @@ def _few_words(config: Any, tp: int, each: int) -> None:
 
 
 def _small_parts(config: Any, tp: int, each: int) -> None:
-    for names, size in SIZES.items():
+    sizes = SIZES | {EXPERT_WIDTHS: MLP * tp}
+    for names, size in sizes.items():
         for name in names.split():
             if _counts(config, name) and getattr(config, name) > size:
                 setattr(config, name, size)

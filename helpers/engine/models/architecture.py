@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .block_rules import BlockRules, block_rules
+from .block_rules import BlockRules, block_rules, expert_cuts
 from .families import RECORDS, Family, kv_heads, mlp_width
 from .overrides import fewer_layers
 
@@ -52,7 +52,8 @@ def candidates(model: nn.Module, tp: int, cp: int = 1) -> list[Family]:
     elif not first.recorded:
         attention, rest = split_rules(model)
         first = discover(model, attention | rest)
-        less = [way for part in (attention, rest) if (way := discover(model, part)).splits]
+        parts = (attention | replace(rest, experts=()), attention, rest)
+        less = [way for part in parts if (way := discover(model, part)).splits]
     whole = [replace(way, whole_logits=True, head=None, top=None) for way in less]
     ways = [way for way in (first, *less, *whole) if way.attention or cp == 1]
     if not ways:
@@ -215,13 +216,14 @@ def _last_norm(model: nn.Module, blocks: str) -> str | None:
 def check_tensor_degree(config: Any, tp: int) -> None:
     """Raise a UserError if the model's heads or MLP width cannot be split over `tp` ranks."""
     record, text = RECORDS.get(config.model_type), text_config(config)
-    rules = record or _rules_by(Same.of(config))
+    rules, widths = (record, ()) if record else _rules_by(Same.of(config))
     name = record.name if record else config.model_type
-    if not rules.row:
+    if not (rules.row or rules.experts):
         known = ", ".join(one.name for one in RECORDS.values())
         raise UserError(
             f"{name} cannot be split by tp: there is no record of it here, and its blocks have "
-            "neither queries, keys and values nor an MLP that it could be done by; dp_shard and "
+            "neither queries, keys and values nor an MLP or experts that it could be done by; "
+            "dp_shard and "
             f"dp_replicate work with it (tp with {known} and models like Llama)"
         )
     if rules.attention:
@@ -229,6 +231,9 @@ def check_tensor_degree(config: Any, tp: int) -> None:
     width = mlp_width(text)
     if (record or len(rules.row) > bool(rules.attention)) and width % tp:
         raise UserError(f"tp={tp} does not divide {name}'s MLP width {width}")
+    for width in widths:
+        if width % tp:
+            raise UserError(f"tp={tp} does not divide the width {width} of {name}'s experts")
 
 
 @dataclass(frozen=True)
@@ -244,17 +249,30 @@ class Same:
 
 
 @lru_cache(maxsize=256)
-def _rules_by(same: Same) -> BlockRules:
-    """What tp can split, where there is but a configuration: found in a model of few layers."""
+def _rules_by(same: Same) -> tuple[BlockRules, tuple[int, ...]]:
+    """What tp can split, where there is but a configuration, and the widths of experts: found in a
+    model of few layers."""
     import transformers
 
     for auto in (transformers.AutoModel, transformers.AutoModelForCausalLM):
         small = copy.deepcopy(same.config)
         with suppress(Exception), torch.device("meta"):  # each class has its own complaints
             fewer_layers(text_config(small))
-            attention, rest = split_rules(auto.from_config(small, trust_remote_code=False))
-            return attention | rest
-    return BlockRules()
+            model = auto.from_config(small, trust_remote_code=False)
+            attention, rest = split_rules(model)
+            return attention | rest, expert_widths(model)
+    return BlockRules(), ()
+
+
+def expert_widths(model: nn.Module) -> tuple[int, ...]:
+    """Widths of the middles of a model's experts, each once."""
+    widths = {
+        getattr(module, name).shape[cut.dim] // cut.parts
+        for module in model.modules()
+        for name, cut in expert_cuts(module).items()
+        if cut.dim is not None
+    }
+    return tuple(sorted(widths))
 
 
 def _check_heads(config: Any, tp: int, name: str) -> None:

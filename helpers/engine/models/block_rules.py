@@ -3,16 +3,17 @@
     q_proj k_proj v_proj | o_proj        by the names of queries, keys and values
     q_b_proj kv_b_proj   | o_proj        the same out of low ranks, into which layers stay whole
     gate_proj up_proj    | down_proj     by shape: out of the hidden width, and back into it
+    experts' gate_up_proj | down_proj    by what transformers' interface of experts says of them
 
-What has none of these (experts, state spaces) stays whole on each rank. A name can mislead, so what
-is found here is not believed but tried: see the room admission.
+What has none of these (older classes' experts, state spaces) stays whole on each rank. A name can
+mislead, so what is found here is not believed but tried: see the room admission.
 
 Source of the low ranks: DeepSeek-AI 2024, DeepSeek-V2, section 2.1.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -42,6 +43,7 @@ class BlockRules:
     gathered: tuple[str, ...] = ()
     per_head: tuple[str, ...] = ()
     row: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
 
     def __or__(self, other: "BlockRules") -> "BlockRules":
         """What either says, in order, each path once."""
@@ -73,7 +75,38 @@ def block_rules(blocks: Iterable[nn.Module], config: Any) -> tuple[BlockRules, B
         others = {path: layer for path, layer in linears.items() if ATTENTION not in path}
         for mlp in _mlps(block, others, config):
             rest |= mlp
+        rest |= BlockRules(
+            experts=tuple(path for path, m in block.named_modules() if expert_cuts(m))
+        )
     return attention, rest
+
+
+class Cut(NamedTuple):
+    """How tp splits one tensor of all experts' weights or biases.
+
+    dim: the width of an expert's middle, by which it is split; None of a bias after the sum.
+    parts: of one size that lie one after another along it, 2 of a gate and what it gates.
+    """
+
+    dim: int | None
+    parts: int = 1
+
+
+def expert_cuts(module: nn.Module) -> dict[str, Cut]:
+    """Of a module that holds all experts' matrices, by name, [experts, out, in] or with in before
+    out; of any other module nothing.
+
+    Source: transformers' interface of experts, integrations/moe.py: what its decorator says.
+    """
+    if not hasattr(module, "is_concatenated") or getattr(module, "has_post_expert_norm", False):
+        return {}
+    out, into = (2, 1) if module.is_transposed else (1, 2)
+    parts = 2 if module.has_gate and module.is_concatenated else 1
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    cuts = {up: Cut(out, parts), "down_proj": Cut(into)}
+    if module.has_bias:
+        cuts |= {f"{up}_bias": Cut(1, parts), "down_proj_bias": Cut(None)}
+    return cuts if cuts.keys() == dict(module.named_parameters()).keys() else {}
 
 
 def _attention(block: nn.Module, linears: dict[str, nn.Linear], config: Any) -> BlockRules:

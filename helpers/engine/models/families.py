@@ -26,6 +26,8 @@ class Family:
         gathered: column layers of all queries, then keys, then values, with fewer heads of these:
             no split of rows gives a rank its heads, so ranks gather the rows that they share.
         per_head: the attention's own parameters that have a number for each head, as sinks.
+        experts: modules that hold the matrices of all experts, split by each expert's width; what
+            comes into them crosses the boundary, and what they give crosses it back.
     `forwards`: block path to a forward of our own, always bound.
     `parallel_residual`: of a configuration, are attention and MLP added to one residual together?
     `parallel_forward`: the block's forward where they do.
@@ -50,6 +52,7 @@ class Family:
     shared_kv: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
     per_head: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
     top: str | None = None
     forwards: dict[str, Callable] = field(default_factory=dict)
     parallel_residual: Callable[[Any], bool] = lambda config: False
@@ -61,7 +64,7 @@ class Family:
     @property
     def splits(self) -> bool:
         """Is there a layer that tp splits? Such a family has attention by models/attention.py."""
-        return bool(self.row)
+        return bool(self.row or self.experts)
 
     @property
     def split_layers(self) -> tuple[str, ...]:

@@ -15,24 +15,28 @@ from ..errors import UserError
 
 def view_in_parts(model: nn.Module, layer: nn.Module, path: str, parts: int) -> None:
     """Hold [parts * out, in] as [parts, out, in], and transformers' Conv1D [in, parts * out] as
-    [in, parts, out], in which each part can be split; no memory moves.
+    [in, parts, out], in which each part can be split; no memory moves."""
+    dim = 0 if isinstance(layer, nn.Linear) else -1
+    for name in ("weight", "bias"):
+        if getattr(layer, name) is not None:
+            fold(model, layer, path, name, dim, parts)
+
+
+def fold(model: nn.Module, module: nn.Module, path: str, name: str, dim: int, parts: int) -> None:
+    """Hold a parameter of the module at `path` with its dim [parts * n] as two, [parts, n].
 
     Raises:
         UserError: somebody waits for the gradient of a parameter that is replaced.
     """
-    for name in ("weight", "bias"):
-        parameter = getattr(layer, name)
-        if parameter is None:
-            continue
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise UserError(
-                f"{path}.{name} has a hook on its gradient, which laying the model out would drop: "
-                "register it afterwards"
-            )
-        model.stored_shapes[f"{path}.{name}"] = parameter.shape
-        dim = 0 if isinstance(layer, nn.Linear) else -1
-        folded = parameter.detach().unflatten(dim, (parts, -1))
-        setattr(layer, name, nn.Parameter(folded, requires_grad=parameter.requires_grad))
+    parameter = getattr(module, name)
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        raise UserError(
+            f"{path}.{name} has a hook on its gradient, which laying the model out would drop: "
+            "register it afterwards"
+        )
+    model.stored_shapes[f"{path}.{name}"] = parameter.shape
+    folded = parameter.detach().unflatten(dim, (parts, -1))
+    setattr(module, name, nn.Parameter(folded, requires_grad=parameter.requires_grad))
 
 
 def unfold(model: nn.Module) -> None:

@@ -17,6 +17,7 @@ from . import layers
 from .boundary import Boundary
 from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
+from .experts import split_experts
 from .in_parts import as_held, as_stored, view_in_parts
 from .layers import CONV1D, LINEAR, bind
 from .partial_gradients import inside, mark, mark_inside, mark_outside
@@ -103,6 +104,9 @@ def split_block(
         _share_rows(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
+    experts = _present(block, family, family.experts) if boundary.size > 1 else []
+    for path in experts:
+        split_experts(model, find(block, path, family), boundary, f"{prefix}.{path}")
     if boundary.size > 1:
         _deal_out(block, family.per_head, boundary)
     here = [path for path in family.sublayers if has_split(block, family, path)]
@@ -119,7 +123,7 @@ def split_block(
         _draw_own_dropout(block, boundary)
     if boundary.size > 1:
         mark_inside(model, family, boundary, block, prefix, here)
-        mark_outside(model, family, boundary, block, prefix, here)
+        mark_outside(model, family, boundary, block, prefix, [*here, *experts])
 
 
 def _deal_out(block: nn.Module, per_head: Iterable[str], boundary: Boundary) -> None:

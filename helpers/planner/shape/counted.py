@@ -19,7 +19,8 @@ from torch import nn
 
 from helpers.engine.admission.admitted import check_alone
 from helpers.engine.errors import UserError, need
-from helpers.engine.models.architecture import Same, candidates, common_parent, text_config
+from helpers.engine.models.architecture import Same, candidates, common_parent, has, text_config
+from helpers.engine.models.block_rules import Cut, expert_cuts
 from helpers.engine.models.configurations import longest_row
 from helpers.engine.models.families import Family, kv_heads
 from helpers.engine.parallelize import lay_out
@@ -122,7 +123,7 @@ def shape_of(model: nn.Module) -> Shape:
         block=found[largest],
         block_norm=len(norms) * hidden,
         final_norm=sum(parameter.numel() for parameter in last.parameters()),
-        reductions=1 if family.parallel_residual(model.config) else 2,
+        reductions=_regions(blocks[largest], family, model.config),
         tied=tied,
         longest=longest_row(config),
         window=_window(config),
@@ -139,6 +140,15 @@ def shape_of(model: nn.Module) -> Shape:
     shape = replace(shape, kinds=kinds, kind_of=kind_of)
     mix = mix_of(shape, range(shape.layers))
     return replace(shape, block=mean_block(kinds, mix), mix=mix)
+
+
+def _regions(block: nn.Module, family: Family, config: Any) -> int:
+    """How often work goes into what tp splits of a block, and out of it again: of a class that tp
+    splits in part as often as of one that it splits."""
+    if family.parallel_residual(config):
+        return 1
+    here = [sublayer for sublayer in family.sublayers if has_split(block, family, sublayer)]
+    return max(2, len(here) + sum(has(block, path) for path in family.experts))
 
 
 def _key_width(config: Any) -> int:
@@ -158,6 +168,8 @@ def _held(block: nn.Module, family: Family, config: Any) -> Iterator[Held]:
         around = next((one for one in here if inside(owner, one)), None)
         if owner in family.split_layers:
             yield _of_layer(block.get_submodule(owner), owner, name, family)
+        elif owner in family.experts:
+            yield _of_experts(parameter, expert_cuts(block.get_submodule(owner))[name])
         elif around is None:
             yield Held(sizes, None, OUTSIDE)
         elif path in family.per_head:
@@ -181,6 +193,12 @@ def _of_layer(layer: nn.Module, path: str, name: str, family: Family) -> Held:
         sizes = getattr(layer, name).unflatten(dim, (parts, -1)).shape
     _, cuts = (LINEAR if linear else CONV1D)[kind]
     return Held(tuple(sizes), cuts.get(name))
+
+
+def _of_experts(parameter: torch.Tensor, cut: Cut) -> Held:
+    if cut.parts == 1:
+        return Held(tuple(parameter.shape), cut.dim)
+    return Held(tuple(parameter.unflatten(cut.dim, (cut.parts, -1)).shape), cut.dim + 1)
 
 
 def _ends(model: nn.Module, family: Family) -> tuple[tuple[Held, ...], tuple[Held, ...], bool]:

@@ -44,7 +44,8 @@ class Shape:
     block: the linear layers of one block; block_norm: its normalisation parameters, of a class that
         was counted their scales.
     reductions: all-reduces that a block needs in each direction under tensor parallelism: 1 where
-        attention and MLP read the same input and are summed before the residual, else 2.
+        attention and MLP read the same input and are summed before the residual, else 2, or 3 where
+        it has experts and one beside them that every token goes through.
     capped: do logits go through a softcap?
     longest: tokens of a sequence at most; 0 where there is no such limit.
     window: tokens that the narrowest of its layers sees at most; 0 where all see every earlier one.

@@ -15,7 +15,7 @@ from helpers.engine.admission.admitted import admitted_kind, kind_of
 from helpers.engine.admission.small_copies import small_configs, small_heads
 from helpers.engine.admission.trial import Trial
 from helpers.engine.admission.truth import LARGEST
-from helpers.engine.models.architecture import family_of
+from helpers.engine.models.architecture import expert_widths, family_of
 from helpers.engine.parallelize import lay_out
 from helpers.engine.plan import ParallelPlan
 from tests.support.matrix import part
@@ -78,6 +78,13 @@ def test_noise_of_a_router_is_no_difference() -> None:
     model = on_meta(transformers.AutoConfig.for_model("phimoe"))
     assert model.config.router_jitter_noise > 0
     admitted_kind(kind_of(model), ParallelPlan(), (None, None), "cpu", lay_out)
+
+
+@pytest.mark.parametrize("model_type", ("qwen2_moe", "deepseek_v3", "mixtral"))
+def test_experts_of_a_copy_are_wide_enough_for_the_ranks(model_type: str) -> None:
+    """They were as wide whatever tp was, and tp=16 refused."""
+    small = next(small_configs(transformers.AutoConfig.for_model(model_type), 16, 1))
+    assert [width % 16 for width in expert_widths(on_meta(small))] == [0]
 
 
 KINDS = ("deepseek_v3", "jamba", "qwen3_next", "recurrent_gemma", "bamba", "nemotron_h", "gemma3")

@@ -1,0 +1,66 @@
+"""Experts over the tensor axis: of every expert each rank has a part of its width.
+
+    gate_up_proj  [experts, 2, width/tp, hidden]    split by output, within gate and up
+    down_proj     [experts, hidden, width/tp]       split by input: partial sums
+
+    tokens, their experts and weights --enter--> the class's own forward --leave--> sums
+
+The router stays outside, so every rank sends each token to the same experts, and has as much work
+as any other however uneven the experts' shares of the tokens are.
+
+Source: Shoeybi et al. 2019, Megatron-LM, section 3, for each expert's MLP.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from ..models.block_rules import expert_cuts
+from .boundary import Boundary
+from .collectives import share
+from .in_parts import fold
+from .layers import bind
+from .shards import local, shard_parameter
+
+
+class OfRank:
+    """A module whose parameters are a rank's part of them; all else is its own."""
+
+    def __init__(self, module: nn.Module, parameters: dict[str, Tensor]) -> None:
+        self.module, self.parameters = module, parameters
+
+    def __getattr__(self, name: str) -> Any:
+        return self.parameters[name] if name in self.parameters else getattr(self.module, name)
+
+
+def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path: str) -> None:
+    """Split the matrices of a module that holds all experts', and let its work cross the boundary.
+    Their width must have a part of one size for each rank, see check_tensor_degree."""
+    for name, (dim, parts) in expert_cuts(experts).items():
+        if dim is None:
+            continue
+        if parts > 1:
+            fold(model, experts, path, name, dim, parts)
+        shard_parameter(experts, name, boundary.mesh, dim + (parts > 1))
+    bind(experts, experts_over_ranks, boundary)
+
+
+def experts_over_ranks(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    """What the class's own forward makes of this rank's part of each expert, and the others' make
+    of theirs: hidden states [tokens, hidden] for hidden states, a token's experts and weights
+    [tokens, chosen]."""
+    args, kwargs = tree_map_only(Tensor, self.boundary.enter, (args, kwargs))
+    return self.boundary.leave(type(self).forward(OfRank(self, _own(self)), *args, **kwargs))
+
+
+def _own(experts: nn.Module) -> dict[str, Tensor]:
+    """This rank's part of each parameter in the shape that the class knows. What is added after the
+    sum is added once: as one of tp equal shares."""
+    own = {name: local(parameter) for name, parameter in experts.named_parameters()}
+    for name, (dim, parts) in expert_cuts(experts).items():
+        if dim is None:
+            own[name] = share(own[name], experts.boundary.size)
+        elif parts > 1:
+            own[name] = own[name].flatten(dim, dim + 1)
+    return own

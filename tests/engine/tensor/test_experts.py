@@ -1,0 +1,145 @@
+"""Experts under tensor parallelism: a rank has its part of every one, and the sum is the whole."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("transformers")
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from helpers.engine.errors import UserError
+from helpers.engine.models.block_rules import expert_cuts
+from helpers.engine.parallelize import parallelize
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor.experts import OfRank, experts_over_ranks
+from helpers.engine.tensor.shards import local
+from tests.support.ranks import mesh_of, pool
+from tests.support.scripts import script
+
+models = script("docs/models")
+FORMS = {
+    "mixtral": "a gate, and after it what it gates",
+    "gpt_oss": "the two in turns, [in, out], biases",
+    "aria_text": "one after the other, [in, out]",
+    "nemotron_h": "no gate",
+    "qwen2_moe": "an expert beside them that every token goes through",
+    "deepseek_v3": "a first block without experts",
+    "zaya": "nothing but experts that tp splits",
+}
+SEQUENCE_PARALLEL = [one for one in FORMS if one not in ("nemotron_h", "zaya")]
+
+
+def experts_of(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if expert_cuts(module)]
+
+
+def part_of_each(model_type: str, plan: ParallelPlan) -> tuple[str, set[float]]:
+    """On a rank: is the model exact, and which part of the numbers that are split has it?"""
+    model, mesh = models.small_model(model_type), mesh_of(plan)
+    verdict = models.verdict(models.small_model(model_type), plan, mesh)
+    parallelize(model, plan, mesh)
+    parts = {
+        local(parameter).numel() / parameter.numel()
+        for experts in experts_of(model)
+        for parameter in experts.parameters()
+        if isinstance(parameter, DTensor)
+    }
+    return verdict, parts
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sequence_parallel"),
+    [(one, False) for one in FORMS] + [(one, True) for one in SEQUENCE_PARALLEL],
+)
+def test_every_rank_has_a_part_of_every_expert(model_type: str, sequence_parallel: bool) -> None:
+    plan = ParallelPlan(tp=2, sequence_parallel=sequence_parallel)
+    assert set(map(repr, pool(2).run(part_of_each, model_type, plan))) == {"('exact', {0.5})"}
+
+
+BESIDE = {
+    "tp=4": {"tp": 4},
+    "zero-1": {"tp": 2, "dp_shard": 2, "zero_stage": 1},
+    "zero-3": {"tp": 2, "dp_shard": 2},
+    "pipeline": {"tp": 2, "pp": 2, "schedule": "zero-bubble"},
+    "context": {"tp": 2, "cp": 2},
+    "recomputing": {"tp": 2, "activation": "full", "sequence_parallel": True},
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_other_axes_beside_them(name: str) -> None:
+    plan = ParallelPlan(**BESIDE[name])
+    model_type = "gpt_oss" if plan.cp == 1 else "mixtral"
+    answers = pool(plan.world_size).run(part_of_each, model_type, plan)
+    assert {verdict for verdict, _ in answers} == {"exact"}
+    assert all(parts for _, parts in answers)
+
+
+def columns(rank_count: int) -> bool:
+    """On a rank: has it of each expert's gate and of what that gates the same columns?"""
+    plan = ParallelPlan(tp=rank_count)
+    plain, model = models.small_model("mixtral"), models.small_model("mixtral")
+    model.load_state_dict(plain.state_dict())
+    mesh = mesh_of(plan)
+    parallelize(model, plan, mesh)
+    rank = mesh.get_local_rank("tp")
+    (whole, *_), (split, *_) = experts_of(plain), experts_of(model)
+    gate, up = whole.gate_up_proj.chunk(2, 1)
+    own = torch.stack([x.chunk(rank_count, 1)[rank] for x in (gate, up)], 1)
+    down = whole.down_proj.chunk(rank_count, 2)[rank]
+    return torch.equal(local(split.gate_up_proj), own) and torch.equal(local(split.down_proj), down)
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_gate_and_gated_are_cut_alike(ranks: int) -> None:
+    assert all(pool(ranks).run(columns, ranks))
+
+
+def weights_past_the_boundary(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor):
+    """A router whose gradient is one rank's term of it."""
+    hidden = self.boundary.enter(hidden)
+    own = {name: local(parameter) for name, parameter in self.named_parameters()}
+    out = type(self).forward(OfRank(self, own), hidden, chosen, weights)
+    return self.boundary.leave(out)
+
+
+def bias_of_every_rank(self: nn.Module, *args: Any) -> Tensor:
+    with patch("helpers.engine.tensor.experts.share", lambda bias, ranks: bias):
+        return experts_over_ranks(self, *args)
+
+
+FAULTS = {weights_past_the_boundary.__name__: weights_past_the_boundary}
+FAULTS[bias_of_every_rank.__name__] = bias_of_every_rank
+
+
+def split_with(fault: str) -> tuple[bool, int]:
+    """On a rank that splits experts in a wrong way: does the model have them whole, and exact?"""
+    from helpers.engine.admission.admitted import admitted_kind
+
+    plan = ParallelPlan(tp=2)
+    admitted_kind.cache_clear()
+    with patch("helpers.engine.tensor.experts.experts_over_ranks", FAULTS[fault]):
+        model = parallelize(models.small_model("gpt_oss"), plan, mesh_of(plan))
+    admitted_kind.cache_clear()
+    whole = not any(isinstance(p, DTensor) for one in experts_of(model) for p in one.parameters())
+    return whole, len(model.family.row)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_not_exact_is_not_split(fault: str) -> None:
+    for whole, split_layers in pool(2).run(split_with, fault):
+        assert whole and split_layers == 1  # attention is split all the same
+
+
+def test_a_width_that_ranks_do_not_divide_is_refused() -> None:
+    config = transformers.Qwen3MoeConfig(
+        num_attention_heads=6, num_key_value_heads=6, intermediate_size=96, moe_intermediate_size=32
+    )
+    ParallelPlan(tp=2).validate(config)
+    with pytest.raises(UserError) as refused:
+        ParallelPlan(tp=3).validate(config)
+    assert str(refused.value) == "tp=3 does not divide the width 32 of qwen3_moe's experts"
