@@ -21,7 +21,7 @@ from .boundary import Boundary
 from .collectives import share
 from .in_parts import fold
 from .layers import bind
-from .shards import local, shard_parameter
+from .shards import local
 
 
 class OfRank:
@@ -37,13 +37,14 @@ class OfRank:
 def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path: str) -> None:
     """Split the matrices of a module that holds all experts', and let its work cross the boundary.
     Their width must have a part of one size for each rank, see check_tensor_degree."""
+    dims = {}
     for name, (dim, parts) in expert_cuts(experts).items():
         if dim is None:
             continue
         if parts > 1:
             fold(model, experts, path, name, dim, parts)
-        shard_parameter(experts, name, boundary.mesh, dim + (parts > 1))
-    bind(experts, experts_over_ranks, boundary)
+        dims[name] = dim + (parts > 1)
+    bind(experts, experts_over_ranks, boundary, **dims)
 
 
 def experts_over_ranks(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
@@ -61,6 +62,6 @@ def _own(experts: nn.Module) -> dict[str, Tensor]:
     for name, (dim, parts) in expert_cuts(experts).items():
         if dim is None:
             own[name] = share(own[name], experts.boundary.size)
-        elif parts > 1:
-            own[name] = own[name].flatten(dim, dim + 1)
+        elif parts > 1:  # where nothing is split it is held as files have it
+            own[name] = own[name].flatten(dim, own[name].dim() - 3 + dim)
     return own

@@ -104,7 +104,7 @@ def split_block(
         _share_rows(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
-    experts = _present(block, family, family.experts) if boundary.size > 1 else []
+    experts = _present(block, family, family.experts)
     for path in experts:
         split_experts(model, find(block, path, family), boundary, f"{prefix}.{path}")
     if boundary.size > 1:

@@ -1,5 +1,6 @@
 """Experts under tensor parallelism: a rank has its part of every one, and the sum is the whole."""
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from helpers.engine.errors import UserError
+from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.models.block_rules import expert_cuts
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.experts import OfRank, experts_over_ranks
 from helpers.engine.tensor.shards import local
+from helpers.engine.trainer import Trainer
+from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 from tests.support.scripts import script
 
@@ -77,6 +81,36 @@ def test_other_axes_beside_them(name: str) -> None:
     answers = pool(plan.world_size).run(part_of_each, model_type, plan)
     assert {verdict for verdict, _ in answers} == {"exact"}
     assert all(parts for _, parts in answers)
+
+
+def saved(model_type: str, plan: ParallelPlan, folder: Path) -> None:
+    Checkpoints(folder).save(trained(model_type, plan, steps=2))
+
+
+def trained(model_type: str, plan: ParallelPlan, steps: int) -> Trainer:
+    mesh = mesh_of(plan)
+    trainer = Trainer(parallelize(models.small_model(model_type), plan, mesh), plan, mesh, lr=1e-3)
+    for step in range(steps):
+        trainer.step(*tiny.batch(step))
+    return trainer
+
+
+def next_losses(model_type: str, plan: ParallelPlan, folder: Path | None) -> list[float]:
+    trainer = trained(model_type, plan, steps=0 if folder else 2)
+    if folder:
+        Checkpoints(folder).resume(trainer)
+    return [trainer.step(*tiny.batch(step)).loss for step in (2, 3)]
+
+
+@pytest.mark.parametrize("then", ("", "tp=2", "zero-1", "zero-3", "pipeline"))
+@pytest.mark.parametrize("first", ("", "zero-1", "zero-3"))
+def test_a_checkpoint_goes_on_under_another_plan(first: str, then: str, tmp_path: Path) -> None:
+    plans = BESIDE | {"": {}, "tp=2": {"tp": 2}}
+    before, after = (ParallelPlan(**plans[name]) for name in (first, then))
+    [expected] = pool(1).run(next_losses, "mixtral", ParallelPlan(), None)
+    pool(before.world_size).run(saved, "mixtral", before, tmp_path)
+    for losses in pool(after.world_size).run(next_losses, "mixtral", after, tmp_path):
+        assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def columns(rank_count: int) -> bool:
