@@ -267,8 +267,18 @@ class Trainer:
         gradients[name].add_(messages.swap(gradients[name], peer))
 
     def update(self, gradients: dict[str, Tensor]) -> None:
-        """One optimizer step with these gradients of the parts."""
+        """One optimizer step with these gradients of the parts, by name.
+
+        Raises:
+            UserError: one is of no parameter that trains; in a pipeline it may be another rank's.
+        """
         check_changed(self.lr, self.clip)
+        unknown = gradients.keys() - {part.name for part in self.parts}
+        if unknown and self.plan.pp == 1:
+            raise UserError(
+                f"no parameter that trains is called {min(unknown)}: name gradients as "
+                "trainer.gradients() does"
+            )
         self.settle()  # what arrives later would put the values before in the place of the new ones
         self.last_lr = set_lr(self.optimizer, self.last_lr, self.lr * self._lr_factor())
         for part in self.parts:

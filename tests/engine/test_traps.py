@@ -176,6 +176,25 @@ def test_the_gradient_norm_counts_replicated_parameters_once() -> None:
         assert pool(4).run(norm_counted_once, plan)[0] == pytest.approx(truth, rel=1e-12)
 
 
+def strange_gradients(name: str) -> None:
+    plan, some = ParallelPlan(), "transformer.h.0.ln_1.weight"
+    model = laid_out("gpt2", plan)
+    model.transformer.wpe.requires_grad_(False)
+    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    trainer.backward(*tiny.batch(0))
+    gradients, before = trainer.gradients(), model.get_parameter(some).clone()
+    with pytest.raises(UserError, match=f"no parameter that trains is called {name}: name"):
+        trainer.update(gradients | {name: torch.zeros(1)})
+    assert torch.equal(model.get_parameter(some), before)
+    trainer.update({some: gradients[some]})  # some of them are enough
+    assert not torch.equal(model.get_parameter(some), before)
+
+
+@pytest.mark.parametrize("name", ("module.lm_head.weight", "transformer.wpe.weight"))
+def test_gradients_of_nothing_that_trains_are_refused(name: str) -> None:
+    pool(1).run(strange_gradients, name)
+
+
 # Data ranks
 
 

@@ -93,6 +93,22 @@ def test_mlflow_has_what_metrics_jsonl_has(tmp_path: Path, monkeypatch) -> None:
     assert run.data.tags["findings"] == "none"
 
 
+def test_mlflow_has_every_fact_and_how_a_run_ended(tmp_path: Path, monkeypatch) -> None:
+    """Of more facts than it takes in a batch."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    facts, warnings = {f"fact{number}": number for number in range(250)}, []
+    tracked = Tracking(["mlflow"], tmp_path / "run", facts, warnings)
+    tracked.log({"step": 3, "loss": 9.0})
+    summary = {"world_size": 1, "phases_s": {"train": 1.0}, "status": "diverged"}
+    tracked.finish(summary, tmp_path / "findings.json")
+    client = mlflow.MlflowClient()
+    [run] = client.search_runs([client.get_experiment_by_name("helpers").experiment_id])
+    assert run.info.status == "FAILED" and warnings == []
+    assert run.data.params == {name: str(value) for name, value in facts.items()}
+    assert [one.step for one in client.get_metric_history(run.info.run_id, "loss")] == [3]
+
+
 @pytest.mark.slow
 def test_trackio_has_what_metrics_jsonl_has(tmp_path: Path) -> None:
     pytest.importorskip("trackio")

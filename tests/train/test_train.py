@@ -107,6 +107,15 @@ def test_the_phases_are_the_wall_clock(classified) -> None:
     assert claimed > 0.6 * classified.wall_s  # the rest is interpreters that start and end
 
 
+@pytest.mark.long
+def test_compiling_is_no_part_of_the_steps(tmp_path: Path) -> None:
+    summary = train(tmp_path / "run", model="gpt2-tiny", compile=True, steps=4)
+    compile_s = sum(one["seconds"] for one in summary["compiled"])
+    assert summary["phases_s"]["compile"] == pytest.approx(compile_s) and compile_s > 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert 0 < sum(json.loads(line)["step_s"] for line in lines) <= summary["phases_s"]["train"]
+
+
 def test_it_learns_to_classify(classified) -> None:
     loss = classified.metrics["loss"]
     assert loss.iloc[-5:].mean() < 0.5 * loss.iloc[0]

@@ -101,6 +101,15 @@ def test_the_warm_up_and_the_end_of_a_decay_are_no_trouble() -> None:
     assert any("the loss was 4 at first and is 4 after 360 steps" in words for words in told)
 
 
+def test_a_rate_of_zero_is_told_when_it_stays() -> None:
+    """A warm-up begins there, and a decay ends there."""
+    for lrs in ([0.0, 1.0], [1.0, 0.0], [0.0]):
+        looks = [look(step, 3.0, lr, 1e-3) for step, lr in enumerate(lrs)]
+        assert learning_rate_zero(History(looks)) is None
+    looks = [look(step, 3.0, lr, 1e-3) for step, lr in enumerate([1.0, 0.0, 0.0])]
+    assert learning_rate_zero(History(looks)) == "the learning rate is 0: nothing is learned"
+
+
 def test_a_resumed_run_that_falls_slowly_is_no_trouble() -> None:
     """From step 9001 on the loss is the same, as it may be of 300 steps that late, or of 3000."""
     for last in (9300, 12000):

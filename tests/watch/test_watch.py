@@ -412,6 +412,15 @@ def test_a_rule_is_told_again_after_the_run_was_well() -> None:
     ]
 
 
+@pytest.mark.parametrize(("again", "times_told"), ((17, 1), (18, 2)))
+def test_a_rule_is_told_again_after_ten_looks_without_it(again: int, times_told: int) -> None:
+    watch, told = Watch(every=1), []
+    for step in range(1, 20):
+        norm = 1e3 if step in (7, again) else 1.0
+        told += watch.judge(StepResult(step, 3.0 / step, norm, 1e-3, 1.0), Silent())
+    assert len(told) == times_told
+
+
 def test_what_follows_from_a_rule_is_not_told_beside_it_or_soon_after() -> None:
     watch = Watch(every=1)
     norms = [1.0] * 5 + [math.nan] + [1e3] * 3 + [1.0] * 15 + [1e3]

@@ -167,11 +167,16 @@ def _check_rows(kind: Kind, device: str) -> None:
             f"{name} computes a row with the others of its batch, as a norm of batches does, which "
             "dp_shard, dp_replicate, pp and microbatches deal out: take one process, or tp"
         )
-    if trial.adds_to_gradients:
+    if wrong := trial.wrong_gradient_in_parts:
+        does = "adds to its gradients what is not of its loss, as to balance experts"
+        instead = "let its configuration leave that out"
+        if wrong.rounded_to:
+            dtype = str(wrong.rounded_to).removeprefix("torch.")
+            does = f"has {wrong.name} in {dtype}, to which its gradient is rounded"
+            instead = "make it of the dtype of the others"
         raise UserError(
-            f"{name} adds to its gradients what is not of its loss, as to balance experts, and for "
-            "each part of a batch anew, which dp_shard, dp_replicate, pp and microbatches deal "
-            "out: let its configuration leave that out, or take one process, or tp"
+            f"{name} {does}, and for each part of a batch anew, which dp_shard, dp_replicate, pp "
+            f"and microbatches deal out: {instead}, or take one process, or tp"
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,16 @@ class WholeRows:
     def whole(self, term: Tensor) -> Tensor:
         """A loss or gradient over all tokens, of this rank's term of it."""
         return term
+
+
+class WrongInParts(NamedTuple):
+    """A parameter whose gradient is another where a batch comes in parts.
+
+    rounded_to: its dtype, where that is why.
+    """
+
+    name: str
+    rounded_to: torch.dtype | None
 
 
 Gradients = Callable[[nn.Module], dict[str, Tensor]]  # whole gradients, by name
@@ -176,9 +186,10 @@ class Trial:
         return not apart <= max(1e-5, TOLERANCE[part.dtype]) * largest  # of logits near 0, too
 
     @cached_property
-    def adds_to_gradients(self) -> bool:
-        """Has a batch another gradient than its rows' terms of the loss have together? A class may
-        add to it in the backward alone, as what balances experts, once for each part of a batch."""
+    def wrong_gradient_in_parts(self) -> WrongInParts | None:
+        """A parameter to which a batch gives another gradient than its rows' terms of the loss have
+        together. A class may add to it in the backward alone, as what balances experts, once for
+        each part of a batch; or have a parameter of few bits, to which each part's is rounded."""
         truth, objective, found = self.truth, objective_of(self.truth.model), []
         labelled = objective.count(truth.batch["labels"])
         for rows in (slice(ROWS // 2), slice(ROWS // 2, None)):
@@ -190,7 +201,12 @@ class Trial:
             named = model.named_parameters()
             found.append({name: p.grad for name, p in named if p.grad is not None})
         total = {n: torch.zeros_like(g) for n, g in truth.gradients.items()} | _added(iter(found))
-        return wrong_gradient(total, truth.gradients, TOLERANCE[truth.loss.dtype]) is not None
+        name = wrong_gradient(total, truth.gradients, TOLERANCE[truth.loss.dtype])
+        if name is None:
+            return None
+        dtype = truth.gradients[name].dtype
+        added = wrong_gradient(total, truth.gradients, torch.finfo(dtype).eps) is not None
+        return WrongInParts(name, None if added else dtype)
 
     def wrong_buffer_in_parts(self, in_turn: bool) -> str | None:
         """A buffer that a batch leaves with other values than its rows do in two parts: one part

@@ -151,6 +151,24 @@ class HiddenLoss(transformers.LlamaForCausalLM):
             layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, Balanced())
 
 
+class InFewBits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+class Rounding(transformers.LlamaForCausalLM):
+    """The gradient of what it holds in bf16, whatever the others are in."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, InFewBits())
+
+
 class RunningMean(nn.Module):
     """Of what went through in training, for evaluation."""
 
@@ -261,6 +279,7 @@ def said(kind: type, plan: ParallelPlan, weight: float | None = None) -> str:
 
 
 BUFFER = "Remembering changes its buffer model.layers.0.mlp.act_fn.1.mean with each batch, which "
+ROUNDED = "Rounding has model.layers.0.mlp.act_fn.1.scale in bfloat16, to which its gradient is "
 HIDDEN = "HiddenLoss adds to its gradients what is not of its loss, as to balance experts"
 CASES = (
     (OtherLast, "one", ""),
@@ -284,6 +303,8 @@ CASES = (
     (HiddenLoss, "parts", HIDDEN),
     pytest.param(HiddenLoss, "pp", HIDDEN, marks=pytest.mark.exhaustive),
     pytest.param(HiddenLoss, "zero-2", HIDDEN, marks=pytest.mark.exhaustive),
+    (Rounding, "one", ""),
+    (Rounding, "parts", ROUNDED + "rounded, and for each part of a batch anew, which dp_shard"),
     (Remembering, "one", ""),
     (Remembering, "zero-2", BUFFER + "dp_shard and dp_replicate deal out"),
     (Remembering, "parts", BUFFER + "pp and microbatches deal out"),

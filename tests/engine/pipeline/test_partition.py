@@ -22,6 +22,7 @@ from helpers.engine.pipeline.partition import (
     stage_costs,
 )
 from helpers.planner.measure.layer_profile import measured_costs
+from tests.support import tiny
 
 COST = st.builds(Cost, st.integers(0, 20), st.integers(0, 20))
 LAYER = st.builds(Cost, st.integers(1, 20), st.integers(1, 20))
@@ -213,6 +214,19 @@ def test_every_parameter_is_counted_where_it_is(name):
     assert len(set(costs.layers)) == 1
     assert costs.head.time == 2 * config.vocab_size * config.hidden_size
     assert costs.embedding.memory >= config.vocab_size * config.hidden_size
+
+
+def test_what_turns_hidden_states_before_the_head_counts_with_it():
+    model = tiny.fresh("bert-mlm", torch.float32)
+    every = model.named_parameters(remove_duplicate=False)
+    end = sum(p.numel() for name, p in every if name.startswith("cls."))
+    assert model_costs(model, seq_len=128).head.memory == end
+
+
+def test_a_head_that_needs_a_layer_costs_with_the_last():
+    costs = Costs(Cost(1, 2), (Cost(3, 4), Cost(5, 6)), Cost(7, 8))
+    joined = Costs(Cost(1, 2), (Cost(3, 4), Cost(12, 14)), Cost(0, 0))
+    assert costs.head_with_last_layer == joined
 
 
 # --- what is wrong is said -------------------------------------------------------------------

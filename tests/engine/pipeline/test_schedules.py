@@ -174,6 +174,12 @@ def test_1f1b_keeps_min_of_m_and_p_less_i_in_flight(pp, m):
 
 
 @unhurried
+@given(RANKS, MICROBATCHES)
+def test_interleaved_with_one_stage_a_rank_is_1f1b(pp, m):
+    assert make_schedule("interleaved", pp, m, 1).ranks == make_schedule("1f1b", pp, m).ranks
+
+
+@unhurried
 @given(RANKS, MICROBATCHES, VIRTUAL)
 def test_memory_by_schedule(pp, m, v):
     def peak(name, virtual=None):
@@ -227,6 +233,8 @@ def test_unequal_stages_cost_the_slowest():
     forward, backward = [1, 3, 2], [2, 6, 4]
     times = Times(forward_s=forward, backward_s=backward)
     said = sum(forward) + sum(backward) + 7 * 9
+    waits = 1 - 8 * (3 + 9 + 6) / (3 * said)  # of three ranks of other work, not of the one between
+    assert simulate(make_schedule("gpipe", 3, 8), times).bubble == pytest.approx(waits)
     assert simulate(make_schedule("gpipe", 3, 8), times).makespan_s == said
     assert 8 * 9 < simulate(make_schedule("1f1b", 3, 8), times).makespan_s < said
 
@@ -380,6 +388,8 @@ def test_no_closed_form_is_said():
         predicted_bubble("dualpipe", 4, 8)
     with pytest.raises(UserError, match="simulate it"):
         predicted_bubble("zero-bubble", 4, 8, weight_s=2)
+    with pytest.raises(UserError, match="simulate it"):  # W waits for I, however long F is
+        predicted_bubble("zero-bubble", 4, 8, forward_s=2, input_s=0.5)
     with pytest.raises(UserError, match="simulate it"):
         predicted_bubble("zero-bubble-v", 4, 8, 2, weight_s=0.5)
 
@@ -402,6 +412,19 @@ def test_times_taken_from_a_timeline_give_it_again(made, data):
     timeline = simulate(made, Times(forward, first, second))
     times = measured_times(timeline, made.stages)
     assert simulate(made, times).makespan_s == pytest.approx(timeline.makespan_s)
+
+
+def test_whole_backwards_take_what_halves_took():
+    halves, whole = make_schedule("zero-bubble", 3, 2), make_schedule("1f1b", 3, 2)
+    times = Times([1, 2, 3], [3, 1, 2], [2, 2, 1])
+    measured = measured_times(simulate(halves, times), 3)
+    assert simulate(whole, measured).makespan_s == simulate(whole, times).makespan_s
+
+
+def test_half_a_backward_is_none():
+    spans = [Span(Action(kind, 0, 0), at, at + 1.0) for at, kind in enumerate("FI")]
+    with pytest.raises(UserError, match="no backward of stage 0"):
+        measured_times(Timeline((tuple(spans),), (0,)), 1)
 
 
 def test_measured_times_are_medians_and_a_clock_may_start_anywhere():
