@@ -112,8 +112,8 @@ def new_head(model: nn.Module, files: WeightFiles | None) -> set[str]:
     if files is None or not objective_of(model).of_rows:
         return set()
     family = family_of(model)
-    around_table = family.embedding.rpartition(".")[0]  # where the vectors of positions are, too
-    body = (f"{family.blocks}.", around_table)  # all, where nothing is around it
+    beside_table = family.embedding.rpartition(".")[0]  # as the vectors of positions are
+    body = (f"{family.blocks}.", f"{family.embedding}.", f"{beside_table}.")
     return {
         names[0]
         for names in names_of(model).values()
