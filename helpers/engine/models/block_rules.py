@@ -96,17 +96,21 @@ def expert_cuts(module: nn.Module) -> dict[str, Cut]:
     """Of a module that holds all experts' matrices, by name, [experts, out, in] or with in before
     out; of any other module nothing.
 
-    Source: transformers' interface of experts, integrations/moe.py: what its decorator says.
+    Source: transformers' interface of experts, integrations/moe.py: its names, and what its
+    decorator says of a class; of one without it what the shapes say.
     """
-    if not hasattr(module, "is_concatenated") or getattr(module, "has_post_expert_norm", False):
+    own = dict(module.named_parameters())
+    up = "up_proj" if "up_proj" in own else "gate_up_proj"
+    if not {up, "down_proj"} <= own.keys() or getattr(module, "has_post_expert_norm", False):
         return {}
-    out, into = (2, 1) if module.is_transposed else (1, 2)
-    parts = 2 if module.has_gate and module.is_concatenated else 1
-    up = "gate_up_proj" if module.has_gate else "up_proj"
+    if {own[up].dim(), own["down_proj"].dim()} != {3}:
+        return {}
+    transposed = getattr(module, "is_transposed", own[up].shape[1] == own["down_proj"].shape[2])
+    out, into = (2, 1) if transposed else (1, 2)
+    parts = 2 if up == "gate_up_proj" and getattr(module, "is_concatenated", True) else 1
     cuts = {up: Cut(out, parts), "down_proj": Cut(into)}
-    if module.has_bias:
-        cuts |= {f"{up}_bias": Cut(1, parts), "down_proj_bias": Cut(None)}
-    return cuts if cuts.keys() == dict(module.named_parameters()).keys() else {}
+    cuts |= {f"{up}_bias": Cut(1, parts), "down_proj_bias": Cut(None)}
+    return {name: cuts[name] for name in own} if own.keys() <= cuts.keys() else {}
 
 
 def _attention(block: nn.Module, linears: dict[str, nn.Linear], config: Any) -> BlockRules:

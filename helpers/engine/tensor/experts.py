@@ -37,8 +37,8 @@ class OfRank:
 def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path: str) -> None:
     """Split the matrices of a module that holds all experts', and let its work cross the boundary.
     Their width must have a part of one size for each rank, see check_tensor_degree."""
-    dims = {}
-    for name, (dim, parts) in expert_cuts(experts).items():
+    dims, experts.cuts = {}, expert_cuts(experts)
+    for name, (dim, parts) in experts.cuts.items():
         if dim is None:
             continue
         if parts > 1:
@@ -59,7 +59,7 @@ def _own(experts: nn.Module) -> dict[str, Tensor]:
     """This rank's part of each parameter in the shape that the class knows. What is added after the
     sum is added once: as one of tp equal shares."""
     own = {name: local(parameter) for name, parameter in experts.named_parameters()}
-    for name, (dim, parts) in expert_cuts(experts).items():
+    for name, (dim, parts) in experts.cuts.items():
         if dim is None:
             own[name] = share(own[name], experts.boundary.size)
         elif parts > 1:  # where nothing is split it is held as files have it

@@ -32,13 +32,16 @@ FORMS = {
     "nemotron_h": "no gate",
     "qwen2_moe": "an expert beside them that every token goes through",
     "deepseek_v3": "a first block without experts",
+    "llama4_text": "no word of transformers' interface, which leaves the shapes",
     "zaya": "nothing but experts that tp splits",
 }
-SEQUENCE_PARALLEL = [one for one in FORMS if one not in ("nemotron_h", "zaya")]
+# two have attention that tp does not split; one takes rows by expert, which ranks would mix up
+NOT_SEQUENCE = ("nemotron_h", "zaya", "llama4_text")
+SEQUENCE_PARALLEL = [one for one in FORMS if one not in NOT_SEQUENCE]
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if expert_cuts(module)]
+    return [module for module in model.modules() if getattr(module, "cuts", expert_cuts(module))]
 
 
 def part_of_each(model_type: str, plan: ParallelPlan) -> tuple[str, set[float]]:
