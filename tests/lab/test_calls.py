@@ -36,6 +36,17 @@ def test_a_function_goes_by_value_with_what_it_uses(ranks):
     assert [one.tolist() for one in found] == [[21.0, 41.0]] * 2
 
 
+def test_code_keeps_its_file_there_and_back(ranks):
+    def outer():
+        def inner():
+            return 1
+
+        return inner
+
+    for one in on_ranks(outer, nproc=2, ranks=ranks):
+        assert one() == 1 and one.__code__.co_filename == __file__
+
+
 def test_without_warm_ranks_it_starts_its_own():
     assert on_ranks(dist.get_rank, nproc=2) == [0, 1]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine.errors import UserError, check_count, is_number, named_reason, need
+from helpers.lab.calls.by_value import by_value
 from helpers.lab.calls.program import CALL, ERROR, RESULT, WAITS
 from helpers.lab.launch.launch import launch
 from helpers.lab.launch.warm.ranks import Ranks
@@ -59,14 +60,14 @@ def on_ranks(
         UserError: the package cloudpickle is missing, a number is none, or what is called cannot
             be sent to another process.
     """
-    cloudpickle = need("cloudpickle", "notebooks")
+    need("cloudpickle", "notebooks")
     check_count("nproc", nproc)
     if not is_number(timeout_s) or not timeout_s > 0:
         raise UserError(f"timeout_s is {timeout_s!r:.40}: give a number of seconds above 0")
     if ranks is not None and not isinstance(ranks, Ranks):
         raise UserError(f"ranks is {ranks!r:.40}: give warm ranks, as ranks = Ranks(2)")
     try:
-        call = cloudpickle.dumps((function, arguments))
+        call = by_value((function, arguments))
     except Exception as error:  # each type refuses in its own way
         raise UserError(f"this cannot be sent to the ranks: {named_reason(error)}") from None
     if ranks is not None and ranks.count < nproc:

@@ -21,6 +21,7 @@ from typing import Any
 
 from helpers.engine.errors import whole_reason
 from helpers.engine.files.whole import replace_text
+from helpers.lab.calls.by_value import by_value
 
 CALL, RESULT, ERROR, WAITS = "call.pkl", "result-{}.pkl", "error-{}.json", "waits-{}.json"
 TOGETHER_S = 3600
@@ -41,7 +42,7 @@ def main() -> None:
     watch.start()
     try:
         function, given = pickle.loads((folder / CALL).read_bytes())
-        returned = _pickled(function(*given))
+        returned = by_value(function(*given))
     except (Exception, SystemExit) as error:  # one that left at its will would leave no result
         _write(folder / ERROR.format(rank), _raised(error))
         sys.stdout.flush()
@@ -51,12 +52,6 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # groups that a peer has left would be waited for
-
-
-def _pickled(value: Any) -> bytes:
-    import cloudpickle
-
-    return cloudpickle.dumps(value)
 
 
 def _wait_for_all(rank: int, ranks: int) -> None:

@@ -19,6 +19,7 @@ def plot_bubbles(measured: Mapping[str, Sequence[Timeline]]) -> Picture:
     table = bubble_table(cases)
     counts, bubbles, formula = table.index.tolist(), table["measured"], table["formula"]
     spread = [bubbles - table["10th percentile"], table["90th percentile"] - bubbles]
+    spread = [side.clip(lower=0) for side in spread]  # of equal steps it may round to below
     fig, axes = new_figure()
     axes.plot(counts, formula, color=BLACK, linestyle="--", label="formula")
     axes.plot(counts, table["simulated"], "s", color=ORANGE, markersize=9, label="simulated")
