@@ -240,8 +240,8 @@ def check_tensor_degree(config: Any, tp: int) -> None:
 class Same:
     """A configuration; two are alike if they say the same."""
 
-    facts: str
-    config: Any = field(compare=False)
+    facts: str = field(repr=False)
+    config: Any = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, config: Any) -> "Same":

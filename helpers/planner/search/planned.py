@@ -8,6 +8,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import start_of_a_node
 from helpers.planner.cost import money, train_flops_per_token
+from helpers.planner.hardware.catalog import GIB
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.lookup import check_amounts, find_gpu
 from helpers.planner.memory.categories import Memory
@@ -27,14 +28,22 @@ def fits(memory: Memory, cluster: Cluster) -> bool:
     return host is None or memory.host * cluster.devices_per_node <= HOST_SHARE * host
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice:
-    """A plan that fits, with what it takes."""
+    """A plan, with what it takes."""
 
     job: Job
     cluster: Cluster
     memory: Memory
     time: StepTime
+
+    def __repr__(self) -> str:
+        needs, has = self.memory.total / GIB, self.cluster.memory_bytes / GIB
+        return (
+            f"Choice({in_words(self.job)} on {self.cluster.nodes} x {self.cluster.name}: "
+            f"{self.time.total_s:.3g} s a step, {needs:.1f} of {has:.1f} GiB, "
+            f"{'fits' if self.fits else 'does not fit'})"
+        )
 
     @property
     def plan(self) -> ParallelPlan:

@@ -33,7 +33,7 @@ SIMULATED = 100_000  # actions of a schedule up to which all of it is walked in 
 NEAR = 0.96  # of the closed forms' time: what the simulator finds is never less
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult:
     """The answer.
 
@@ -46,6 +46,9 @@ class SearchResult:
     choices: tuple[Choice, ...]
     tried: int
     ruled_out: dict[str, int]
+
+    def __repr__(self) -> str:
+        return f"SearchResult(best of {self.tried} plans: {self.best!r}; explain(...) says why)"
 
     @property
     def best(self) -> Choice:

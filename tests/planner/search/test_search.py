@@ -43,6 +43,16 @@ def test_175b_over_1024_gpus(gpt3_found):
     assert found.choices == tuple(sorted(found.choices, key=lambda c: c.time.total_s))
 
 
+def test_an_answer_is_a_line_in_a_notebook(gpt3_found):
+    """It was 17,000 letters, and a plan's own 4,000."""
+    best, shown = gpt3_found.best, repr(gpt3_found)
+    assert repr(best) in shown and len(shown) < 300 and "\n" not in shown
+    words = f"{best.time.total_s:.3g} s a step, {best.memory.total / 2**30:.1f} of "
+    assert words in repr(best) and repr(best).endswith("GiB, fits)")
+    too_much = estimate(GPT3, ParallelPlan(tp=8, dp_shard=128), P4DE, 1536, 2048)
+    assert not too_much.fits and repr(too_much).endswith("GiB, does not fit)")
+
+
 def test_its_work_is_bounded():
     """10.48 million calls, which take 0.9 to 1.7 s here."""
     first = "from tests.planner.search.test_search import GPT3, P4DE, search_plans"
