@@ -46,7 +46,7 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ParallelPlan:
     """Degrees of each axis. Their product is the number of processes.
 
@@ -150,6 +150,12 @@ class ParallelPlan:
             )
         if self.pp == 1 and self.virtual_stages > 1:
             raise UserError("virtual_stages are of a pipeline, so they need pp above 1")
+
+    def __repr__(self) -> str:
+        """What is not the default: the call that makes such a plan."""
+        values = ((x.name, getattr(self, x.name), x.default) for x in fields(self))
+        chosen = [f"{name}={value!r}" for name, value, default in values if value != default]
+        return f"ParallelPlan({', '.join(chosen)})"
 
     @cached_property
     def degrees(self) -> dict[str, int]:

@@ -120,6 +120,21 @@ def test_micro_batches_are_chosen_from_the_batch(
     assert plan.microbatches_of(rows) == expected
 
 
+@pytest.mark.parametrize(
+    "fields",
+    (
+        {},
+        {"tp": 2, "sequence_parallel": True},
+        {"dp_shard": 4, "zero_stage": 1, "precision": "bf16"},
+        {"pp": 2, "partition": "3,1", "schedule": "gpipe", "microbatches": 4},
+    ),
+)
+def test_it_shows_as_the_call_that_makes_it(fields: dict) -> None:
+    shown = repr(ParallelPlan(**fields))
+    assert shown.count("=") == len(fields)
+    assert eval(shown) == ParallelPlan(**fields)
+
+
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(UserError, match="no field 'zp'"):
         ParallelPlan.from_dict({"zp": 2})
