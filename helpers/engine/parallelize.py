@@ -92,7 +92,10 @@ def parallelize(
     model.check_s = time.perf_counter() - began
     model.digest = digest_of_weights(model)
     boundary = Boundary(
-        mesh["tp"] if plan.tp > 1 else None, plan.sequence_parallel, context_of(plan, mesh)
+        mesh["tp"] if plan.tp > 1 else None,
+        plan.sequence_parallel,
+        context_of(plan, mesh),
+        experts=mesh["dp_shard", "tp"] if plan.ep > 1 else None,
     )
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:

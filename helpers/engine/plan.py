@@ -19,7 +19,7 @@ from .context.attention import WAYS
 from .context.balance import SPLITS
 from .context.check import check_context
 from .errors import UserError, check_count
-from .models.architecture import check_tensor_degree, text_config
+from .models.architecture import check_experts, check_tensor_degree, text_config
 from .models.objectives import OBJECTIVES
 from .pipeline.partition import check_partition, check_stages
 from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
@@ -56,6 +56,8 @@ class ParallelPlan:
     cp: ranks that each hold a part of every sequence, in attention too; they share state as those
         of dp_shard do.
     tp: ranks that share each layer's matrices and see the same samples.
+    ep: ranks that deal a mixture's experts out among them, and send each other tokens in place of
+        experts' weights: 1, or as many as dp_shard.
 
     Switches:
         zero_stage: what the ranks of dp_shard and cp share: 1 the optimizer's state, 2 also the
@@ -87,6 +89,7 @@ class ParallelPlan:
     pp: int = 1
     cp: int = 1
     tp: int = 1
+    ep: int = 1
     zero_stage: int = 3
     sequence_parallel: bool = False
     cp_attention: str = "ring"
@@ -107,6 +110,7 @@ class ParallelPlan:
             degree = getattr(self, axis)
             if type(degree) is not int or degree < 1:  # a search asks this of 100,000 plans
                 check_count(axis, degree)
+        check_count("ep", self.ep)
         for name in ("sequence_parallel", "offload", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {getattr(self, name)!r}")
@@ -138,6 +142,8 @@ class ParallelPlan:
                 "activation=selective chooses among operations, which compiling joins: with "
                 "compile take none, full or group_N"
             )
+        if self.ep > 1:
+            self._check_experts()
         named = isinstance(self.placement, str) and self.placement in PLACEMENTS
         if not named:  # those have room for every axis
             axis_order(self.degrees, self.placement)
@@ -156,6 +162,18 @@ class ParallelPlan:
         values = ((x.name, getattr(self, x.name), x.default) for x in fields(self))
         chosen = [f"{name}={value!r}" for name, value, default in values if value != default]
         return f"ParallelPlan({', '.join(chosen)})"
+
+    def _check_experts(self) -> None:
+        """Raise a UserError if experts cannot be dealt out beside the other degrees."""
+        if self.ep != self.dp_shard:
+            raise UserError(
+                f"ep={self.ep} deals experts out to the ranks of dp_shard={self.dp_shard}: give "
+                "both the same number, and what other data ranks there are to dp_replicate"
+            )
+        if self.zero_stage != 3:
+            raise UserError(f"ep shards experts as zero_stage=3 does, not {self.zero_stage}")
+        if self.cp > 1:
+            raise UserError("ep deals experts out to ranks with rows of their own: leave cp out")
 
     @cached_property
     def degrees(self) -> dict[str, int]:
@@ -251,6 +269,8 @@ class ParallelPlan:
             raise UserError(f"no task {task!r:.40} has a head; there is {', '.join(OBJECTIVES)}")
         if config is not None and self.tp > 1:
             check_tensor_degree(config, self.tp)
+        if config is not None and self.ep > 1:
+            check_experts(config)
         if config is not None and self.cp > 1:
             check_context(config, self.cp, self.cp_attention, self.tp, task)
         if config is not None and (self.pp > 1 or self.stage_layers is not None):
@@ -267,8 +287,9 @@ class ParallelPlan:
 
     def describe(self) -> str:
         """The degrees above 1, as `tp=2 x dp_shard=4`; `one process` where there are none."""
-        parts = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
-        return " x ".join(parts) or "one process"
+        parts = [f"{axis}={degree}" for axis, degree in self.degrees.items() if degree > 1]
+        dealt = f" with ep={self.ep}" if self.ep > 1 else ""
+        return (" x ".join(parts) or "one process") + dealt
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, for summary.json."""

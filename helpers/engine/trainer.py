@@ -28,6 +28,7 @@ from .parallelize import check_laid_out, lay_out
 from .pipeline.micro_batches import (
     MASKS,
     MicroBatch,
+    as_many_rows,
     check_batch,
     in_64_bits,
     own_tokens,
@@ -343,6 +344,8 @@ class Trainer:
         n = self.plan.microbatches_of(-(-len(batch.ids) // ranks))  # the same on every rank
         objective, config = self.model.objective, text_config(self.model.config)
         own = some_rows(batch, ranks, self.group.rank())
+        if self.plan.ep > 1:  # whose messages are as long on every rank
+            own = as_many_rows(own, -(-len(batch.ids) // ranks))
         parts = (some_rows(own, n, index) for index in range(n))
         pad_id = (config.pad_token_id or 0) if self.model.looks_ahead else None
         parted = cp_rank, self.plan.cp, self.plan.cp_split, self.plan.sequence_parts

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ from .trial import FAILS, Trial, WholeRows
 
 # a model, its family, the plan, what passes between ranks, the pipeline rank whose part is made
 LayOut = Callable[[nn.Module, Family, ParallelPlan, Boundary, int], nn.Module]
-Axes = tuple[DeviceMesh | None, DeviceMesh | None]  # tp and cp, where they are wider than 1
+# tp and cp, and dp_shard and tp where ep deals experts out; each where it is wider than 1
+Axes = tuple[DeviceMesh | None, DeviceMesh | None, DeviceMesh | None]
+ALONE: Axes = (None, None, None)
 
 
 def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: LayOut) -> Family:
@@ -43,7 +45,8 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
             f"{kind.changed}, which tp and cp cannot be tried on: put it into a class of your own, "
             "or take dp_shard, dp_replicate or pp"
         )
-    axes = tuple(mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
+    tp, cp = (mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
+    axes = tp, cp, mesh["dp_shard", "tp"] if plan.ep > 1 else None
     _check_dealt(kind, plan, device, lay_out)
     return admitted_kind(kind, _tried(plan), axes, device, lay_out)
 
@@ -51,10 +54,10 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
 def check_alone(model: nn.Module, plan: ParallelPlan, lay_out: LayOut) -> None:
     """Raise a UserError if the model is refused under the plan whatever tp and cp are: as much as
     one process can try."""
-    alone = replace(_tried(plan), tp=1, cp=1, sequence_parallel=False)
+    alone = replace(_tried(plan), tp=1, cp=1, ep=1, dp_shard=1, sequence_parallel=False)
     kind = kind_of(model)
     _check_dealt(kind, plan, "cpu", lay_out)
-    admitted_kind(kind, alone, (None, None), "cpu", lay_out)
+    admitted_kind(kind, alone, ALONE, "cpu", lay_out)
 
 
 def _check_dealt(kind: Kind, plan: ParallelPlan, device: str, lay_out: LayOut) -> None:
@@ -71,6 +74,8 @@ def _tried(plan: ParallelPlan) -> ParallelPlan:
         tp=plan.tp,
         pp=min(plan.pp, 2),
         cp=plan.cp,
+        ep=plan.ep,
+        dp_shard=plan.ep,
         cp_attention=plan.cp_attention,
         sequence_parallel=plan.sequence_parallel,
         activation="group_2" if group > 1 else plan.activation,
@@ -117,6 +122,8 @@ def admitted_kind(
 def _ways(kind: Kind, plan: ParallelPlan) -> list[Family]:
     """Ways to lay such a model out; one that was changed computes all of its blocks itself."""
     ways = candidates(made_by(kind), plan.tp, plan.cp)
+    if plan.ep > 1:
+        ways = [way for way in ways if way.experts]
     return [way for way in ways if not (kind.changed and way.splits)]
 
 
@@ -129,7 +136,7 @@ def one_process(
         UserError: the engine would not be exact even so.
     """
     plan = ParallelPlan()
-    family = admitted_kind(kind, plan, (None, None), device, lay_out)
+    family = admitted_kind(kind, plan, ALONE, device, lay_out)
     trial = Trial(kind.model_class, kind.config, device=device)
     return trial, lambda model, rank: lay_out(model, family, plan, alone, rank)
 
@@ -233,15 +240,24 @@ def check_hooks(kind: Kind, device: str, lay_out: LayOut) -> None:
 def _difference(
     trial: Trial, family: Family, plan: ParallelPlan, axes: Axes, lay_out: LayOut
 ) -> str | None:
-    tp, cp = axes
+    tp, cp, experts = axes
     context = Context(cp, plan.cp_attention) if plan.cp > 1 else None
-    boundary = Boundary(tp if plan.tp > 1 else None, plan.sequence_parallel, context)
+    experts = experts if plan.ep > 1 else None
+    boundary = Boundary(
+        tp if plan.tp > 1 else None, plan.sequence_parallel, context, experts=experts
+    )
     return trial.difference(
         lambda model, rank: lay_out(model, family, plan, boundary, rank),
         ranks=plan.pp,
-        gradients=whole_gradients,
+        gradients=partial(_gradients_of_one, ranks=plan.ep),
         rows=PartsOfRows(context, plan, cp.get_local_rank()) if context else None,
     )
+
+
+def _gradients_of_one(model: nn.Module, ranks: int) -> dict[str, Tensor]:
+    """Whole gradients where all ranks of ep have the same rows: experts' are of all of them."""
+    found = whole_gradients(model)
+    return {n: g / ranks if n in model.dealt else g for n, g in found.items()}
 
 
 class PartsOfRows(WholeRows):
@@ -269,6 +285,7 @@ def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
     alone = ParallelPlan()
     options = {
         "the same without cp": replace(plan, cp=1),
+        "the same without ep": replace(plan, ep=1, dp_shard=1),
         "tp without sequence_parallel": replace(plan, sequence_parallel=False),
         "pp": replace(alone, pp=plan.pp),
         "one stage a rank": replace(plan, schedule="1f1b"),

@@ -27,16 +27,21 @@ class ReplicaSums:
         group: of the ranks that hold the same shard.
         each_time: sum in every micro-batch and wait for it: for gradients that are kept in another
             dtype than the one they are summed in.
+        left_out: parameters that fully_shard does not know.
     """
 
     def __init__(
-        self, units: Iterable[Sequence[nn.Module]], group: dist.ProcessGroup, each_time: bool
+        self,
+        units: Iterable[Sequence[nn.Module]],
+        group: dist.ProcessGroup,
+        each_time: bool,
+        left_out: Iterable[Tensor] = (),
     ) -> None:
         self.group, self.each_time = group, each_time
         self.complete = True
         self.started: dict[int, dist.Work] = {}
         self.parameters: list[Tensor] = []
-        seen: set[int] = set()
+        seen = set(map(id, left_out))
         for unit in units:
             own = [p for module in unit for p in module.parameters() if id(p) not in seen]
             seen |= {id(p) for p in own}

@@ -58,8 +58,9 @@ def apply_fully_shard(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) ->
             f"zero_stage=3 needs parameters of one dtype, {model.config.model_type}'s are "
             f"{' and '.join(sorted(dtypes))}: zero_stage=1 and zero_stage=2 take several"
         )
+    dealt = {model.get_parameter(name) for name in model.dealt}
     for unit in (*blocks, rest):
-        fully_shard(unit, mesh=model.state_axes.shard, mp_policy=policy)
+        fully_shard(unit, mesh=model.state_axes.shard, mp_policy=policy, ignored_params=dealt)
         unit[0].set_gradient_divide_factor(1.0)  # the loss is divided by all tokens already
         unit[0].set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
     whole_backward = len(model.stages) == 1 and not plan.splits_backward  # through all blocks
@@ -94,10 +95,11 @@ class FullyShard:
         self.dtype = _sent_in(plan, plan.low_dtype(mesh.device_type), own_dtype)
         self.heard = Heard(model, every, self.trainable)
         self.given = self.heard.names
-        self.sums = None
+        self.sums, self.replicas = None, mesh.get_group("dp_replicate")
+        self.dealt = [p for name, p in self.trainable.items() if name in model.dealt]
         if plan.dp_replicate > 1:
-            replicas = mesh.get_group("dp_replicate")
-            self.sums = ReplicaSums(every, replicas, each_time=self.dtype != own_dtype)
+            each_time = self.dtype != own_dtype
+            self.sums = ReplicaSums(every, self.replicas, each_time, left_out=self.dealt)
         self.parts = [
             make_owned_shard(name, p, local(p.detach()), mesh, None, *_facts(model, name, p))
             for name, p in self.trainable.items()
@@ -130,6 +132,11 @@ class FullyShard:
         local(parameter.grad).add_(own)
 
     def take(self) -> dict[str, Tensor]:
+        for parameter in self.dealt:  # of all tokens of the ranks of ep; but of these alone
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if self.sums:
+                all_reduce(local(parameter.grad), self.replicas)
         gradients = {n: local(p.grad) for n, p in self.trainable.items() if p.grad is not None}
         for parameter in self.trainable.values():  # a forward may have left the model others
             parameter.grad = None

@@ -236,6 +236,14 @@ def check_tensor_degree(config: Any, tp: int) -> None:
             raise UserError(f"tp={tp} does not divide the width {width} of {name}'s experts")
 
 
+def check_experts(config: Any) -> None:
+    """Raise a UserError if a model has no experts that ranks could deal out among them."""
+    record = RECORDS.get(config.model_type)
+    rules = record or _rules_by(Same.of(config))[0]
+    if not rules.experts:
+        raise UserError(f"{config.model_type} has no experts that ep could deal out: leave it out")
+
+
 @dataclass(frozen=True)
 class Same:
     """A configuration; two are alike if they say the same."""

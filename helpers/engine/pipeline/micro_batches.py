@@ -181,6 +181,15 @@ def some_rows(batch: MicroBatch, n: int, index: int) -> MicroBatch:
     return first._replace(labels=torch.full_like(first.labels, IGNORED))
 
 
+def as_many_rows(batch: MicroBatch, rows: int) -> MicroBatch:
+    """With rows without labels up to so many, of which there is one at least."""
+    short = rows - len(batch.ids)
+    more = MicroBatch(*(None if x is None else x[:1].repeat_interleave(short, 0) for x in batch))
+    more = more._replace(labels=torch.full_like(more.labels, IGNORED))
+    pairs = zip(batch, more, strict=True)
+    return MicroBatch(*(None if x is None else torch.cat((x, y)) for x, y in pairs))
+
+
 def own_tokens(
     batch: MicroBatch,
     rank: int,

@@ -37,12 +37,15 @@ class Boundary:
     context: the ranks over which it is split inside attention too; None where there are none.
     documents: of the packed rows under way, which attention takes one by one; None where rows are
         not packed, or a mask says which tokens see each other.
+    experts: dp_shard and tp, where the ranks of the former deal experts out; None where they do
+        not.
     """
 
     mesh: DeviceMesh | None = None
     sequence_parallel: bool = False
     context: Context | None = None
     documents: list[list[Document]] | None = None
+    experts: DeviceMesh | None = None
 
     @property
     def group(self) -> ProcessGroup | None:

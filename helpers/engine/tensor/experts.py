@@ -11,6 +11,7 @@ as any other however uneven the experts' shares of the tokens are.
 Source: Shoeybi et al. 2019, Megatron-LM, section 3, for each expert's MLP.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,19 +20,20 @@ from torch.utils._pytree import tree_map_only
 from ..models.block_rules import expert_cuts
 from .boundary import Boundary
 from .collectives import share
+from .expert_parallel import by_all_gather, deal_out
 from .in_parts import fold
 from .layers import bind
 from .shards import local
 
 
 class OfRank:
-    """A module whose parameters are a rank's part of them; all else is its own."""
+    """A module with a rank's own parts of its parameters; all else is the module's."""
 
-    def __init__(self, module: nn.Module, parameters: dict[str, Tensor]) -> None:
-        self.module, self.parameters = module, parameters
+    def __init__(self, module: nn.Module, own: dict[str, Any]) -> None:
+        self.module, self.own = module, own
 
     def __getattr__(self, name: str) -> Any:
-        return self.parameters[name] if name in self.parameters else getattr(self.module, name)
+        return self.own[name] if name in self.own else getattr(self.module, name)
 
 
 def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path: str) -> None:
@@ -45,6 +47,11 @@ def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path
             fold(model, experts, path, name, dim, parts)
         dims[name] = dim + (parts > 1)
     bind(experts, experts_over_ranks, boundary, **dims)
+    if boundary.experts is not None:
+        experts.count = len(experts.down_proj)
+        for name in experts.cuts:
+            deal_out(experts, name, boundary.experts)
+            model.dealt.add(f"{path}.{name}")
 
 
 def experts_over_ranks(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
@@ -52,7 +59,20 @@ def experts_over_ranks(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     of theirs: hidden states [tokens, hidden] for hidden states, a token's experts and weights
     [tokens, chosen]."""
     args, kwargs = tree_map_only(Tensor, self.boundary.enter, (args, kwargs))
-    return self.boundary.leave(type(self).forward(OfRank(self, _own(self)), *args, **kwargs))
+    if self.boundary.experts is None:
+        out = type(self).forward(OfRank(self, _own(self)), *args, **kwargs)
+    else:
+        group = self.boundary.experts["dp_shard"].get_group()
+        tokens = (*args, *kwargs.values())
+        out = by_all_gather(partial(_of_rank, self), *tokens, self.count, group)
+    return self.boundary.leave(out)
+
+
+def _of_rank(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """This rank's experts, in the dtype of what comes to them: their masters may be wider."""
+    own = {name: value.to(hidden.dtype) for name, value in _own(self).items()}
+    own["num_experts"] = len(own["down_proj"])
+    return type(self).forward(OfRank(self, own), hidden, chosen, weights)
 
 
 def _own(experts: nn.Module) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ def apply_tensor(
     Sets on the model:
         stored_shapes: name -> the shape in files, of parameters that are held in another.
         split_shapes: name -> the shape that tp splits, of parameters that are held in the files'.
+        dealt: parameters of experts that the ranks of ep have dealt out.
         partial_gradients: parameters of which each rank's gradient is one term of the sum over tp.
 
     Raises:
@@ -48,7 +49,7 @@ def apply_tensor(
     if boundary.sequence_parallel and not family.attention:
         raise UserError(f"sequence_parallel needs attention that tp splits, not {family.name}'s")
     model.boundary, model.stored_shapes, model.partial_gradients = boundary, {}, set()
-    model.split_shapes = {}
+    model.split_shapes, model.dealt = {}, set()
     if family.splits:
         _split_blocks(model, family, boundary)
     if model.stored_shapes:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from helpers.engine.admission.admitted import admitted_kind, kind_of
+from helpers.engine.admission.admitted import ALONE, admitted_kind, kind_of
 from helpers.engine.admission.small_copies import small_configs, small_heads
 from helpers.engine.admission.trial import Trial
 from helpers.engine.admission.truth import LARGEST
@@ -64,7 +64,7 @@ def test_what_follows_from_a_width_follows_from_the_copys() -> None:
     was taken, and the pipeline refused."""
     model = on_meta(transformers.AutoConfig.for_model("minicpm3"))
     for plan in (ParallelPlan(), ParallelPlan(pp=2)):
-        family = admitted_kind(kind_of(model), plan, (None, None), "cpu", lay_out)
+        family = admitted_kind(kind_of(model), plan, ALONE, "cpu", lay_out)
         assert not family.whole_logits
 
 
@@ -77,7 +77,7 @@ def test_pieces_of_a_row_are_of_the_copys_rows() -> None:
 def test_noise_of_a_router_is_no_difference() -> None:
     model = on_meta(transformers.AutoConfig.for_model("phimoe"))
     assert model.config.router_jitter_noise > 0
-    admitted_kind(kind_of(model), ParallelPlan(), (None, None), "cpu", lay_out)
+    admitted_kind(kind_of(model), ParallelPlan(), ALONE, "cpu", lay_out)
 
 
 @pytest.mark.parametrize("model_type", ("qwen2_moe", "deepseek_v3", "mixtral"))
