@@ -48,6 +48,12 @@ def deal_out(experts: nn.Module, name: str, mesh: DeviceMesh) -> None:
     setattr(experts, name, nn.Parameter(dealt, requires_grad=parameter.requires_grad))
 
 
+def pairs_of_rank(chosen: Tensor, each: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Which of the tokens go to this rank's experts, of which it has `each`, and as which of their
+    k choices: [pairs] of each."""
+    return (chosen // each == group.rank()).nonzero().unbind(1)
+
+
 def by_all_gather(
     compute: Compute,
     hidden: Tensor,
@@ -66,8 +72,7 @@ def by_all_gather(
     """
     hidden, chosen, weights = (collectives.gather(x, 0, group) for x in (hidden, chosen, weights))
     each = -(-count // group.size())
-    mine = (chosen // each == group.rank()).nonzero()
-    token, place = mine.unbind(1)
+    token, place = pairs_of_rank(chosen, each, group)
     own = hidden.index_select(0, token)
     share = weights[token, place].unsqueeze(1)
     if len(token):

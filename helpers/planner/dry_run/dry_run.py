@@ -42,6 +42,7 @@ from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.fake_device import (
     SizesOnly,
     device_of_its_own,
+    evenly_routed,
     no_values,
     without_torchs_log,
 )
@@ -204,7 +205,7 @@ def without_values(
 ) -> Iterator[tuple[Trainer, SizesOnly]]:
     """A trainer of the model, which is on the meta device, as one rank of the plan's world."""
     own_device = device_of_its_own() if device == "meta" else nullcontext()
-    with pretended(plan.world_size, rank), own_device:
+    with pretended(plan.world_size, rank), own_device, evenly_routed():
         mesh = plan.mesh("cpu")
         for together in (data_group, token_group):
             together(mesh, plan)  # makes a mesh of ranks, which are real numbers

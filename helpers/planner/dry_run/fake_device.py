@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import fake_tensor
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from helpers.engine.errors import UserError, reason
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor import expert_parallel
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
@@ -47,6 +49,18 @@ class SizesOnly(FakeTensorMode):
         if func is aten._grouped_mm.default:
             return _grouped_product(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs)
+
+
+@contextmanager
+def evenly_routed() -> Iterator[None]:
+    """Let as many tokens go to the experts of one rank of ep as to those of another."""
+
+    def as_many(chosen: Tensor, each: int, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+        pairs = chosen.new_empty((chosen.numel() // group.size(), 2))
+        return pairs.unbind(1)
+
+    with mock.patch.object(expert_parallel, "pairs_of_rank", as_many):
+        yield
 
 
 @contextmanager
