@@ -67,6 +67,8 @@ def check_layout(plan: ParallelPlan) -> None:
             f"tp={plan.tp} splits the matrices that adapters stand beside: "
             "use dp_replicate, dp_shard, cp or pp with adapters"
         )
+    if plan.ep > 1:
+        raise UserError(f"ep={plan.ep} deals experts out, which are frozen here: leave it out")
     if plan.precision == "fp8":
         raise UserError("precision=fp8 trains whole matrices: take bf16 with adapters")
     if plan.compile:

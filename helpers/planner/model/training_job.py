@@ -21,7 +21,13 @@ from helpers.engine.precision.optimizer import OPTIMIZERS
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.holds import Holds
-from helpers.planner.model.job_checks import check_heads, check_length, check_ulysses, splittable
+from helpers.planner.model.job_checks import (
+    check_dealt,
+    check_heads,
+    check_length,
+    check_ulysses,
+    splittable,
+)
 from helpers.planner.model.stage_layers import (
     balanced_layers,
     layers_by_rank,
@@ -308,6 +314,7 @@ def make_job(
         check_stages(shape.layers, plan.stages)
     else:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
+    check_dealt(plan)
     check_heads(shape, plan.tp)
     check_ulysses(shape, plan)
     if adapters is not None:
