@@ -155,9 +155,16 @@ def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]
             f"context_parallel_degree={cp} does not divide the {shards} ranks that share the "
             "model: its ranks are among those of hybrid_shard_degree"
         )
+    experts = values["expert_parallel_degree"]
+    if experts not in (1, shards):
+        raise UserError(
+            f"expert_parallel_degree={experts} deals experts out to some of the {shards} ranks "
+            f"that share the model, and ep here to all of them: give hybrid_shard_degree={experts}"
+        )
     plan = ParallelPlan(
         dp_replicate=replicas,
         dp_shard=shards // cp,
+        ep=experts,
         cp=cp,
         cp_attention=CP_ATTENTION[values["cp_comm_type"]],
         tp=tp,

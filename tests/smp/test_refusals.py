@@ -65,7 +65,7 @@ from helpers.smp.keys import keys
         ({"contiguous": False}, 1, "stages are always runs of neighbouring layers"),
         ({"checkpoint_attentions": True}, 1, "the nearest is activation=selective"),
         ({"context_parallel_degree": 3}, 8, "does not divide the 8 ranks that share the model"),
-        ({"expert_parallel_degree": 2}, 8, "experts are not split over ranks"),
+        ({"expert_parallel_degree": 2}, 8, "some of the 8 ranks that share the model"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_line(config, world_size, words):

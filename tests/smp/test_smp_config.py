@@ -200,6 +200,14 @@ def test_version_2_hybrid_shard_degree(shards, plan):
     assert read_smp_config({"hybrid_shard_degree": shards}, 16).plan == plan
 
 
+@pytest.mark.parametrize("shards", (0, 4))
+def test_version_2_experts_are_dealt_out_to_all_that_share_the_model(shards):
+    given = {"hybrid_shard_degree": shards, "expert_parallel_degree": shards or 16}
+    ranks = shards or 16
+    expected = ParallelPlan(dp_replicate=16 // ranks, dp_shard=ranks, ep=ranks)
+    assert read_smp_config(given, 16).plan == expected
+
+
 @pytest.mark.parametrize(
     ("config", "plan"),
     [
