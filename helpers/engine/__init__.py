@@ -3,9 +3,9 @@
 Read plan.py first (degrees and switches as one frozen value) with placement.py (which rank stands
 where), then parallelize.py, the one page that shows the order in which a model is laid out, then
 trainer.py, one step over a global batch.
-A room for each idea, from the ground up: models, messages, context, pipeline, tensor, memory,
-admission, data_parallel, precision, files, adapters; ranks is how processes meet, agree, wait and
-leave.
+A room for each idea, from the ground up: models, messages, context, pipeline, tensor, experts,
+memory, admission, data_parallel, precision, files, adapters; ranks is how processes meet, agree,
+wait and leave.
 
     from . import ParallelPlan, Trainer, distributed, load_model
 

@@ -21,6 +21,7 @@ from .context.attention import Context
 from .data_parallel.axes import state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
+from .experts.split import apply_experts
 from .files.weights import blank_model, digest_of_source, fill, save_model
 from .memory.cpu_allocator import large_blocks_apart
 from .memory.recomputing import apply_activations, heed_switch
@@ -33,7 +34,7 @@ from .plan import ParallelPlan
 from .precision.compiling import apply_compile
 from .precision.float8 import apply_float8, check_float8
 from .tensor.boundary import Boundary
-from .tensor.in_parts import unfold
+from .tensor.in_parts import keep_shapes, unfold
 from .tensor.split import apply_tensor
 
 # all of a plan but what a step reads anew
@@ -126,6 +127,8 @@ def lay_out(
     """All of it but what data ranks share."""
     cut(model, family, plan.schedule_of(1), plan.stage_layers, pipeline_rank)
     apply_tensor(model, family, boundary, postpone_weights=plan.splits_backward)
+    apply_experts(model, family, boundary)
+    keep_shapes(model)
     heed_switch(model, family)
     if plan.precision == "fp8":
         apply_float8(model, family, boundary)

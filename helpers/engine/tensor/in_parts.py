@@ -50,6 +50,13 @@ def unfold(model: nn.Module) -> None:
     model.stored_shapes = {}
 
 
+def keep_shapes(model: nn.Module) -> None:
+    """Let state dicts have the shapes that files have, whatever shapes parameters are held in."""
+    if model.stored_shapes:
+        model.register_state_dict_post_hook(as_stored)
+        model.register_load_state_dict_pre_hook(as_held)
+
+
 def as_stored(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     """A state dict has the shapes of the model's class, save of tensors that are split."""
     for name, shape in model.stored_shapes.items():

@@ -17,8 +17,7 @@ from . import layers
 from .boundary import Boundary
 from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
-from .experts import split_experts
-from .in_parts import as_held, as_stored, view_in_parts
+from .in_parts import view_in_parts
 from .layers import CONV1D, LINEAR, bind
 from .partial_gradients import inside, mark, mark_inside, mark_outside
 from .shards import shard_parameter
@@ -40,7 +39,6 @@ def apply_tensor(
     Sets on the model:
         stored_shapes: name -> the shape in files, of parameters that are held in another.
         split_shapes: name -> the shape that tp splits, of parameters that are held in the files'.
-        dealt: parameters of experts that the ranks of ep have dealt out.
         partial_gradients: parameters of which each rank's gradient is one term of the sum over tp.
 
     Raises:
@@ -49,12 +47,9 @@ def apply_tensor(
     if boundary.sequence_parallel and not family.attention:
         raise UserError(f"sequence_parallel needs attention that tp splits, not {family.name}'s")
     model.boundary, model.stored_shapes, model.partial_gradients = boundary, {}, set()
-    model.split_shapes, model.dealt = {}, set()
+    model.split_shapes = {}
     if family.splits:
         _split_blocks(model, family, boundary)
-    if model.stored_shapes:
-        model.register_state_dict_post_hook(as_stored)
-        model.register_load_state_dict_pre_hook(as_held)
     split_ends(model, family, boundary)
     if postpone_weights:
         layers.postpone_weight_gradients(model)
@@ -105,9 +100,6 @@ def split_block(
         _share_rows(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
-    experts = _present(block, family, family.experts)
-    for path in experts:
-        split_experts(model, find(block, path, family), boundary, f"{prefix}.{path}")
     if boundary.size > 1:
         _deal_out(block, family.per_head, boundary)
     here = [path for path in family.sublayers if has_split(block, family, path)]
@@ -124,7 +116,7 @@ def split_block(
         _draw_own_dropout(block, boundary)
     if boundary.size > 1:
         mark_inside(model, family, boundary, block, prefix, here)
-        mark_outside(model, family, boundary, block, prefix, [*here, *experts])
+        mark_outside(model, family, boundary, block, prefix, [*here, *family.experts])
 
 
 def _deal_out(block: nn.Module, per_head: Iterable[str], boundary: Boundary) -> None:

@@ -15,8 +15,8 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from helpers.engine.errors import UserError, reason
+from helpers.engine.experts import dispatch
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.tensor import expert_parallel
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
@@ -59,7 +59,7 @@ def evenly_routed() -> Iterator[None]:
         pairs = chosen.new_empty((chosen.numel() // group.size(), 2))
         return pairs.unbind(1)
 
-    with mock.patch.object(expert_parallel, "pairs_of_rank", as_many):
+    with mock.patch.object(dispatch, "pairs_of_rank", as_many):
         yield
 
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from helpers.engine.errors import UserError
+from helpers.engine.experts.split import OfRank, experts_over_ranks
 from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.models.block_rules import expert_cuts
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.tensor.experts import OfRank, experts_over_ranks
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
@@ -147,7 +147,7 @@ def weights_past_the_boundary(self: nn.Module, hidden: Tensor, chosen: Tensor, w
 
 
 def bias_of_every_rank(self: nn.Module, *args: Any) -> Tensor:
-    with patch("helpers.engine.tensor.experts.share", lambda bias, ranks: bias):
+    with patch("helpers.engine.experts.split.share", lambda bias, ranks: bias):
         return experts_over_ranks(self, *args)
 
 
@@ -161,7 +161,7 @@ def split_with(fault: str) -> tuple[bool, int]:
 
     plan = ParallelPlan(tp=2)
     admitted_kind.cache_clear()
-    with patch("helpers.engine.tensor.experts.experts_over_ranks", FAULTS[fault]):
+    with patch("helpers.engine.experts.split.experts_over_ranks", FAULTS[fault]):
         model = parallelize(models.small_model("gpt_oss"), plan, mesh_of(plan))
     admitted_kind.cache_clear()
     whole = not any(isinstance(p, DTensor) for one in experts_of(model) for p in one.parameters())

@@ -17,13 +17,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ..models.architecture import has
 from ..models.block_rules import expert_cuts
-from .boundary import Boundary
-from .collectives import share
-from .expert_parallel import by_all_gather, deal_out
-from .in_parts import fold
-from .layers import bind
-from .shards import local
+from ..models.families import Family
+from ..tensor.boundary import Boundary
+from ..tensor.collectives import share
+from ..tensor.in_parts import fold
+from ..tensor.layers import bind
+from ..tensor.shards import local
+from .dispatch import by_all_gather, deal_out
 
 
 class OfRank:
@@ -34,6 +36,22 @@ class OfRank:
 
     def __getattr__(self, name: str) -> Any:
         return self.own[name] if name in self.own else getattr(self.module, name)
+
+
+def apply_experts(model: nn.Module, family: Family, boundary: Boundary) -> None:
+    """Split the experts of all blocks over tp, or deal them out, or both.
+
+    Sets on the model:
+        dealt: names of the parameters that the ranks of ep have dealt out.
+    """
+    model.dealt = set()
+    if not family.experts:
+        return
+    for name, block in model.get_submodule(family.blocks).named_children():
+        for path in family.experts:
+            if has(block, path):
+                whole_path = f"{family.blocks}.{name}.{path}"
+                split_experts(model, block.get_submodule(path), boundary, whole_path)
 
 
 def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path: str) -> None:

@@ -22,8 +22,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from . import collectives
-from .shards import chunk, local
+from ..tensor import collectives
+from ..tensor.shards import chunk, local
 
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]  # hidden states, experts, weights
 

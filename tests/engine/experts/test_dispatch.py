@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from helpers.engine.errors import UserError
+from helpers.engine.experts import dispatch
 from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.files.weights import save_model, whole_weights
 from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model, parallelize
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.tensor import expert_parallel
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
@@ -158,7 +158,7 @@ def refusal(model_type: str) -> str:
 
     plan = ParallelPlan(**EP)
     admitted_kind.cache_clear()
-    wrong = patch("helpers.engine.tensor.experts.by_all_gather", kept_to_itself)
+    wrong = patch("helpers.engine.experts.split.by_all_gather", kept_to_itself)
     with wrong, pytest.raises(UserError) as refused:
         parallelize(models.small_model(model_type), plan, mesh_of(plan))
     admitted_kind.cache_clear()
@@ -186,7 +186,7 @@ def skewed() -> bool:
         asked.append(len(rows))
         return 2 * rows * share
 
-    out = expert_parallel.by_all_gather(compute, hidden, chosen, weights, 4, group)
+    out = dispatch.by_all_gather(compute, hidden, chosen, weights, 4, group)
     out.sum().backward()
     right = torch.equal(out, 2 * torch.ones(3, 4)) and torch.equal(hidden.grad, out)
     return right and torch.equal(weights.grad, torch.full((3, 1), 8.0)) and asked in ([6], [])
