@@ -1,6 +1,9 @@
 """What nobody chose equals one process: random families, axes, schedules and savers, and calls of
 a trainer in a random order."""
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -27,13 +30,14 @@ FLAT = (
 )
 PIPELINES = ((1, 1, 2, 1, 1), (1, 2, 2, 1, 1), (1, 1, 2, 2, 1), (1, 1, 2, 1, 2), (1, 1, 4, 1, 1))
 LAYERS, STEPS, PLANS = 4, 3, 200
+MIXTURES = ("gpt-oss",)  # whose experts ranks may deal out
 
 
 def task_of(family: str) -> str | None:
     return family.rpartition("-")[2] if family in tiny.ENCODERS else None
 
 
-def drawn(seed: int) -> tuple[str, ParallelPlan]:
+def drawn(seed: int, families: Sequence[str] = FAMILIES) -> tuple[str, ParallelPlan]:
     """A family, and a plan that fits it."""
     draw = Random(seed).choice
     schedule = draw((*[None] * 5, *SCHEDULES))
@@ -55,7 +59,7 @@ def drawn(seed: int) -> tuple[str, ParallelPlan]:
             "activation": draw(("none", "selective", "full", "group_2")),
             "partition": draw(("auto", "1,3", "3,1")) if pp == 2 else "auto",
         }
-        family = draw(FAMILIES)
+        family = draw(families)
         try:
             plan = ParallelPlan(**choices)
             plan.validate(tiny.config(family, LAYERS), task=task_of(family))
@@ -64,10 +68,23 @@ def drawn(seed: int) -> tuple[str, ParallelPlan]:
         return family, plan
 
 
+def dealt(seed: int) -> ParallelPlan:
+    """One under which the experts of a mixture are dealt out."""
+    draws = (drawn(1000 * seed + number, MIXTURES) for number in itertools.count())
+    plan = next(plan for _, plan in draws if plan.dp_shard > 1 and plan.cp == 1)
+    return replace(plan, zero_stage=3, ep=plan.dp_shard)
+
+
 @pytest.mark.parametrize("seed", part(range(10), range(10, PLANS)))
 def test_a_random_layout_equals_one_process(seed: int) -> None:
     family, plan = drawn(seed)
     pool(plan.world_size).run(parity.check, family, plan, torch.float64, STEPS, LAYERS)
+
+
+@pytest.mark.parametrize("seed", part(range(4), range(4, 40)))
+def test_a_random_layout_with_experts_dealt_out(seed: int) -> None:
+    plan = dealt(seed)
+    pool(plan.world_size).run(parity.check, "gpt-oss", plan, torch.float64, STEPS, LAYERS)
 
 
 @pytest.mark.exhaustive

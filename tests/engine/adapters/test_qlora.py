@@ -182,6 +182,7 @@ def test_moments_of_8_bits(bases) -> None:
     ("plan", "words"),
     [
         ({"tp": 2}, "tp=2 splits"),
+        ({"dp_shard": 2, "ep": 2}, "ep=2 deals experts out, which are frozen here"),
         ({"pp": 2, "schedule": "zero-bubble"}, "choose 1f1b"),
     ],
 )

@@ -101,6 +101,18 @@ def test_it_is_what_real_ranks_do_with_other_models(model_type, name):
         assert (dry.states, dry.messages, dry.flops) == found[rank]
 
 
+@pytest.mark.parametrize("fields", ({}, {"activation": "full"}, {"microbatches": 2}))
+def test_experts_that_are_dealt_out_get_even_shares(fields):
+    """A rank's own FLOPs are those of what is routed to it; of all ranks they are the same."""
+    plan = ParallelPlan(dp_shard=4, ep=4, **fields)
+    found = pool(4).run(real_other, "mixtral", plan)
+    config = small_models.small_config("mixtral")
+    dry = [dry_run(config, plan, rank, batch=ROWS, seq_len=SEQ_LEN) for rank in range(4)]
+    for one, (states, messages, _) in zip(dry, found, strict=True):
+        assert (one.states, one.messages) == (states, messages)
+    assert sum(one.flops for one in dry) == sum(flops for *_, flops in found)
+
+
 def test_a_class_that_asks_for_values_is_refused_in_one_line():
     with pytest.raises(UserError, match=r"^jetmoe cannot be run without values: .*$"):
         dry_run(small_models.small_config("jetmoe"), ParallelPlan(), batch=2, seq_len=8)
