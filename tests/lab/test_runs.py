@@ -93,12 +93,19 @@ def test_runs_are_compared_without_their_warmup(folder, tmp_path):
     assert list(table.index) == ["one rank", "two ranks"]
     assert list(table["tokens_per_s"]) == [100.0, 200.0]
     assert list(table["relative"]) == [1.0, 2.0]
-    assert list(table["p10"]) == [100.0, 200.0]
+    assert list(table["p10"]) == list(table["p90"]) == [100.0, 200.0]
+    assert list(compare(load_run(fast), load_run(folder))["relative"]) == [1.0, 0.5]
     assert list(table["tokens"]) == [1_000_000] * 2
     assert table["peak_memory_bytes"].iloc[0] == 90
     assert compare(load_run(folder)).index[0] == "run"
     with pytest.raises(UserError, match="1 names for 2 runs"):
         compare(load_run(folder), load_run(fast), names=["one"])
+
+
+def test_a_step_without_a_speed_is_left_out(tmp_path):
+    path = write_run(tmp_path / "run", speeds=[1.0] * 2 + [None] * 9 + [100.0] * 9)
+    row = compare(load_run(path)).loc["run"]
+    assert row["p10"] == row["tokens_per_s"] == 100 and row["steps"] == 20
 
 
 def test_a_last_line_that_was_cut_off_is_left_out_and_said(folder, capsys):

@@ -118,6 +118,14 @@ def test_a_batch_of_few_tokens_has_one_that_is_masked(bare) -> None:
         assert torch.equal(masked[~places], ids[~places])
 
 
+def test_another_token_is_none_of_those_that_rows_need(bare) -> None:
+    """In a tenth of the places that are masked another stands, of the tokenizer's own."""
+    masking, ids = Masking.by(SpecialTokens.of(bare)), torch.full((400, 500), 200)
+    masking = masking._replace(others=(masking.others[0], masking.others[0] + 8))
+    found, _ = masking.apply(ids, torch.ones_like(ids), seed=0)
+    assert set(found.unique().tolist()) == {masking.mask, 200, *range(4, 12)}
+
+
 def test_masks_are_drawn_anew_each_time_and_alike_for_everybody(bare) -> None:
     data = tokenize(EXAMPLES, bare, "mlm", 16)
 

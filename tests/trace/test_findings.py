@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.trace.findings import find
-from helpers.trace.recorder import STEP
+from helpers.trace.recorder import MACHINE, STEP
 from helpers.trace.step_times import step_times
 from helpers.trace.traces import MARKED, Slice, Trace
 
@@ -67,3 +67,48 @@ def test_a_cpu_that_waits_for_the_gpu_starts_nothing(library, what):
     facts = {"rank": 0, "steps": [0], "device": "cuda", "memory": {}}
     [times] = step_times(Trace(facts, "here", slices, [], {}))
     assert times.starting_s == 0
+
+
+def losing(lost_s: list[float], name: str = "wait", rank: int = 0, host: str = "here") -> Trace:
+    """Steps of a second that end in a range of this name, of so many seconds each."""
+    slices = []
+    for at_s, seconds in enumerate(lost_s):
+        worked_s = at_s + 1 - seconds
+        slices.append(Slice(f"{STEP}{at_s}", MARKED, MAIN, at_s, at_s + 1))
+        slices.append(Slice("aten::mm", "cpu_op", MAIN, at_s, worked_s))
+        slices.append(Slice(name, MARKED, MAIN, worked_s, at_s + 1))
+    facts = {"rank": rank, "steps": list(range(len(lost_s))), "device": "cpu"}
+    return Trace(facts | {"memory": {MACHINE: (5e9, 10e9)}}, host, slices, [], {})
+
+
+def kinds(*traces: Trace) -> list[str]:
+    return [one.kind for one in find([*traces]) if one.kind != "memory"]
+
+
+def test_a_finding_is_there_in_four_of_five_steps():
+    assert kinds(*[losing([0.4, 0.4, 0.4, 0.0, 0.0])] * 2) == []
+    [finding, _] = find([losing([0.4, 0.3, 0.5, 0.0, 0.4], rank=rank) for rank in range(2)])
+    assert finding.kind == "bubble" and finding.amount == pytest.approx(0.3)
+
+
+def test_a_bubble_is_the_mean_of_the_ranks():
+    assert kinds(losing([0.0]), losing([0.4])) == ["straggler"]
+    assert kinds(losing([0.3]), losing([0.3])) == ["bubble"]
+
+
+def test_a_straggler_is_late_beside_most_others_and_by_a_part_of_the_step():
+    assert kinds(*[losing([0.0])] * 3, losing([0.5])) == []
+    assert kinds(losing([0.75]), losing([0.82])) == ["bubble"]
+
+
+def test_what_a_rank_waits_for_its_input_is_told_with_its_own_times():
+    [finding, _] = find([losing([0.3], rank=0), losing([0.3], "data", rank=1)])
+    assert finding.kind == "input" and finding.ranks == (1,)
+    assert "300 of 1000 ms" in finding.words
+
+
+def test_ranks_share_the_memory_of_their_machine():
+    """Half of it each."""
+    [finding] = find([losing([0.0], rank=0), losing([0.0], rank=1)])
+    assert finding.kind == "memory" and finding.ranks == (0, 1) and finding.amount == 1
+    assert find([losing([0.0], rank=0), losing([0.0], rank=1, host="there")]) == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from helpers.watch.history import History, Watched
-from helpers.watch.losses import loss_not_falling
+from helpers.watch.losses import loss_not_falling, overfitting, poor_initialisation
 from helpers.watch.observe import Observation, Sums
 from helpers.watch.steps import learning_rate_zero, update_too_small, weights_unchanged
 
@@ -128,3 +128,23 @@ def test_a_learned_loss_has_nothing_left_to_fall_by() -> None:
 
 def test_a_rise_that_noise_may_be_is_no_trouble() -> None:
     assert not said(noisy(fall, 700, noise=0.5))
+
+
+def test_the_first_loss_may_be_half_as_much_again() -> None:
+    for loss, told in ((16.0, False), (17.0, True)):
+        history = History(losses={1: loss}, first_loss=11.0)
+        assert (poor_initialisation(history) is not None) == told
+
+
+def test_random_weights_should_fall_in_fewer_steps_than_trained_ones() -> None:
+    """The noise leaves room for a fall of 0.2 %, which is little at first and much later."""
+    flat = dict(enumerate(noisy(lambda step: 4.0, 300, noise=0.005), 1))
+    assert loss_not_falling(History(losses=flat)) is None
+    assert "after 300 steps" in loss_not_falling(History(losses=flat, first_loss=5.0))
+
+
+def test_the_least_held_out_loss_stands_beside_the_losses_around_it() -> None:
+    """The training loss fell at just the step of the least held-out loss."""
+    losses = {step: 3.0 if step <= 20 else 2.0 for step in range(1, 101)}
+    history = History(losses=losses, held_out=[(20, 2.0), (50, 2.2), (100, 2.5)])
+    assert "was 2 at step 20" in overfitting(history)

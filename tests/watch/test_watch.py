@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,15 @@ from helpers.watch.history import History, Watched
 from helpers.watch.losses import loss_not_falling, overfitting, poor_initialisation
 from helpers.watch.observe import Observation, Observer, Sums
 from helpers.watch.rules import RULES, table
-from helpers.watch.steps import exploding_gradient, no_gradient, not_finite, vanishing_gradient
+from helpers.watch.steps import (
+    class_imbalance,
+    exploding_gradient,
+    no_gradient,
+    not_finite,
+    padding,
+    update_too_small,
+    vanishing_gradient,
+)
 from helpers.watch.watch import Watch, commonest_share
 from tests.support import scripts, tiny
 from tests.support.ranks import mesh_of, pool
@@ -383,6 +391,31 @@ def test_a_gradient_explodes_beside_those_that_were_finite() -> None:
     assert said == "the gradient's norm is 500, and was 1 before"
     assert exploding_gradient(History([*looks, look_at(7, math.inf)])) is None
     assert exploding_gradient(History([*looks[:5], look_at(7, 500.0)])) is None
+
+
+@pytest.mark.parametrize("rule", (padding, class_imbalance))
+def test_a_share_of_a_batch_is_the_mean_over_the_looks(rule: Callable[[History], Any]) -> None:
+    def of(*shares: float) -> str | None:
+        return rule(History([replace(look_at(1, 1.0), padding=x, label=x) for x in shares]))
+
+    limit = {padding: 0.5, class_imbalance: 0.9}[rule]
+    assert of(limit + 0.09, limit - 0.2) is None
+    assert "%" in of(limit + 0.09, limit - 0.05)
+
+
+def test_an_update_is_too_small_if_the_median_layer_says_so() -> None:
+    def of(*shares: float) -> str | None:
+        layers = {n: Sums(weight=4.0, update=4 * x * x) for n, x in enumerate(shares)}
+        looks = [replace(look_at(n, 1.0), seen=Observation(layers=layers)) for n in (1, 2)]
+        return update_too_small(History(looks))
+
+    assert of(1e-8, 1e-3, 1e-3) is None
+    assert "by 1e-08 of their size" in of(1e-8, 1e-8, 1e-3)
+
+
+def test_a_norm_next_to_nothing_is_told() -> None:
+    assert vanishing_gradient(History([look_at(1, 5e-8)])) == "the gradient's norm is 5.0e-08"
+    assert vanishing_gradient(History([look_at(1, 2e-7)])) is None
 
 
 def test_a_held_out_loss_that_is_no_number_hides_no_overfitting() -> None:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.memory import offloading
@@ -29,14 +29,17 @@ class LateStream:
     def __init__(self) -> None:
         self.queue: list[tuple[weakref.ref, weakref.ref, bool]] = []
         self.done = 0
+        self.waited = False
 
     def wait_stream(self, other: "LateStream") -> None:
-        pass  # what computes has computed
+        self.waited = True  # what computes has computed
 
     def record_event(self) -> int:
         return len(self.queue)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        assert self.waited, "a copy began beside what computes its tensor, or had its memory"
+        self.waited = False
         inwards = torch._C._current_graph_task_id() != -1  # in a backward
         self.queue.append((weakref.ref(target), weakref.ref(source), inwards))
         target.detach().fill_(float("nan") if target.is_floating_point() else 10**6)
@@ -134,3 +137,22 @@ def held_after_a_forward() -> tuple[int, int]:
 def test_a_forward_leaves_the_last_blocks_on_the_device() -> None:
     [(saved, held)] = pool(1).run(held_after_a_forward)
     assert held * LAYERS == saved * HORIZON
+
+
+class Gram(nn.Module):
+    """Saves a square matrix and its transpose: of one storage, and of one shape."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        scaled = hidden * 1.5
+        return scaled @ scaled.t()
+
+
+def test_a_matrix_is_not_taken_for_its_transpose() -> None:
+    hidden = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = torch.arange(64.0 * 64, dtype=torch.float64).view(64, 64)
+    block, found = Gram(), []
+    for forward in (block.forward, Offloader().wrap(block, block.forward)):
+        given = hidden.clone().requires_grad_()
+        (forward(given) * weights).sum().backward()
+        found.append(given.grad)
+    assert torch.equal(*found)

@@ -179,6 +179,12 @@ MISTAKES = {
     "documents must be": ({}, IDS, IDS, {"documents": IDS.float()}),
     "documents are [1, 8]": ({}, IDS, IDS, {"documents": IDS[:1]}),
     "document -1, predicts a label": ({}, IDS, IDS, {"documents": IDS % 8 // 6 * -1}),
+    "padding of packed rows": (
+        {},
+        IDS,
+        IDS.where(IDS % 8 > 1, -100),  # of padding itself there is none
+        {"documents": (IDS % 8 < 2) * -1},
+    ),
     "attention_mask must be zeros": ({}, IDS, IDS, {"attention_mask": (IDS > 3) * -1e9}),
     "token_type_ids must be a tensor of whole": ({}, IDS, IDS, {"token_type_ids": IDS > 3}),
     "LlamaForCausalLM has no types of tokens": ({}, IDS, IDS, {"token_type_ids": IDS * 0}),

@@ -124,6 +124,18 @@ def test_a_row_that_is_filled_up_past_the_last_position_is_refused() -> None:
         assert line == f"{words} rows of at most 14"
 
 
+def all_positions(length: int) -> float:
+    config, mesh = small_config("gpt2"), mesh_of(SEQUENCE)
+    config.n_positions = length
+    model = parallelize(build(config, CAUSAL.task, torch.float64), SEQUENCE, mesh)
+    ids = torch.ones((2, length), dtype=torch.long)
+    return Trainer(model, SEQUENCE, mesh, lr=tiny.LR).step(ids, ids).loss
+
+
+def test_a_row_may_have_all_positions() -> None:
+    assert all(loss > 0 for loss in pool(2).run(all_positions, 16))
+
+
 def called(labelled: bool) -> str:
     """What a call without a Trainer says to rows that begin with padding, the last of which
     predicts their first token where that is labelled."""

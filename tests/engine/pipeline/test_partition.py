@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from helpers.engine.pipeline.partition import (
     model_costs,
     stage_costs,
 )
+from helpers.engine.pipeline.stages import auto_partition
 from helpers.planner.measure.layer_profile import measured_costs
 from tests.support import tiny
 
@@ -283,3 +285,12 @@ def test_a_profile_sees_a_costly_head() -> None:
     assert first > last
     with pytest.raises(UserError, match="nothing to measure"):
         measured_costs(config, rows=0, seq_len=64)
+
+
+def test_a_model_without_a_last_norm_keeps_a_block_beside_its_head() -> None:
+    """A large head would otherwise be a stage by itself, which such a model cannot have."""
+    bert = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+    bert |= {"intermediate_size": 16, "vocab_size": 5000}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**bert))
+    assert balance(model_costs(model, 64), 2) == (2, 0)
+    assert auto_partition(model, 2) == (1, 1)

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.engine.precision.not_finite import not_finite
 from helpers.engine.precision.optimizer import LARGE, ROW, gradient_norm
+from tests.support.ranks import pool
 
 SIZES = st.lists(st.sampled_from([1, 7, ROW, LARGE, LARGE + ROW, 2 * LARGE + 1]), min_size=1)
 
@@ -74,3 +76,16 @@ def test_numbers_that_two_ranks_hold_count_once():
 def test_float64_stays_float64():
     x = torch.randn(LARGE, dtype=torch.float64)
     assert norm_of([x]) == pytest.approx(exact([x]), rel=1e-14)
+
+
+def first_not_finite() -> list[str]:
+    good, bad = torch.ones(2), torch.tensor([1.0, float("nan")])
+    named = {"a": good, "b": bad, "c": bad}
+    parts = [SimpleNamespace(name=name, tensor=x) for name, x in named.items()]
+    cases = (parts, {"a": bad}), (parts[:1], named), ([], {})
+    return [not_finite(7, *case).partition("first in ")[2].partition(";")[0] for case in cases]
+
+
+def test_the_first_that_is_not_finite_is_named_weights_before_gradients():
+    [found] = pool(1).run(first_not_finite)
+    assert found == ["the weight b on rank 0", "the gradient b on rank 0", "the loss"]

@@ -9,7 +9,7 @@ from helpers.engine.pipeline.simulator import Span, Timeline, Times, simulate
 from helpers.lab.drawings.schedule import draw_schedule
 from helpers.lab.drawings.stages import EMBEDDING, HEAD, draw_partition, stages_of
 from helpers.lab.figures.pipeline_plots import plot_bubbles
-from helpers.lab.runs.pipeline_steps import case_of, compare_schedules
+from helpers.lab.runs.pipeline_steps import bubble_table, case_of, compare_schedules
 from helpers.planner.published.posts import find_post
 
 pytest.importorskip("pandas")
@@ -42,12 +42,26 @@ def test_a_step_is_held_against_its_own_actions():
     assert table.loc["interleaved:4", "bubble by formula"] == pytest.approx(1 / 9)
 
 
-def test_a_wait_that_no_action_explains_is_seen():
+def waiting(late_s: float) -> Timeline:
+    """A step whose second rank does everything so much later."""
     step = measured("1f1b", 2, 4)
-    late = [Span(s.action, s.start_s + 0.5, s.end_s + 0.5) for s in step.spans[1]]
-    waiting = Timeline((step.spans[0], tuple(late)), peak_bytes=())
-    row = compare_schedules({"1f1b:4": [waiting]}).loc["1f1b:4"]
+    late = [Span(s.action, s.start_s + late_s, s.end_s + late_s) for s in step.spans[1]]
+    return Timeline((step.spans[0], tuple(late)), peak_bytes=())
+
+
+def test_a_wait_that_no_action_explains_is_seen():
+    row = compare_schedules({"1f1b:4": [waiting(0.5)]}).loc["1f1b:4"]
     assert row["measured / simulated"] > 1.2 and row["bubble"] > row["bubble simulated"]
+
+
+def test_the_spread_of_a_bubble_is_of_its_measured_steps():
+    """Of eleven steps the second least and the second most are the percentiles."""
+    steps = [waiting(late / 10) for late in (7, 3, 9, 1, 10, 5, 0, 2, 8, 4, 6)]
+    row = bubble_table([case_of("1f1b:4", steps)]).loc[4]
+    for column, late in (("10th percentile", 1), ("measured", 5), ("90th percentile", 9)):
+        assert row[column] == pytest.approx(waiting(late / 10).bubble), column
+    assert row["simulated"] == pytest.approx(row["formula"]) == pytest.approx(1 / 5)
+    assert row["10th percentile"] < row["measured"] < row["90th percentile"]
 
 
 @pytest.mark.parametrize("name", ["1f1b", "1f1b:", "1f1b:x"])
