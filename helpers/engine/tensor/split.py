@@ -11,13 +11,14 @@ from torch import nn
 from ..errors import UserError
 from ..models import attention
 from ..models.architecture import has, text_config
+from ..models.block_rules import drops_out
 from ..models.blocks import on_input
 from ..models.families import KV_HEADS, Family, head_dim, kv_heads
 from . import layers
 from .boundary import Boundary
 from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
-from .experts import split_experts
+from .experts import shapes_of_whole, split_experts
 from .in_parts import as_held, as_stored, view_in_parts
 from .layers import CONV1D, LINEAR, bind
 from .partial_gradients import inside, mark, mark_inside, mark_outside
@@ -48,9 +49,9 @@ def apply_tensor(
     if boundary.sequence_parallel and not family.attention:
         raise UserError(f"sequence_parallel needs attention that tp splits, not {family.name}'s")
     model.boundary, model.stored_shapes, model.partial_gradients = boundary, {}, set()
-    model.split_shapes = {}
     if family.splits:
         _split_blocks(model, family, boundary)
+    model.split_shapes = shapes_of_whole(model)
     if model.stored_shapes:
         model.register_state_dict_post_hook(as_stored)
         model.register_load_state_dict_pre_hook(as_held)
@@ -104,7 +105,7 @@ def split_block(
         _share_rows(model, find(block, path, family), boundary, f"{prefix}.{path}")
     for path, forward in family.forwards.items():
         bind(find(block, path, family), forward, boundary)
-    experts = _present(block, family, family.experts)
+    experts = _present(block, family, family.experts) if boundary.size > 1 else []
     for path in experts:
         split_experts(model, find(block, path, family), boundary, f"{prefix}.{path}")
     if boundary.size > 1:
@@ -252,15 +253,8 @@ def _count_own_heads(model: nn.Module, attention: nn.Module, family: Family, ran
 
 def _draw_own_dropout(block: nn.Module, boundary: Boundary) -> None:
     """Under sequence parallelism ranks have other tokens, and draw other dropout of them."""
-    if boundary.sequence_parallel and any(map(_drops_out, block.modules())):
+    if boundary.sequence_parallel and any(map(drops_out, block.modules())):
         block.forward = partial(_in_own_stream, boundary, block, block.forward)
-
-
-def _drops_out(module: nn.Module) -> bool:
-    """Is it dropout, or does it keep a rate for its own forward to take?"""
-    rates = [rate for name, rate in vars(module).items() if "drop" in name]
-    rates += [module.p] if isinstance(module, nn.Dropout) else []
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _in_own_stream(
