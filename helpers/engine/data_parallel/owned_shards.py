@@ -41,6 +41,8 @@ class OwnedShard:
         itself, where every rank holds all of it."""
         if self.mesh is None:
             return like.view(self.shape)
+        if like.dim() < len(self.shape):  # of whole experts, of whose number a rank has a part
+            like = like.view(len(like), *self.shape[1:])
         stride = torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
             like, self.mesh, self.placements, run_check=False, shape=self.shape, stride=stride

@@ -5,6 +5,10 @@
 
     tokens, their experts and weights --enter--> the class's own forward --leave--> sums
 
+A product by groups wants rows of whole multiples of 16 bytes. Where a rank's part of the width is
+none, zeros follow it for as long as it computes, and columns of zeros in down_proj make nothing of
+what becomes of them.
+
 The router stays outside, so every rank sends each token to the same experts, and has as much work
 as any other however uneven the experts' shares of the tokens are.
 
@@ -14,6 +18,8 @@ Source: Shoeybi et al. 2019, Megatron-LM, section 3, for each expert's MLP.
 from functools import partial
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -27,6 +33,8 @@ from ..tensor.layers import bind
 from ..tensor.shards import local
 from .dispatch import by_all_gather, deal_out
 
+ROW_BYTES = 16  # of which torch's grouped_mm wants multiples
+
 
 class OfRank:
     """A module with a rank's own parts of its parameters; all else is the module's."""
@@ -39,19 +47,20 @@ class OfRank:
 
 
 def apply_experts(model: nn.Module, family: Family, boundary: Boundary) -> None:
-    """Split the experts of all blocks over tp, or deal them out, or both.
+    """Split the experts of all blocks over tp, or deal them out, or both; else they stay as they
+    are.
 
     Sets on the model:
         dealt: names of the parameters that the ranks of ep have dealt out.
+        split_shapes: as apply_tensor, of experts that tp does not split.
     """
     model.dealt = set()
-    if not family.experts:
-        return
-    for name, block in model.get_submodule(family.blocks).named_children():
-        for path in family.experts:
-            if has(block, path):
+    if family.experts and (boundary.size > 1 or boundary.experts is not None):
+        for name, block in model.get_submodule(family.blocks).named_children():
+            for path in filter(partial(has, block), family.experts):
                 whole_path = f"{family.blocks}.{name}.{path}"
                 split_experts(model, block.get_submodule(path), boundary, whole_path)
+    model.split_shapes |= shapes_of_whole(model)
 
 
 def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path: str) -> None:
@@ -59,7 +68,7 @@ def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path
     Their width must have a part of one size for each rank, see check_tensor_degree."""
     dims, experts.cuts = {}, expert_cuts(experts)
     for name, (dim, parts) in experts.cuts.items():
-        if dim is None:
+        if dim is None or boundary.size == 1:
             continue
         if parts > 1:
             fold(model, experts, path, name, dim, parts)
@@ -70,6 +79,19 @@ def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path
         for name in experts.cuts:
             deal_out(experts, name, boundary.experts)
             model.dealt.add(f"{path}.{name}")
+
+
+def shapes_of_whole(model: nn.Module) -> dict[str, torch.Size]:
+    """The shapes in which tp splits those parameters of experts that are whole here, by name:
+    checkpoints hold them so under every plan, whatever of the model it splits."""
+    shapes = {}
+    for path, experts in model.named_modules():
+        for name, (dim, parts) in expert_cuts(experts).items():
+            whole = list(getattr(experts, name).shape)
+            if parts > 1:
+                whole[dim : dim + 1] = parts, whole[dim] // parts
+                shapes[f"{path}.{name}"] = torch.Size(whole)
+    return shapes
 
 
 def experts_over_ranks(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
@@ -88,18 +110,31 @@ def experts_over_ranks(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
 
 def _of_rank(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """This rank's experts, in the dtype of what comes to them: their masters may be wider."""
-    own = {name: value.to(hidden.dtype) for name, value in _own(self).items()}
-    own["num_experts"] = len(own["down_proj"])
+    own = _own(self, hidden.dtype)
+    own |= {"num_experts": len(own["down_proj"])}
     return type(self).forward(OfRank(self, own), hidden, chosen, weights)
 
 
-def _own(experts: nn.Module) -> dict[str, Tensor]:
-    """This rank's part of each parameter in the shape that the class knows. What is added after the
-    sum is added once: as one of tp equal shares."""
+def _own(experts: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """This rank's part of each parameter in the shape that the class knows, and in this dtype. What
+    is added after the sum is added once: as one of tp equal shares."""
     own = {name: local(parameter) for name, parameter in experts.named_parameters()}
+    own = {name: part.to(dtype or part.dtype) for name, part in own.items()}
+    width = own["down_proj"].shape[experts.cuts["down_proj"].dim]
     for name, (dim, parts) in experts.cuts.items():
         if dim is None:
             own[name] = share(own[name], experts.boundary.size)
-        elif parts > 1:  # where nothing is split it is held as files have it
-            own[name] = own[name].flatten(dim, own[name].dim() - 3 + dim)
+            continue
+        if experts.boundary.size > 1:
+            own[name] = _in_whole_rows(own[name], dim + (parts > 1), width)
+            own[name] = own[name].flatten(dim, dim + parts - 1)
     return own
+
+
+def _in_whole_rows(part: Tensor, dim: int, width: int) -> Tensor:
+    """A rank's part of a parameter, with zeros after a middle of that width, or twice that one."""
+    missing = -width % (ROW_BYTES // part.element_size())
+    if not missing:
+        return part
+    after = [0, 0] * (part.dim() - 1 - dim)
+    return F.pad(part, [*after, 0, missing * part.shape[dim] // width])

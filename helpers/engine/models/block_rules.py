@@ -103,14 +103,23 @@ def expert_cuts(module: nn.Module) -> dict[str, Cut]:
     up = "up_proj" if "up_proj" in own else "gate_up_proj"
     if not {up, "down_proj"} <= own.keys() or getattr(module, "has_post_expert_norm", False):
         return {}
-    if {own[up].dim(), own["down_proj"].dim()} != {3}:
-        return {}
+    if {own[up].dim(), own["down_proj"].dim()} != {3} or any(map(drops_out, module.modules())):
+        return {}  # a rank would draw for its part what another draws for its own
     transposed = getattr(module, "is_transposed", own[up].shape[1] == own["down_proj"].shape[2])
     out, into = (2, 1) if transposed else (1, 2)
+    if own[up].shape[out] != own["down_proj"].shape[into] * (1 + (up == "gate_up_proj")):
+        return {}
     parts = 2 if up == "gate_up_proj" and getattr(module, "is_concatenated", True) else 1
     cuts = {up: Cut(out, parts), "down_proj": Cut(into)}
     cuts |= {f"{up}_bias": Cut(1, parts), "down_proj_bias": Cut(None)}
     return {name: cuts[name] for name in own} if own.keys() <= cuts.keys() else {}
+
+
+def drops_out(module: nn.Module) -> bool:
+    """Is it dropout, or does it keep a rate for its own forward to take?"""
+    rates = [rate for name, rate in vars(module).items() if "drop" in name]
+    rates += [module.p] if isinstance(module, nn.Dropout) else []
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _attention(block: nn.Module, linears: dict[str, nn.Linear], config: Any) -> BlockRules:

@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import UserError
 from ..models import attention
 from ..models.architecture import has, text_config
+from ..models.block_rules import drops_out
 from ..models.blocks import on_input
 from ..models.families import KV_HEADS, Family, head_dim, kv_heads
 from . import layers
@@ -245,15 +246,8 @@ def _count_own_heads(model: nn.Module, attention: nn.Module, family: Family, ran
 
 def _draw_own_dropout(block: nn.Module, boundary: Boundary) -> None:
     """Under sequence parallelism ranks have other tokens, and draw other dropout of them."""
-    if boundary.sequence_parallel and any(map(_drops_out, block.modules())):
+    if boundary.sequence_parallel and any(map(drops_out, block.modules())):
         block.forward = partial(_in_own_stream, boundary, block, block.forward)
-
-
-def _drops_out(module: nn.Module) -> bool:
-    """Is it dropout, or does it keep a rate for its own forward to take?"""
-    rates = [rate for name, rate in vars(module).items() if "drop" in name]
-    rates += [module.p] if isinstance(module, nn.Dropout) else []
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _in_own_stream(
