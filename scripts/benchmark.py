@@ -12,6 +12,7 @@
     python scripts/benchmark.py long                # context parallelism by length, Llama, 2 x 256
     python scripts/benchmark.py messages            # gloo and shared memory, by size, 2 to 8 ranks
     python scripts/benchmark.py packed              # documents one by one, and a mask of the row
+    python scripts/benchmark.py experts             # a mixture under tp, ZeRO-3 and ep
     python scripts/benchmark.py small-step          # where a step of tens of ms goes, by layout
 
 Two processes of one thread each are held against one process with two threads. All peers stay alive
@@ -39,6 +40,7 @@ from typing import Any
 from benchmarks import compare, registry, work
 from benchmarks.studies import (
     compiling,
+    experts,
     long_sequences,
     memory,
     messages,
@@ -246,6 +248,12 @@ def _packed(args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def _experts(args: argparse.Namespace) -> dict[str, Any]:
+    rows = experts.measure(args.rounds)
+    print(experts.table(rows))
+    return {"rows": rows}
+
+
 def say(text: str) -> None:
     """Progress, out of the table's way."""
     print(text, file=sys.stderr, flush=True)
@@ -281,6 +289,7 @@ def main() -> None:
     alone = {  # of no peers
         "messages": _messages,
         "packed": partial(_packed, args),
+        "experts": partial(_experts, args),
         "small-step": partial(_small_step, args),
     }
     try:

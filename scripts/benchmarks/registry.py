@@ -203,5 +203,6 @@ BENCHMARKS = {
     "plan": (),  # its layouts are those that a search looks at
     "messages": (),  # trains nothing
     "packed": (),  # two ways of the engine's attention
+    "experts": (),  # layouts of the engine alone
     "small-step": (),  # layouts of the engine alone
 }

@@ -30,14 +30,14 @@ CASES = (Case(32, 128, 32), Case(8, 512, 64), Case(2, 2048, 200), Case(1, 4096, 
 class ByDocuments(Trainer):
     """However short the rows."""
 
-    def _by_documents(self, batch: MicroBatch) -> bool:
+    def _one_by_one(self, packed: MicroBatch) -> bool:
         return True
 
 
 class Masked(Trainer):
     """A mask says what a token may see."""
 
-    def _by_documents(self, batch: MicroBatch) -> bool:
+    def _one_by_one(self, packed: MicroBatch) -> bool:
         return False
 
 
