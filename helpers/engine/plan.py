@@ -110,7 +110,8 @@ class ParallelPlan:
             degree = getattr(self, axis)
             if type(degree) is not int or degree < 1:  # a search asks this of 100,000 plans
                 check_count(axis, degree)
-        check_count("ep", self.ep)
+        if type(self.ep) is not int or self.ep < 1:
+            check_count("ep", self.ep)
         for name in ("sequence_parallel", "offload", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be True or False, not {getattr(self, name)!r}")

@@ -132,7 +132,7 @@ class FullyShard:
         local(parameter.grad).add_(own)
 
     def take(self) -> dict[str, Tensor]:
-        for parameter in self.dealt:  # of all tokens of the ranks of ep; but of these alone
+        for parameter in self.dealt:  # whose gradients are of the tokens of all ranks of ep already
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if self.sums:

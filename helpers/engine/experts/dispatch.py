@@ -9,7 +9,7 @@ shards are the same, and so are checkpoints. Which way sends less is told by tok
 
 The dispatch is by all-gather, the simplest that is exact for any routing: every rank sees where
 all tokens go, computes what goes to its own experts, and what it adds to each token's sum is zero
-for all else.
+for all else. How many go to them the host asks its device, once in a layer's forward.
 
 Sources: Lepikhin et al. 2020, GShard, section 3; Rajbhandari et al. 2022, DeepSpeed-MoE, section 5.
 """

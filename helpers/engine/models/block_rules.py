@@ -103,8 +103,10 @@ def expert_cuts(module: nn.Module) -> dict[str, Cut]:
     up = "up_proj" if "up_proj" in own else "gate_up_proj"
     if not {up, "down_proj"} <= own.keys() or getattr(module, "has_post_expert_norm", False):
         return {}
-    if {own[up].dim(), own["down_proj"].dim()} != {3} or any(map(drops_out, module.modules())):
-        return {}  # a rank would draw for its part what another draws for its own
+    if {own[up].dim(), own["down_proj"].dim()} != {3}:
+        return {}
+    if any(map(drops_out, module.modules())):  # a rank would draw what others draw for their parts
+        return {}
     transposed = getattr(module, "is_transposed", own[up].shape[1] == own["down_proj"].shape[2])
     out, into = (2, 1) if transposed else (1, 2)
     if own[up].shape[out] != own["down_proj"].shape[into] * (1 + (up == "gate_up_proj")):

@@ -25,15 +25,6 @@ def check_timed(shape: Shape) -> None:
         )
 
 
-def check_dealt(plan: ParallelPlan) -> None:
-    """Raise a UserError if experts are dealt out, whose memory and messages no formula knows."""
-    if plan.ep > 1:
-        raise UserError(
-            "no formula knows ep: dry_run(config, plan) measures the memory, FLOPs and messages of "
-            "a step"
-        )
-
-
 def check_heads(shape: Shape, tp: int) -> None:
     """Raise a UserError if heads, key-value heads or MLP width cannot be split over tp."""
     if tp > 1 and not splittable(shape):

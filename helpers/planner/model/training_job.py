@@ -22,7 +22,6 @@ from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.holds import Holds
 from helpers.planner.model.job_checks import (
-    check_dealt,
     check_heads,
     check_length,
     check_ulysses,
@@ -314,7 +313,11 @@ def make_job(
         check_stages(shape.layers, plan.stages)
     else:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
-    check_dealt(plan)
+    if plan.ep > 1:
+        raise UserError(
+            "no formula knows ep: dry_run(config, plan) measures the memory, FLOPs and messages of "
+            "a step"
+        )
     check_heads(shape, plan.tp)
     check_ulysses(shape, plan)
     if adapters is not None:
