@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..context.attention import Context
@@ -250,14 +251,35 @@ def _difference(
         lambda model, rank: lay_out(model, family, plan, boundary, rank),
         ranks=plan.pp,
         gradients=partial(_gradients_of_one, ranks=plan.ep),
-        rows=PartsOfRows(context, plan, cp.get_local_rank()) if context else None,
+        rows=_rows_of(plan, context, axes),
     )
 
 
+def _rows_of(plan: ParallelPlan, context: Context | None, axes: Axes) -> WholeRows | None:
+    _, cp, experts = axes
+    if context is not None:
+        return PartsOfRows(context, plan, cp.get_local_rank())
+    return SameRows(experts["dp_shard"].get_group()) if plan.ep > 1 else None
+
+
 def _gradients_of_one(model: nn.Module, ranks: int) -> dict[str, Tensor]:
-    """Whole gradients where all ranks of ep have the same rows: experts' are of all of them."""
+    """Whole gradients where all ranks of ep have the same rows: experts' are of all of them, and to
+    those of a rank no token may have gone."""
+    for parameter in map(model.get_parameter, model.dealt):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     found = whole_gradients(model)
     return {n: g / ranks if n in model.dealt else g for n, g in found.items()}
+
+
+class SameRows(WholeRows):
+    """How ranks of ep agree: each has all rows, and none may find other last bits than another."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+
+    def whole(self, term: Tensor) -> Tensor:
+        return sum_of(term, self.group) / self.group.size()
 
 
 class PartsOfRows(WholeRows):

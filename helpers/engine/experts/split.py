@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ..errors import UserError
 from ..models.architecture import has
 from ..models.block_rules import expert_cuts
 from ..models.families import Family
@@ -104,6 +105,11 @@ def experts_over_ranks(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     else:
         group = self.boundary.experts["dp_shard"].get_group()
         tokens = (*args, *kwargs.values())
+        if len(tokens) != 3:
+            raise UserError(
+                f"{type(self).__name__} is not told which tokens go to which experts, and so ep "
+                "cannot deal them out"
+            )
         out = by_all_gather(partial(_of_rank, self), *tokens, self.count, group)
     return self.boundary.leave(out)
 

@@ -238,9 +238,7 @@ def check_tensor_degree(config: Any, tp: int) -> None:
 
 def check_experts(config: Any) -> None:
     """Raise a UserError if a model has no experts that ranks could deal out among them."""
-    record = RECORDS.get(config.model_type)
-    rules = record or _rules_by(Same.of(config))[0]
-    if not rules.experts:
+    if config.model_type in RECORDS or not _has_experts(Same.of(config)):
         raise UserError(f"{config.model_type} has no experts that ep could deal out: leave it out")
 
 
@@ -270,6 +268,18 @@ def _rules_by(same: Same) -> tuple[BlockRules, tuple[int, ...]]:
             attention, rest = split_rules(model)
             return attention | rest, expert_widths(model)
     return BlockRules(), ()
+
+
+@lru_cache(maxsize=256)
+def _has_experts(same: Same) -> bool:
+    """In any of its blocks, of which the first may have none."""
+    import transformers
+
+    for auto in (transformers.AutoModel, transformers.AutoModelForCausalLM):
+        with suppress(Exception), torch.device("meta"):  # each class has its own complaints
+            model = auto.from_config(copy.deepcopy(same.config), trust_remote_code=False)
+            return bool(expert_widths(model))
+    return False
 
 
 def expert_widths(model: nn.Module) -> tuple[int, ...]:
