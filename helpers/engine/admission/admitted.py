@@ -41,10 +41,10 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
         UserError: there is none; the line says what would be different, and what works.
     """
     kind, device = kind_of(model), mesh.device_type
-    if kind.changed and plan.tp * plan.cp > 1:
+    if kind.changed and plan.tp * plan.cp * plan.ep > 1:
         raise UserError(
-            f"{kind.changed}, which tp and cp cannot be tried on: put it into a class of your own, "
-            "or take dp_shard, dp_replicate or pp"
+            f"{kind.changed}, which tp, cp and ep cannot be tried on: put it into a class of your "
+            "own, or take dp_shard, dp_replicate or pp"
         )
     tp, cp = (mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
     axes = tp, cp, mesh["dp_shard", "tp"] if plan.ep > 1 else None

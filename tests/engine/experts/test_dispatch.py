@@ -190,6 +190,20 @@ def test_experts_that_are_not_told_of_tokens_are_refused() -> None:
         assert "Llama4TextExperts is not told which tokens go to which experts" in words
 
 
+def refused_changed() -> str:
+    model, plan = models.small_model("mixtral"), ParallelPlan(**EP)
+    experts = model.model.layers[0].mlp.experts
+    experts.forward = lambda *args: 2 * type(experts).forward(experts, *args)
+    with pytest.raises(UserError) as caught:
+        parallelize(model, plan, mesh_of(plan))
+    return str(caught.value)
+
+
+def test_experts_that_somebody_changed_are_refused() -> None:
+    for words in pool(2).run(refused_changed):
+        assert "cannot be tried on" in words and "\n" not in words
+
+
 def test_one_rank_may_have_all_the_tokens_or_none() -> None:
     assert set(pool(2).run(skewed)) == {True}
 
