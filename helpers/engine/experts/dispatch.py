@@ -16,7 +16,6 @@ Sources: Lepikhin et al. 2020, GShard, section 3; Rajbhandari et al. 2022, DeepS
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -73,11 +72,12 @@ def by_all_gather(
     hidden, chosen, weights = (collectives.gather(x, 0, group) for x in (hidden, chosen, weights))
     each = -(-count // group.size())
     token, place = pairs_of_rank(chosen, each, group)
-    own = hidden.index_select(0, token)
+    size, dtype, own = hidden.shape, hidden.dtype, hidden.index_select(0, token)
+    del hidden  # of all ranks, as large as the sums
     share = weights[token, place].unsqueeze(1)
     if len(token):
         own = compute(own, (chosen[token, place] % each).unsqueeze(1), share)
     else:  # all the same a part of the graph, whose messages wait for every rank
         own = own * share
-    sums = torch.zeros_like(hidden).index_add(0, token, own.to(hidden.dtype))
+    sums = own.new_zeros(size, dtype=dtype).index_add_(0, token, own.to(dtype))
     return collectives.scatter(sums, 0, group)

@@ -13,8 +13,9 @@ from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.shared_gradients import shared_gradient_bytes
 from helpers.planner.model.training_job import Job
-from helpers.planner.model.units import units_of
+from helpers.planner.model.units import Units, units_of
 from helpers.planner.model.widths import Widths
+from helpers.planner.shape.parameters import EXPERTS, Held, elements, without_experts
 
 # of the MLP's widest product in 8 bits: its input or gradient in float32 before and after it is
 # brought to one scale, and the gradient itself
@@ -122,7 +123,7 @@ def left_over_bytes(job: Job, rank: int, stage: int) -> float:
     if not _sharded(job) or others or 0 == ends < job.end_parameters(rank):
         return 0.0
     # in halves a block's gradients are summed apart
-    units = [] if in_halves(job, rank) else units_of(job, stage).parameters
+    units = [] if in_halves(job, rank) else units_of(job, stage).gathered
     of_block = units[-1] if units else 0
     at_first = job.begin_parameters(rank) if stage == 0 < len(job.layers) - 1 else 0
     return job.sum_bytes * (at_first or ends or of_block)
@@ -145,6 +146,12 @@ def last_bytes(job: Job, halved: bool = False) -> float:
     """What is alive of a block at the end of its backward, or of the half that makes its input's
     gradient, beside its gradients and what waits."""
     return bytes_of(job, LAST_OF_INPUT if halved else LAST)
+
+
+def dealt_gradient_bytes(job: Job, units: Units, place: int) -> float:
+    """Of experts that ranks deal out, in one of the units: a rank's own, in the dtype of sums, and
+    never sent."""
+    return 4 * (units.parameters[place] - units.gathered[place]) / job.plan.ep
 
 
 def reduced_bytes(job: Job, parameters: float) -> float:
@@ -178,7 +185,16 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
         of_attention += job.element_bytes * _beside_attention(job)
     norm = 0 if job.program.work else job.program.norm_gradients
     of_norm = bytes_of(job, Widths(outside=norm, ffn=-after_attention))
-    return again + max(of_mlp, of_attention, of_norm)
+    of_experts = all_tokens_bytes(job) if job.plan.ep > 1 else 0.0
+    return again + max(of_mlp, of_attention, of_norm, of_experts)
+
+
+def all_tokens_bytes(job: Job) -> float:
+    """Of ranks that deal experts out: hidden states of all their tokens beside as many gradients,
+    where a block is computed again; else these beside their sum, when the MLP's tensors are gone.
+    """
+    freed = job.program.kept["none"].ffn if job.plan.activation == "none" else 0.0
+    return bytes_of(job, Widths(inside=2 * job.plan.ep, ffn=-freed))
 
 
 def score_gradients_bytes(job: Job) -> float:
@@ -265,16 +281,23 @@ def _positions(job: Job, rank: int) -> int:
 
 
 def _largest_matrix(job: Job) -> float:
-    """Elements of a block's largest matrix on a tensor rank; a matrix of all experts is one."""
+    """Elements of a block's largest matrix on a tensor rank; a matrix of all its experts is one."""
     product = max(linear.parameters for linear in job.shape.block) / job.plan.tp
     held = job.block if job.shape.held else ()
-    return max([product, *(prod(one.on(job.plan.tp)) for one in held)])
+    sizes = (prod(one.on(job.plan.tp)) / _ranks_with(job, one) for one in held)
+    return max([product, *sizes])
+
+
+def _ranks_with(job: Job, one: Held) -> int:
+    """How many ranks have a part each of a parameter with which one alone computes."""
+    return job.plan.ep if one.role == EXPERTS else 1
 
 
 def _beside_attention(job: Job) -> float:
     """Elements of a block that are not of its queries, keys and values, on a tensor rank."""
     before = sum(linear.parameters for linear in job.shape.block[:2]) / job.plan.tp
-    return job.largest_block - before
+    block = without_experts(job.block) if job.plan.ep > 1 else job.block
+    return elements(block, job.plan.tp, 0, 1, 0) - before
 
 
 def _sharded(job: Job) -> bool:

@@ -166,12 +166,12 @@ def _begun(turn: Turn, sizes: list[Sizes], message: float) -> Begun:
 
 def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
     blocks, each = job.layers[stage], gradients / job.parameters_of(rank)
-    units = units_of(job, stage).parameters
+    units = units_of(job, stage)
     return Sizes(
         whole=stage_bytes(job.on((stage,)), blocks),
         halved=blocks * waiting_bytes(job) if job.plan.splits_backward else 0.0,
-        summed=each * sum(units),
+        summed=each * sum(units.parameters),
         ended=each * stage_ends(job, rank, stage),
         left_over=left_over_bytes(job, rank, stage),
-        unit=gathered_bytes(job, units[0] if units else 0),
+        unit=gathered_bytes(job, units.gathered[0] if units.gathered else 0),
     )

@@ -11,6 +11,7 @@ from helpers.engine.pipeline.schedules import FORWARD, INPUT, WEIGHT
 from helpers.planner.memory.activations import kept_bytes, waiting_bytes
 from helpers.planner.memory.components import (
     added_table_bytes,
+    dealt_gradient_bytes,
     end_bytes,
     gathered_bytes,
     last_bytes,
@@ -73,7 +74,7 @@ def stretches(job: Job, rank: int, gradients: float) -> Iterator[Stretch]:
 
 def _loss(now: Moment) -> Stretch:
     job = now.job
-    gathered = gathered_bytes(job, now.units.parameters[0]) if now.units.blocks else 0.0
+    gathered = gathered_bytes(job, now.units.gathered[0]) if now.units.blocks else 0.0
     # no block frees the buffer from which a forward copied what is in no block
     kept = now.turn.fresh and not now.units.blocks and not job.made_late
     buffer = root_bytes(job, now.rank) if kept else 0.0
@@ -93,7 +94,7 @@ def _backward(now: Moment) -> Iterator[Stretch]:
     for done in _turning_points(now):
         over, to_come = sum(units.blocks[:done]), sum(units.blocks[done:])
         made = _made_bytes(now, done)
-        sent = sent_bytes(job, now.rank, units.parameters[done - 1]) if done else now.left_over
+        sent = sent_bytes(job, now.rank, units.gathered[done - 1]) if done else now.left_over
         waiting = over * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
         left = min(now.activations, now.others + kept_bytes(job, to_come)) + waiting
         start = Held(
@@ -114,7 +115,7 @@ def _there(now: Moment) -> float:
 def _coming(now: Moment, done: int) -> float:
     """What fully_shard gathers beside a unit: the one before it, and with one of them perhaps
     another stage's."""
-    later = now.units.parameters[done + 1 :]
+    later = now.units.gathered[done + 1 :]
     coming = gathered_bytes(now.job, later[0]) if later else 0.0
     gathers = not done if now.rooted else not later
     return coming + (now.gathers if gathers else 0.0)
@@ -173,7 +174,7 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         sent: bytes that were sent before and are freed when its own gradients are sent.
     """
     job, rank = now.job, now.rank
-    blocks, parameters = now.units.blocks[done], now.units.parameters[done]
+    blocks, parameters = now.units.blocks[done], now.units.gathered[done]
     gathered, working = gathered_bytes(job, parameters), working_bytes(job, rank, blocks)
     if now.sends and not done:  # later two messages are on their way already
         working += first_sent_bytes(job, now.turn.stage, _made(now, 0))
@@ -199,6 +200,8 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
             hold("activations", blocks * waiting_bytes(job)),
             hold("transients", last_bytes(job, halved=True)),
         ]
+    if job.plan.ep > 1 and not now.added:
+        events.append(hold("gradients", dealt_gradient_bytes(job, now.units, done)))
     if not gathered:
         return [*events, *_gradient_events(now, done)]
     gradients = unit_gradient_bytes(job, parameters)
@@ -252,7 +255,7 @@ def _forward(now: Moment) -> Stretch:
         logits=now.ends,
         transients=now.always + now.left_over,
     )
-    gathered = gathered_bytes(job, now.units.parameters[-1]) if now.units.blocks else 0.0
+    gathered = gathered_bytes(job, now.units.gathered[-1]) if now.units.blocks else 0.0
     times = 1 if job.made_late else 2  # gathered, and copied out
     return start, [hold("transients", root_bytes(job, now.rank) + times * gathered)]
 
@@ -279,7 +282,7 @@ def _table(now: Moment) -> Iterator[Stretch]:
     )
     yield start, [hold("transients", table_work_bytes(job, rank, not now.added))]
     if job.plan.zero == 3 and now.units.blocks:  # before it is sent, the last block's on their way
-        sent = sent_bytes(job, rank, now.units.parameters[-1])
+        sent = sent_bytes(job, rank, now.units.gathered[-1])
         yield start, [hold("transients", root + sent + added_table_bytes(job, rank))]
 
 

@@ -193,26 +193,29 @@ def program(name: str, path: Path = PROGRAMS) -> Program:
 
 
 @cache
-def program_of(shape: Shape, precision: str, device: str, narrow: bool = False) -> Program:
+def program_of(
+    shape: Shape, precision: str, device: str, narrow: bool = False, dealt: bool = False
+) -> Program:
     """The engine's own way of computing a model's blocks. What those keep that the table does not
     count is seen: of another family, most like Llama's, or of its own with dropout, for one.
 
     Args:
         device: `cpu` or `cuda`.
         narrow: are rows as long as the shape's window, or longer?
+        dealt: do data ranks deal a layer's experts out?
 
     Raises:
         UserError: as `measured_kept`.
     """
     if precision == "fp8":
-        return in_8_bits(program_of(shape, "bf16", device, narrow))
+        return in_8_bits(program_of(shape, "bf16", device, narrow, dealt))
     rows = _rows()
     counted = {row.family for row in rows}
     family = shape.family if shape.family in counted else LIKE
     row = next(row for row in rows if row.family == family and precision in row.precisions)
     if shape.source is None:
         return row
-    seen = measured_kept(shape, row.kept, precision, device, narrow)
+    seen = measured_kept(shape, row.kept, precision, device, narrow, dealt)
     return replace(row, kept=seen.kept, shared=seen.shared, work=seen.work)
 
 
@@ -233,6 +236,7 @@ def program_for(
     device: str,
     saves: bool = False,
     narrow: bool = False,
+    dealt: bool = False,
 ) -> Program:
     """The program that a name means for a model's blocks, on GPUs of a generation.
 
@@ -241,13 +245,13 @@ def program_for(
             published for that generation.
         device: `cpu` or `cuda`.
         saves: does the plan split sequences, or recompute in part?
-        narrow: as of `program_of`.
+        narrow, dealt: as of `program_of`.
 
     Raises:
         UserError: there is no such program, or it is not known how it multiplies 8 bits.
     """
     if name == "engine":
-        return program_of(shape, precision, device, narrow)
+        return program_of(shape, precision, device, narrow, dealt)
     row = _by_others(name, generation, saves)
     return in_8_bits(row) if precision == "fp8" else row
 

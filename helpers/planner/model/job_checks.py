@@ -5,7 +5,7 @@ from functools import lru_cache
 from helpers.engine.context.check import heads_for_all
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.shape.parameters import KV
+from helpers.planner.shape.parameters import KV, experts_of
 from helpers.planner.shape.shape import Shape
 
 
@@ -34,6 +34,18 @@ def check_heads(shape: Shape, tp: int) -> None:
         raise UserError(
             f"tp={tp} does not divide {shape.heads} heads and an MLP of {width}, or does not "
             f"go with {shape.kv_heads} key-value heads"
+        )
+
+
+def check_dealt(shape: Shape, plan: ParallelPlan) -> None:
+    """Raise a UserError if ranks of ep cannot deal the model's experts out, as many to each."""
+    experts = experts_of(shape)
+    if plan.ep > 1 and not experts:
+        raise UserError(f"{shape.family} has no experts that ep could deal out: leave it out")
+    if experts % plan.ep:
+        raise UserError(
+            f"no formula knows ranks with more experts than others, as ep={plan.ep} makes of "
+            f"{experts}: dry_run(config, plan) measures the memory, FLOPs and messages of a step"
         )
 
 

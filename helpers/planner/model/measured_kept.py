@@ -26,6 +26,7 @@ from helpers.planner.shape.shape import Shape
 
 TOKENS = 2**26  # of each forward: what does not follow their number is lost in what does
 LONGEST = 4096  # tokens of a row, where no window has to be narrower
+DEALT = {"dp_shard": 2, "ep": 2}  # over more ranks a token's own share is the same
 
 
 class Lengths(NamedTuple):
@@ -62,7 +63,12 @@ class Measured(NamedTuple):
 
 
 def measured_kept(
-    shape: Shape, table: dict[str, Widths], precision: str, device: str, narrow: bool = False
+    shape: Shape,
+    table: dict[str, Widths],
+    precision: str,
+    device: str,
+    narrow: bool = False,
+    dealt: bool = False,
 ) -> Measured:
     """What is kept, and what a backward works with.
 
@@ -71,15 +77,16 @@ def measured_kept(
         table: its family's, or another's, where to begin.
         device: `cpu`, or `cuda`, whose attention and dropout are fused kernels.
         narrow: are rows as long as the shape's window, or longer?
+        dealt: do ranks deal experts out?
 
     Raises:
         UserError: as `kept_by_blocks`.
     """
     on, rows = "cpu" if device == "cpu" else "meta", _lengths(shape, narrow)
+    plan = ParallelPlan(precision=precision, microbatches=1, **(DEALT if dealt else {}))
 
     def seen(policy: str, number: Callable[[OfToken, ParallelPlan, int], float]) -> Widths:
-        plan = ParallelPlan(precision=precision, microbatches=1, activation=policy)
-        return _followed(shape, plan, on, rows, number)
+        return _followed(shape, replace(plan, activation=policy), on, rows, number)
 
     def not_said(policy: str) -> Widths:
         def beside(one: OfToken, plan: ParallelPlan, seq_len: int) -> float:
@@ -90,7 +97,6 @@ def measured_kept(
         return seen(policy, beside)
 
     kept = {policy: widths + not_said(policy) for policy, widths in table.items()}
-    plan = ParallelPlan(precision=precision, microbatches=1)
     return Measured(kept, _shared(shape, plan, on, rows), seen("none", lambda one, *_: one.work))
 
 

@@ -22,6 +22,7 @@ from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_of
 from helpers.planner.model.holds import Holds
 from helpers.planner.model.job_checks import (
+    check_dealt,
     check_heads,
     check_length,
     check_ulysses,
@@ -44,6 +45,7 @@ from helpers.planner.shape.parameters import (
     elements,
     end_parameters,
     kinds_parameters,
+    without_experts,
 )
 from helpers.planner.shape.shape import Shape
 
@@ -192,9 +194,15 @@ class Job:
             return self
         program = self.program
         if program.family:  # another program's is not seen
-            narrow = shape.narrow(self.seq_len)
-            program = program_of(shape, self.plan.precision, self.device, narrow)
+            program = _own_program(shape, self.plan, self.seq_len, self.device)
         return replace(self, shape=shape, program=program)
+
+    def under(self, plan: ParallelPlan) -> "Job":
+        """The same work under another plan."""
+        program = self.program
+        if program.family and (plan.ep > 1) != (self.plan.ep > 1):
+            program = _own_program(self.shape, plan, self.seq_len, self.device)
+        return replace(self, plan=plan, program=program)
 
     @cached_property
     def block(self) -> tuple[Held, ...]:
@@ -223,6 +231,17 @@ class Job:
     def largest_block(self) -> int:
         """Parameters of the largest of the blocks on it."""
         return elements(self.block, self.plan.tp, 0, 1, 0)
+
+    def dealt_of(self, rank: int) -> int:
+        """Parameters of a pipeline rank's experts, of all ranks that deal them out; 0 where none
+        do."""
+        if self.plan.ep == 1:
+            return 0
+        where = (self.plan.tp, 0, 1, 0)
+        return sum(
+            several * (elements(held, *where) - elements(without_experts(held), *where))
+            for held, several in self.blocks_of(self.stages_of(rank))
+        )
 
     def ends(self, rank: int) -> tuple[Held, ...]:
         """Embedding, last norm and head of a pipeline rank, as they are held."""
@@ -313,12 +332,8 @@ def make_job(
         check_stages(shape.layers, plan.stages)
     else:
         check_partition(plan.stage_layers, shape.layers, plan.stages)
-    if plan.ep > 1:
-        raise UserError(
-            "no formula knows ep: dry_run(config, plan) measures the memory, FLOPs and messages of "
-            "a step"
-        )
     check_heads(shape, plan.tp)
+    check_dealt(shape, plan)
     check_ulysses(shape, plan)
     if adapters is not None:
         if not isinstance(adapters, Adapters):
@@ -326,8 +341,12 @@ def make_job(
         adapters.check(shape, plan)
     if optimizer not in OPTIMIZERS:
         raise UserError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r:.40}")
-    way = program or program_of(shape, plan.precision, device, shape.narrow(seq_len))
+    way = program or _own_program(shape, plan, seq_len, device)
     return Job(shape, plan, batch, seq_len, way, adapters, optimizer, device)
+
+
+def _own_program(shape: Shape, plan: ParallelPlan, seq_len: int, device: str) -> Program:
+    return program_of(shape, plan.precision, device, shape.narrow(seq_len), plan.ep > 1)
 
 
 # a search makes thousands of jobs that differ in other things than their placement

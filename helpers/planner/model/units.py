@@ -1,40 +1,51 @@
 """The units of a stage: blocks that are gathered together, and recomputed together."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
 from helpers.planner.model.training_job import Job
-from helpers.planner.shape.parameters import elements
+from helpers.planner.shape.parameters import elements, without_experts
 
 
 class Units(NamedTuple):
-    """Of each, in the order of the stage's backward: how many blocks it has, and their parameters
-    on the first tensor rank."""
+    """Of each, in the order of the stage's backward: how many blocks it has, their parameters on
+    the first tensor rank, and those of them that ZeRO-3 gathers: all but experts that are dealt
+    out."""
 
     blocks: list[int]
     parameters: list[float]
+    gathered: list[float]
 
 
 def units_of(job: Job, stage: int) -> Units:
     """Of a stage."""
     blocks = job.layers[stage]
     if not blocks:
-        return Units([], [])
+        return Units([], [], [])
     size = min(group_size(job.plan.activation), blocks)
     alike = _alike(blocks, size, job.block_parameters)
-    if not job.shape.kinds:
+    if not job.shape.kinds and job.plan.ep == 1:
         return alike
+    parameters = _in_units(job, stage, alike.blocks, tuple)
+    if job.plan.ep == 1:
+        return Units(alike.blocks, parameters, parameters)
+    return Units(alike.blocks, parameters, _in_units(job, stage, alike.blocks, without_experts))
+
+
+def _in_units(job: Job, stage: int, blocks: list[int], part: Callable) -> list[float]:
+    """Parameters of units of so many blocks, of a part of what each block holds."""
     sizes = (
-        elements(held, job.plan.tp, 0, 1, 0)
+        elements(part(held), job.plan.tp, 0, 1, 0)
         for held, several in job.blocks_of((stage,))
         for _ in range(several)
     )
     until = [0, *accumulate(sizes)]
-    forward = alike.blocks[::-1]
+    forward = blocks[::-1]
     found = [until[end] - until[end - own] for end, own in zip(accumulate(forward), forward)]
-    return Units(alike.blocks, found[::-1])
+    return found[::-1]
 
 
 @lru_cache(maxsize=4096)
@@ -42,7 +53,8 @@ def _alike(blocks: int, size: int, each: float) -> Units:
     """Of so many blocks of so many parameters each, in units of so many."""
     whole, rest = divmod(blocks, size)
     sizes = ([rest] if rest else []) + whole * [size]
-    return Units(sizes, [each * size for size in sizes])
+    parameters = [each * size for size in sizes]
+    return Units(sizes, parameters, parameters)
 
 
 def largest_unit(job: Job, rank: int) -> int:

@@ -39,12 +39,17 @@ class Layout:
 
     job: with the state whole on each data rank and nothing recomputed.
     savers: of activations, that it can have.
+    experts: of a layer, which data ranks may deal out.
     """
 
     def __init__(
-        self, job: Job, cluster: Cluster, savers: Sequence[tuple[str, bool]] = ACTIVATIONS
+        self,
+        job: Job,
+        cluster: Cluster,
+        savers: Sequence[tuple[str, bool]] = ACTIVATIONS,
+        experts: int = 0,
     ) -> None:
-        self.job, self.cluster, self.savers = job, cluster, savers
+        self.job, self.cluster, self.savers, self.experts = job, cluster, savers, experts
         self._paces: dict[tuple[str, bool], Pace] = {}
         self._too_large: set[tuple[str, bool]] = set()  # savers, with parameters shared
         self.least_s = self.pace(job.plan.activation, job.plan.offload).least_s
@@ -63,8 +68,10 @@ class Layout:
 
     def memory_if_it_fits(self, job: Job) -> Memory | None:
         """Of the fullest rank of one of its plans. With ZeRO-3 the most sharded are asked first:
-        what did not fit then does not with fewer shards."""
-        saver, sharded = (job.plan.activation, job.plan.offload), job.plan.zero == 3
+        what did not fit then does not with fewer shards; but for those that deal experts out, who
+        have more tokens the more they are."""
+        saver = job.plan.activation, job.plan.offload
+        sharded = job.plan.zero == 3 and job.plan.ep == 1
         if sharded and saver in self._too_large:
             return None
         memory = fullest(job, self.cluster.memory_bytes, self.cluster.context_bytes)
@@ -76,7 +83,7 @@ class Layout:
 
     def sharded(self) -> Iterator[ParallelPlan]:
         """Its plan with each way to share the state, the most sharded first."""
-        yield from reversed(list(sharded_plans(self.job.plan, self.cluster)))
+        yield from reversed(list(sharded_plans(self.job.plan, self.cluster, self.experts)))
 
 
 def cheapest_that_fits(
@@ -86,6 +93,8 @@ def cheapest_that_fits(
     that fit; None if it fits with none, or must take `limit_s`. What does not fit is counted in
     `ruled_out`."""
     whole = replace(layout.job, plan=plan)
+    if plan.ep > 1:
+        whole = layout.job.under(plan)
     if rank_states(whole, 0).total > layout.cluster.memory_bytes:
         ruled_out[TOO_LARGE] += 1
         return None

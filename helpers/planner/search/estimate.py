@@ -100,4 +100,5 @@ def named_program(
     if not isinstance(program, str):
         raise UserError(f"program is a name, as 'megatron', or a Program, not {program!r:.40}")
     on = cluster.generation, cluster.device
-    return program_for(program, shape, plan.precision, *on, saves, shape.narrow(seq_len))
+    seen = saves, shape.narrow(seq_len), plan.ep > 1
+    return program_for(program, shape, plan.precision, *on, *seen)

@@ -173,6 +173,9 @@ def _why_savers(choice: Choice) -> Iterator[str]:
     """For each memory saver of the plan: what would be needed without it."""
     plan = choice.plan
     without: list[tuple[str, ParallelPlan]] = []
+    if plan.ep > 1:
+        plan = replace(plan, ep=1)
+        without.append(("With experts gathered, and not tokens,", plan))
     if plan.dp_shard > 1 and plan.cp == 1:
         whole = replace(plan, dp_replicate=plan.dp, dp_shard=1)
         without.append((f"Without sharding the state over {plan.dp_shard} ranks", whole))
@@ -191,7 +194,7 @@ def _why_savers(choice: Choice) -> Iterator[str]:
 def _instead(choice: Choice, others: list[tuple[str, ParallelPlan]]) -> Iterator[str]:
     """What other plans would need, or take."""
     for words, other in others:
-        changed = replace(choice.job, plan=other)
+        changed = choice.job.under(other)
         memory = fullest(changed, context_bytes=choice.cluster.context_bytes)
         if memory.total > choice.cluster.memory_bytes:
             yield f"{words} would need {memory.total / GIB:.1f} GiB."

@@ -153,8 +153,15 @@ def unsharded_plans(
                 yield plan
 
 
-def sharded_plans(plan: ParallelPlan, cluster: Cluster) -> Iterator[ParallelPlan]:
-    """An unsharded plan, and it with each way to share the state."""
+def sharded_plans(plan: ParallelPlan, cluster: Cluster, experts: int = 0) -> Iterator[ParallelPlan]:
+    """An unsharded plan, and it with each way to share the state.
+
+    Args:
+        experts: of a layer, which ranks may deal out among them.
+    """
     in_node = max(1, cluster.devices_per_node // plan.tp)
     for shard, stage in shardings(plan.dp, in_node, plan.cp):
-        yield replace(plan, dp_replicate=plan.dp // shard, dp_shard=shard, zero_stage=stage)
+        own = replace(plan, dp_replicate=plan.dp // shard, dp_shard=shard, zero_stage=stage)
+        yield own
+        if stage == 3 and shard > 1 == plan.cp and experts and experts % shard == 0:
+            yield replace(own, ep=shard)

@@ -25,6 +25,7 @@ from helpers.planner.search.layouts import savers, unsharded_plans
 from helpers.planner.search.planned import Choice, launch_command
 from helpers.planner.search.request import Question, check, job_under, nothing_fits, too_late
 from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.parameters import experts_of
 from helpers.planner.time.stage_time import StageTime
 from helpers.planner.time.step_time import step_time
 
@@ -180,7 +181,10 @@ def _layouts(question: Question, cluster: Cluster, ruled_out: Counter[str]) -> l
     work = question.batch, question.seq_len, question.precision
     plans = unsharded_plans(question.shape, cluster, *work, ruled_out, question.adapters)
     possible = savers(question.shape, question.adapters, ruled_out)
-    layouts = [Layout(job_under(question, plan, cluster), cluster, possible) for plan in plans]
+    experts = 0 if question.adapters else experts_of(question.shape)
+    layouts = [
+        Layout(job_under(question, plan, cluster), cluster, possible, experts) for plan in plans
+    ]
     return sorted(layouts, key=lambda layout: layout.least_s)
 
 

@@ -32,7 +32,7 @@ from helpers.engine.tensor.split import has_split
 from helpers.planner.dry_run.forward_products import forward_products
 from helpers.planner.dry_run.kept_by_blocks import kinds_of
 from helpers.planner.shape.kinds import BlockKind, mean_block, mix_of
-from helpers.planner.shape.parameters import INNER, KV, OUTSIDE, Held
+from helpers.planner.shape.parameters import EXPERTS, INNER, KV, OUTSIDE, Held
 from helpers.planner.shape.products import idle, products
 from helpers.planner.shape.shape import Shape, token_flops
 
@@ -197,8 +197,9 @@ def _of_layer(layer: nn.Module, path: str, name: str, family: Family) -> Held:
 
 def _of_experts(parameter: torch.Tensor, cut: Cut) -> Held:
     if cut.parts == 1:
-        return Held(tuple(parameter.shape), cut.dim)
-    return Held(tuple(parameter.unflatten(cut.dim, (cut.parts, -1)).shape), cut.dim + 1)
+        return Held(tuple(parameter.shape), cut.dim, EXPERTS)
+    sizes = parameter.unflatten(cut.dim, (cut.parts, -1)).shape
+    return Held(tuple(sizes), cut.dim + 1, EXPERTS)
 
 
 def _ends(model: nn.Module, family: Family) -> tuple[tuple[Held, ...], tuple[Held, ...], bool]:

@@ -8,14 +8,14 @@ Parts are torch.chunk's: of an odd number of rows the last rank has fewer, or no
 """
 
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from helpers.planner.shape.shape import Linear, Shape
 
 # families that keep a matrix as [inputs, outputs], query, key and value as thirds of its columns
 CONV1D = ("gpt2",)
-KV, INNER, OUTSIDE = "kv", "inner", "outside"  # roles of Held
+KV, INNER, OUTSIDE, EXPERTS = "kv", "inner", "outside", "experts"  # roles of Held
 FUSED = ("gpt_neox", "falcon")  # that keep query, key and value as rows of one matrix
 
 
@@ -25,7 +25,7 @@ class Held(NamedTuple):
     cut: the dimension that tensor parallelism splits; None where every rank holds it whole.
     role: `kv` of keys and values, which are split by whole heads; `inner` of what no rule splits
         inside of a split sublayer, as norms of single heads; `outside` of what lies in none of
-        these, as norms between them.
+        these, as norms between them; `experts` of all experts of a layer, [experts, ..].
     """
 
     sizes: tuple[int, ...]
@@ -155,6 +155,18 @@ def end_parameters(shape: Shape) -> tuple[Held, ...]:
     norms = [Held((shape.hidden,)) for _ in range(shape.final_norm // shape.hidden)]
     bias = (Held((shape.vocab,), 0),) if shape.head_bias else ()
     return (*norms, Held((shape.vocab, shape.hidden), 0), *bias)
+
+
+def without_experts(held: tuple[Held, ...]) -> tuple[Held, ...]:
+    """Those that every data rank computes with, where ranks of ep deal a layer's experts out."""
+    return tuple(one for one in held if one.role != EXPERTS)
+
+
+def experts_of(shape: Shape) -> int:
+    """Of a layer that ep can deal out; 0 of a model that has none such. Of layers with several
+    numbers, what divides them all."""
+    blocks = [kind.held for kind in shape.kinds] or [shape.held]
+    return gcd(*(one.sizes[0] for held in blocks for one in held if one.role == EXPERTS))
 
 
 @lru_cache(maxsize=65536)

@@ -78,8 +78,12 @@ def _kind(path: str, matrix: Tensor, hidden: int) -> str:
 def _share(path: str, matrix: Tensor, block: nn.Module, config: Any) -> float:
     """Of a matrix, the part that a token goes through: of experts, those that it is sent to."""
     experts = _experts(path, matrix, block)
-    active = next((getattr(config, name) for name in ACTIVE if getattr(config, name, None)), 1)
-    return min(1.0, active / experts) if experts else 1.0
+    return min(1.0, chosen_experts(config) / experts) if experts else 1.0
+
+
+def chosen_experts(config: Any) -> int:
+    """How many experts a token goes to, by a text model's configuration."""
+    return next((getattr(config, name) for name in ACTIVE if getattr(config, name, None)), 1)
 
 
 def _experts(path: str, matrix: Tensor, block: nn.Module) -> int:

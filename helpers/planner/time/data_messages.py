@@ -1,4 +1,5 @@
-"""Messages of the data axes in a training step: sums of gradients, and gathers of parameters.
+"""Messages of the data axes in a training step: sums of gradients, gathers of parameters, and
+tokens on their way to experts and back.
 
     DDP       all-reduce of the gradients, beside the last backward
     ZeRO-1    reduce-scatter of the gradients, likewise; all-gather of the new parameters
@@ -6,15 +7,22 @@
     ZeRO-3    all-gather (blocks twice) and reduce-scatter, unit by unit, in every micro-batch
     HSDP      each of these over dp_shard, and all-reduce of a shard over dp_replicate, once
     cp        its ranks sum and share as those of dp_shard do
+    ep        of ZeRO-3, for all but experts; of these an all-reduce over dp_replicate, once; and
+              tokens, as EXPERTS_SEND says, as many for each expert as for any other
 
-Source: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3.
+Sources: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3; Lepikhin et al.
+2020, GShard, section 3, and the engine's experts/dispatch.py.
 """
 
 import math
+from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
+from helpers.engine.models.architecture import text_config
 from helpers.planner.memory.states import base_bytes, block_base_bytes
 from helpers.planner.model.training_job import Job
+from helpers.planner.shape.parameters import EXPERTS
+from helpers.planner.shape.products import chosen_experts
 from helpers.planner.time.messages import Message
 
 
@@ -50,6 +58,8 @@ def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
 
 def _of_zero_3(job: Job, rank: int) -> list[Message]:
     layers, count, m = job.layers_of(rank), job.parameters_of(rank), job.microbatches
+    if job.plan.ep > 1:
+        count -= job.dealt_of(rank)
     axis, shards, copies = shard_axis(job), job.plan.shards, job.plan.dp_replicate
     of_blocks = math.ceil(layers / group_size(job.plan.activation))
     units = of_blocks + 1  # of blocks, and embedding with head, which stay for the backward
@@ -63,12 +73,16 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
     # what is kept in float32 is summed over replicas once, what is not at every turn
     times, when = (1, "last") if job.sum_bytes == 4 else (m, "backward")
     share = gradients / shards
-    return [
+    messages = [
         _in_units(axis, "all_gather", parameters, units, m, shards, "forward"),
         _in_units(axis, "all_gather", blocks, of_blocks, m, shards, "backward"),
         _in_units(axis, "reduce_scatter", gradients, units, m, shards, "backward"),
         _in_units("dp_replicate", "all_reduce", share, units, times, copies, when),
     ]
+    if job.plan.ep > 1:
+        own = 4 * job.dealt_of(rank) / shards
+        messages.append(_in_units("dp_replicate", "all_reduce", own, of_blocks, 1, copies, "end"))
+    return messages
 
 
 def shard_axis(job: Job) -> str:
@@ -91,3 +105,70 @@ def _in_units(
     """A payload in a message for each of some equal units, so many times."""
     what = "parameters" if kind == "all_gather" else "gradients"
     return Message(axis, kind, payload_bytes / max(1, units), units * times, ranks, what, when)
+
+
+class Sent(NamedTuple):
+    """What one layer of experts sends: `tokens` and `sums` are as wide as hidden states, `experts`
+    and `weights` as many as a token chooses."""
+
+    when: str
+    kind: str
+    what: str
+
+
+# where blocks are recomputed, what the forward sent is sent again
+EXPERTS_SEND = (
+    Sent("forward", "all_gather", "tokens"),
+    Sent("forward", "all_gather", "experts"),
+    Sent("forward", "all_gather", "weights"),
+    Sent("forward", "reduce_scatter", "sums"),
+    Sent("backward", "all_gather", "sums"),
+    Sent("backward", "reduce_scatter", "weights"),
+    Sent("backward", "reduce_scatter", "tokens"),
+)
+NUMBER_BYTES = 8  # of an expert's
+
+
+def expert_messages(job: Job, rank: int) -> list[Message]:
+    """By which ranks of ep send each other tokens: those of pipeline rank `rank`, of all its layers
+    and micro-batches."""
+    plan, m = job.plan, job.microbatches
+    if plan.ep == 1:
+        return []
+    having = [_have_experts(job, stage) for stage in job.stages_of(rank)]
+    layers = sum(map(sum, having))
+    rows = [(row, m * layers) for row in EXPERTS_SEND]
+    if plan.activation != "none":
+        left_out = sum(_ends_without_sums(job, stage) for stage in having)
+        again = [row._replace(when="again") for row in EXPERTS_SEND if row.when == "forward"]
+        rows += [(row, m * (layers - left_out * (row.what == "sums"))) for row in again]
+    hidden, pairs = (
+        job.hidden_bytes,
+        job.tokens * chosen_experts(text_config(job.shape.source.config)),
+    )
+    numbers = {"experts": NUMBER_BYTES * pairs, "weights": job.element_bytes * pairs}
+    each = numbers | {"tokens": hidden, "sums": hidden}
+    return [
+        Message("dp_shard", kind, plan.ep * each[what], count, plan.ep, what, when)
+        for (when, kind, what), count in rows
+        if count
+    ]
+
+
+def _have_experts(job: Job, stage: int) -> list[bool]:
+    """Of each of a stage's blocks."""
+    return [
+        any(one.role == EXPERTS for one in held)
+        for held, several in job.blocks_of((stage,))
+        for _ in range(several)
+    ]
+
+
+def _ends_without_sums(job: Job, having: list[bool]) -> int:
+    """Units of a stage that are recomputed together and end with a layer of experts, of which
+    recomputation stops before the sums; but where a shared expert computes after them."""
+    if not job.program.stops_early or job.shape.reductions > 2:
+        return 0
+    size = group_size(job.plan.activation)
+    units = [having[begin : begin + size] for begin in range(0, len(having), size)]
+    return sum(unit[-1] for unit in units)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.context_messages import context_messages
-from helpers.planner.time.data_messages import data_messages, shard_axis
+from helpers.planner.time.data_messages import data_messages, expert_messages, shard_axis
 from helpers.planner.time.messages import Message, link_of, seconds
 from helpers.planner.time.pipeline_messages import pipeline_messages
 from helpers.planner.time.tensor_messages import shared_messages, tensor_messages
@@ -35,6 +35,7 @@ def rank_messages(job: Job, rank: int) -> list[Message]:
         *shared_messages(job, rank),
         *pipeline_messages(job, rank),
         *data_messages(job, rank),
+        *expert_messages(job, rank),
     )
     return [sent for sent in messages if sent.count and sent.payload_bytes and sent.ranks > 1]
 
@@ -71,6 +72,21 @@ def shown_data_s(job: Job, cluster: Cluster, rank: int, beside: Beside) -> tuple
             computing_s -= tensor_s
         shown.append(_shown_s(job, all_s, first_s, hidden_s, computing_s))
     return tuple(shown)
+
+
+def shown_expert_s(job: Job, cluster: Cluster, rank: int) -> tuple[float, float]:
+    """The same of tokens on their way to experts, and back: a rank computes with what it gathers,
+    so nothing hides them; with what writes and reads the tokens of all ranks."""
+    stages = len(job.stages_of(rank)) * job.microbatches
+    copies = job.program.message_copies / cluster.memory_bytes_per_s
+    forward_s = backward_s = 0.0
+    for message in expert_messages(job, rank):
+        message_s = seconds(job, cluster, message) + copies * message.payload_bytes
+        if message.when == "forward":
+            forward_s += message_s * message.count / stages
+        else:
+            backward_s += message_s * message.count / stages
+    return forward_s, backward_s
 
 
 def _shown_s(job: Job, all_s: float, first_s: float, hidden_s: float, room_s: float) -> float:
@@ -121,13 +137,15 @@ def late_data_s(
 
     Source: Li et al. 2020, PyTorch Distributed, section 3.2.
     """
-    sums_s = last_s = after_s = hidden_s = earlier_s = 0.0
+    sums_s = last_s = after_s = hidden_s = earlier_s = end_s = 0.0
     for message in data_messages(job, rank):
         message_s = seconds(job, cluster, message)
         if message.when == "last":
             sums_s += message_s * message.count
             hidden_s += _hidden(job, cluster, message) * message_s * message.count
             last_s = max(last_s, message_s)
+        elif message.when == "end":
+            end_s += message_s * message.count
         elif message.when == "step":
             after_s += message_s * message.count
         elif message.when == "backward":
@@ -136,7 +154,7 @@ def late_data_s(
         backward_s -= earlier_s
     updates_s = job.program.hidden.updates * after_s if cluster.overlaps else 0.0
     shown_s = _shown_by_stage_s(job, sums_s, last_s, hidden_s, backward_s)
-    return shown_s + _shown_by_stage_s(job, after_s, 0.0, updates_s, forward_s)
+    return shown_s + end_s + _shown_by_stage_s(job, after_s, 0.0, updates_s, forward_s)
 
 
 def _shown_by_stage_s(

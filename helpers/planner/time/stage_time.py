@@ -17,7 +17,7 @@ from helpers.planner.time.block_time import (
     start_s,
     tensor_s,
 )
-from helpers.planner.time.overlapped_messages import Beside, shown_data_s
+from helpers.planner.time.overlapped_messages import Beside, shown_data_s, shown_expert_s
 from helpers.planner.time.pipeline_messages import link_s
 from helpers.planner.time.roofline import product_s
 
@@ -116,6 +116,9 @@ def _with_data_messages(job: Job, cluster: Cluster, time: StageTime, rank: int) 
         time.tensor_backward_s,
     )
     forward_s, backward_s = shown_data_s(job, cluster, rank, beside)
+    if job.plan.ep > 1:
+        of_experts = shown_expert_s(job, cluster, rank)
+        forward_s, backward_s = forward_s + of_experts[0], backward_s + of_experts[1]
     return replace(
         time,
         forward_s=time.forward_s + forward_s,
