@@ -62,9 +62,10 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
         count -= job.dealt_of(rank)
     axis, shards, copies = shard_axis(job), job.plan.shards, job.plan.dp_replicate
     of_blocks = math.ceil(layers / group_size(job.plan.activation))
-    units = of_blocks + 1  # of blocks, and embedding with head, which stay for the backward
+    units = of_blocks + 1  # of blocks, and embedding with head, which stay for a backward
     parameters, gradients = count * job.element_bytes, count * job.sum_bytes
-    blocks = (count - job.end_parameters(rank)) * job.element_bytes
+    ends = job.end_parameters(rank) * job.element_bytes
+    blocks = parameters - ends
     if job.adapters is not None:  # a base in 4 bits is gathered so
         trained = job.trained_of(rank)
         beside, gradients = trained * job.element_bytes, trained * job.sum_bytes
@@ -79,6 +80,9 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
         _in_units(axis, "reduce_scatter", gradients, units, m, shards, "backward"),
         _in_units("dp_replicate", "all_reduce", share, units, times, copies, when),
     ]
+    others = len(job.stages_of(rank)) - 1  # whose backwards free the ends, too
+    if others and ends:
+        messages.append(_in_units(axis, "all_gather", ends, 1, others * m, shards, "backward"))
     if job.plan.ep > 1:
         own = 4 * job.dealt_of(rank) / shards
         messages.append(_in_units("dp_replicate", "all_reduce", own, of_blocks, 1, copies, "end"))
@@ -104,7 +108,7 @@ def _in_units(
 ) -> Message:
     """A payload in a message for each of some equal units, so many times."""
     what = "parameters" if kind == "all_gather" else "gradients"
-    return Message(axis, kind, payload_bytes / max(1, units), units * times, ranks, what, when)
+    return Message(axis, kind, payload_bytes / (units or 1), units * times, ranks, what, when)
 
 
 class Sent(NamedTuple):

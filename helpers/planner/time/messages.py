@@ -113,7 +113,7 @@ def link_of(job: Job, cluster: Cluster, axis: str, kind: str = "all_reduce") -> 
     """The link of the groups of an axis for a kind of message; of `dp`, over both data axes; of
     `pp`, between the two neighbours that are furthest apart."""
     link = cluster.link_over(ranks_and_strides(job, axis), kind)
-    if axis.startswith("dp_shard") and job.plan.zero == 3 and job.program.one_card:
+    if job.program.one_card and axis.startswith("dp_shard") and job.plan.zero == 3:
         return cluster.one_card(link, job.program.one_card)
     return link
 
