@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .block_rules import BlockRules, block_rules, expert_cuts
 from .families import RECORDS, Family, kv_heads, mlp_width
+from .objectives import check_known
 from .overrides import fewer_layers
 
 # what a class that asks transformers' attention interface says of itself
@@ -267,6 +268,7 @@ def _rules_by(same: Same) -> tuple[BlockRules, tuple[int, ...]]:
             model = auto.from_config(small, trust_remote_code=False)
             attention, rest = split_rules(model)
             return attention | rest, expert_widths(model)
+    check_known(same.config)
     return BlockRules(), ()
 
 
@@ -279,6 +281,7 @@ def _has_experts(same: Same) -> bool:
         with suppress(Exception), torch.device("meta"):  # each class has its own complaints
             model = auto.from_config(copy.deepcopy(same.config), trust_remote_code=False)
             return bool(expert_widths(model))
+    check_known(same.config)
     return False
 
 
