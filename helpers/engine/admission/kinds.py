@@ -25,21 +25,23 @@ from ..models.architecture import blocks_of, text_config
 class Kind:
     """A model's class and configuration. Two are alike if they say the same.
 
-    attention: transformers' name of the implementation, which no configuration tells.
+    attention, experts: transformers' names of their implementations, which no configuration tells.
     changed: what somebody changed of the model since, in words; empty where nothing is.
     """
 
     model_class: type[nn.Module]
     attention: str | None
+    experts: str | None
     facts: str
     config: Any = field(compare=False)
     changed: str = ""
 
 
 def kind_of(model: nn.Module) -> Kind:
-    attention = text_config(model.config)._attn_implementation
+    text = text_config(model.config)
+    experts = getattr(text, "_experts_implementation", None)
     facts = model.config.to_json_string(use_diff=False)
-    kind = Kind(type(model), attention, facts, model.config)
+    kind = Kind(type(model), text._attn_implementation, experts, facts, model.config)
     return replace(kind, changed=next(_changes(model, made_by(kind)), ""))
 
 
