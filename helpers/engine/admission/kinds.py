@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from ..errors import UserError, named_reason
-from ..models.architecture import blocks_of, text_config
+from ..models.architecture import blocks_of, experts_by, text_config
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,9 @@ class Kind:
 
 
 def kind_of(model: nn.Module) -> Kind:
-    text = text_config(model.config)
-    experts = getattr(text, "_experts_implementation", None)
+    attention = text_config(model.config)._attn_implementation
     facts = model.config.to_json_string(use_diff=False)
-    kind = Kind(type(model), text._attn_implementation, experts, facts, model.config)
+    kind = Kind(type(model), attention, experts_by(model.config), facts, model.config)
     return replace(kind, changed=next(_changes(model, made_by(kind)), ""))
 
 

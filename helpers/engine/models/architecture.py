@@ -245,14 +245,21 @@ def check_experts(config: Any) -> None:
 
 @dataclass(frozen=True)
 class Same:
-    """A configuration; two are alike if they say the same."""
+    """A configuration; two are alike if they say the same, and of a mixture compute experts by one
+    implementation, which what they say leaves out."""
 
     facts: str = field(repr=False)
+    experts: str | None = field(repr=False)
     config: Any = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, config: Any) -> "Same":
-        return cls(config.to_json_string(use_diff=False), config)
+        return cls(config.to_json_string(use_diff=False), experts_by(config), config)
+
+
+def experts_by(config: Any) -> str | None:
+    """transformers' name of the implementation that computes a mixture's experts."""
+    return getattr(text_config(config), "_experts_implementation", None)
 
 
 @lru_cache(maxsize=256)
