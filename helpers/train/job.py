@@ -25,6 +25,7 @@ from helpers.engine.models.architecture import text_config
 from helpers.engine.models.configurations import (
     check_length,
     check_model,
+    code_left,
     expanded,
     load_config,
     presets,
@@ -163,6 +164,10 @@ def prepare(args: argparse.Namespace) -> Job:
         "num_attention_heads": args.heads,
     }
     config = load_config(args.model, **overrides)
+    if is_first() and (left := code_left(config)):
+        print(
+            f"{left} of {args.model} is not run: transformers' own {config.model_type} is trained"
+        )
     plan = ParallelPlan(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(ParallelPlan)}
     )

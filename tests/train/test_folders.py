@@ -124,6 +124,20 @@ def test_a_tensor_that_a_file_lacks_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_code_that_is_not_run_is_named_in_a_line(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "modeling_old.LlamaForCausalLM"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    done = scripts.process(model=folder, out=tmp_path / "out", **FLAGS | {"steps": 1})
+    assert done.returncode == 0, done.stderr
+    line = (
+        f"modeling_old.LlamaForCausalLM of {folder} is not run: transformers' own llama is trained"
+    )
+    assert done.stdout.splitlines()[0] == line
+
+
+@pytest.mark.slow
 def test_from_scratch_begins_with_random_weights_and_says_so(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "llama")
     bare = tmp_path / "bare"

@@ -59,7 +59,7 @@ def check_given(model: nn.Module, plan: ParallelPlan) -> None:
     _check_unchanged(model, plan)
     if plan.tp > 1 or plan.zero == 3:
         check_no_gradient_hooks(model)
-    if plan.tp * plan.cp > 1:
+    if plan.tp * plan.cp * plan.ep > 1:
         check_hooks_inside(model, plan)
 
 

@@ -18,19 +18,20 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from ..errors import UserError, named_reason
-from ..models.architecture import blocks_of, text_config
+from ..models.architecture import blocks_of, experts_by, text_config
 
 
 @dataclass(frozen=True)
 class Kind:
     """A model's class and configuration. Two are alike if they say the same.
 
-    attention: transformers' name of the implementation, which no configuration tells.
+    attention, experts: transformers' names of their implementations, which no configuration tells.
     changed: what somebody changed of the model since, in words; empty where nothing is.
     """
 
     model_class: type[nn.Module]
     attention: str | None
+    experts: str | None
     facts: str
     config: Any = field(compare=False)
     changed: str = ""
@@ -39,7 +40,7 @@ class Kind:
 def kind_of(model: nn.Module) -> Kind:
     attention = text_config(model.config)._attn_implementation
     facts = model.config.to_json_string(use_diff=False)
-    kind = Kind(type(model), attention, facts, model.config)
+    kind = Kind(type(model), attention, experts_by(model.config), facts, model.config)
     return replace(kind, changed=next(_changes(model, made_by(kind)), ""))
 
 

@@ -35,18 +35,21 @@ def write_configurations(model: nn.Module, folder: Path, dtype: torch.dtype) -> 
     config.dtype = dtype
     config.architectures = [getattr(model, "class_name", type(model).__name__)]
     vars(config).pop("quantization_config", None)  # of the source's files: these hold numbers
-    _write_code(model, folder, config)
+    if not _write_code(model, folder, config):
+        vars(config).pop("auto_map", None)  # of code that is not beside it
     config.save_pretrained(folder)
     if model.can_generate():  # as it is: its save_pretrained refuses what published models say
         generation = model.generation_config
         generation.to_json_file(folder / GENERATION, keys_to_pop=["compile_config"])
 
 
-def _write_code(model: nn.Module, folder: Path, config: Any) -> None:
+def _write_code(model: nn.Module, folder: Path, config: Any) -> bool:
     """Copy the files that a class is read from with trust_remote_code, and let the configuration
-    name them, as transformers does."""
+    name them, as transformers does. Is there such code?"""
     from transformers.dynamic_module_utils import custom_object_save
 
-    if model._auto_class is not None:
-        own_class = class_of(model)
-        custom_object_save(own_class.__new__(own_class), folder, config)
+    if model._auto_class is None:
+        return False
+    own_class = class_of(model)
+    custom_object_save(own_class.__new__(own_class), folder, config)
+    return True

@@ -128,11 +128,23 @@ def check_same_tensors(
     for of_rank in over_ranks({name: tuple(tensor.shape) for name, tensor in state.items()}):
         held |= of_rank
     for name in sorted(held.keys() | stored.keys()):
+        if name in stored and _is_folded(stored[name], held.get(name, ())):
+            raise UserError(
+                f"{path} was written by an earlier version, which did not split {name} over tp: "
+                "export its weights with that version, and begin from them"
+            )
         if held.get(name) != stored.get(name):
             there, here = (list(of[name]) if name in of else "nothing" for of in (stored, held))
             raise UserError(
                 f"{path} is of another model: of {name} it holds {there}, this model {here}"
             )
+
+
+def _is_folded(there: tuple[int, ...], here: tuple[int, ...]) -> bool:
+    """Is what is one dim there two here, as [experts, 2 * width, hidden] for [experts, 2, width,
+    hidden]?"""
+    parts = (dim for dim in range(len(here) - 1) if len(here) == len(there) + 1)
+    return any(there == (*here[:d], here[d] * here[d + 1], *here[d + 2 :]) for d in parts)
 
 
 def alone(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor.shards import local
+from .changed_in_place import refuse_changed
 
 SMALLEST_BYTES = 4096  # below this a copy costs more than it frees
 HORIZON = 2  # blocks whose tensors are on their way while one computes
@@ -30,14 +31,23 @@ class Saved:
     """One tensor of the forward pass.
 
     source: on the device, until its copy is out.
+    version: torch's count of its changes in place when it was saved.
+    host: its copy; None of what stays on the device.
     here: back on the device, complete after the event `is_here`.
+    changed: was it changed in place while its copy went out?
     """
 
     source: Tensor | None
-    host: Tensor
+    version: int
+    host: Tensor | None
     device: torch.device
     here: Tensor | None = None
     is_here: Any = None
+    changed: bool = False
+
+    def see_changes(self) -> None:
+        if self.source is not None:
+            self.changed = self.source._version != self.version
 
 
 @dataclass(eq=False)
@@ -87,15 +97,16 @@ class Offloader:
         if tape and tape.saved and tape.saved[0].source is not None:
             _streams(tape.saved[0].device).current_stream().wait_event(tape.is_out)
             for saved in tape.saved:
+                saved.see_changes()
                 saved.source = None
         for saved in [*self.fetched]:  # a graph that was left before its end
             self._wait(saved)
 
-    def _pack(self, tape: Tape, weights: set[int], tensor: Tensor) -> Any:
+    def _pack(self, tape: Tape, weights: set[int], tensor: Tensor) -> tuple[Tape | None, Saved]:
         """Send a tensor out; weights stay, and what several operations save goes once."""
         storage = tensor.untyped_storage()._cdata
         if storage in weights or tensor.nbytes < SMALLEST_BYTES or isinstance(tensor, nn.Parameter):
-            return tensor
+            return None, Saved(tensor, tensor._version, None, tensor.device, here=tensor)
         place = (storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         key = (*place, tensor.dtype, tensor._version)
         if key not in tape.seen:
@@ -110,13 +121,13 @@ class Offloader:
         self.stream.wait_stream(streams.current_stream())
         with streams.stream(self.stream):
             host.copy_(tensor, non_blocking=True)
-        return Saved(tensor, host, tensor.device)
+        return Saved(tensor, tensor._version, host, tensor.device)
 
-    def _unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        tape, saved = packed
-        ahead: Tape | None = tape
+    def _unpack(self, packed: tuple[Tape | None, Saved]) -> Tensor:
+        ahead, saved = packed
+        saved.see_changes()
+        if saved.changed:
+            refuse_changed()
         for _ in range(HORIZON + 1):
             for one in ahead.saved if ahead else ():
                 self._fetch(one)

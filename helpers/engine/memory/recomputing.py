@@ -13,7 +13,7 @@ section 5 (selective); Ren et al. 2021, ZeRO-Offload, section 4 (host memory, ov
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,9 +26,13 @@ from torch.utils.checkpoint import (
 
 from ..errors import UserError
 from ..models.families import Family
+from .changed_in_place import none_changed
 from .offloading import Offloader
 
 aten = torch.ops.aten
+
+# of a first run and a second one, as torch's checkpoint asks for them (context_fn)
+Contexts = Callable[[], tuple[AbstractContextManager, AbstractContextManager]]
 
 # Results that cost a matrix product to make again; everything else is cheap.
 COSTLY = {
@@ -113,19 +117,16 @@ def _policy(kept: Any, context: Any, op: Any, *args: Any, **kwargs: Any) -> Chec
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _contexts(activation: str, kept: Any) -> dict[str, Any]:
-    """How torch's checkpoint learns what to keep of the first run for the second."""
-    wanted = [kept.contexts] if kept else []
+def _contexts(activation: str, kept: Any) -> Contexts:
+    """What surrounds the first run of what is recomputed, and the second: what of the first is kept
+    for it, and that it changes nothing in place that it has saved."""
+    wanted: list[Contexts] = [lambda: (nullcontext(), none_changed())]
+    if kept:
+        wanted.append(kept.contexts)
     if activation == "selective":
         policy = functools.partial(_policy, kept)
         wanted.append(functools.partial(create_selective_checkpoint_contexts, policy))
-    if len(wanted) < 2:
-        return {"context_fn": wanted[0]} if wanted else {}
-
-    def both() -> tuple[AbstractContextManager, AbstractContextManager]:
-        return tuple(map(_together, *(contexts() for contexts in wanted)))
-
-    return {"context_fn": both}
+    return lambda: tuple(map(_together, *(contexts() for contexts in wanted)))
 
 
 @contextmanager
@@ -136,8 +137,8 @@ def _together(*contexts: AbstractContextManager) -> Iterator[None]:
         yield
 
 
-def _checkpointed(block: nn.Module, forward: Callable, contexts: dict[str, Any]) -> Callable:
-    again = functools.partial(checkpoint, forward, use_reentrant=False, **contexts)
+def _checkpointed(block: nn.Module, forward: Callable, contexts: Contexts) -> Callable:
+    again = functools.partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
     return in_training(block, again, forward)
 
 
@@ -148,7 +149,7 @@ class Group:
     training each block runs alone.
     """
 
-    def __init__(self, blocks: list[nn.Module], contexts: dict[str, Any]) -> None:
+    def __init__(self, blocks: list[nn.Module], contexts: Contexts) -> None:
         self.contexts = contexts
         self.forwards = [block.forward for block in blocks]
         self.noted: list[tuple[tuple, dict[str, Any]]] = []
@@ -165,7 +166,7 @@ class Group:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         calls, self.noted = [*self.noted, (args, kwargs)], []
-        return checkpoint(self.run_all, calls, use_reentrant=False, **self.contexts)
+        return checkpoint(self.run_all, calls, use_reentrant=False, context_fn=self.contexts)
 
     def run_all(self, calls: list[tuple[tuple, dict[str, Any]]]) -> Any:
         out: Any = None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .block_rules import BlockRules, block_rules, expert_cuts
 from .families import RECORDS, Family, kv_heads, mlp_width
+from .objectives import check_known
 from .overrides import fewer_layers
 
 # what a class that asks transformers' attention interface says of itself
@@ -244,14 +245,21 @@ def check_experts(config: Any) -> None:
 
 @dataclass(frozen=True)
 class Same:
-    """A configuration; two are alike if they say the same."""
+    """A configuration; two are alike if they say the same, and of a mixture compute experts by one
+    implementation, which what they say leaves out."""
 
     facts: str = field(repr=False)
+    experts: str | None = field(repr=False)
     config: Any = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, config: Any) -> "Same":
-        return cls(config.to_json_string(use_diff=False), config)
+        return cls(config.to_json_string(use_diff=False), experts_by(config), config)
+
+
+def experts_by(config: Any) -> str | None:
+    """transformers' name of the implementation that computes a mixture's experts."""
+    return getattr(text_config(config), "_experts_implementation", None)
 
 
 @lru_cache(maxsize=256)
@@ -267,6 +275,7 @@ def _rules_by(same: Same) -> tuple[BlockRules, tuple[int, ...]]:
             model = auto.from_config(small, trust_remote_code=False)
             attention, rest = split_rules(model)
             return attention | rest, expert_widths(model)
+    check_known(same.config)
     return BlockRules(), ()
 
 
@@ -279,6 +288,7 @@ def _has_experts(same: Same) -> bool:
         with suppress(Exception), torch.device("meta"):  # each class has its own complaints
             model = auto.from_config(copy.deepcopy(same.config), trust_remote_code=False)
             return bool(expert_widths(model))
+    check_known(same.config)
     return False
 
 

@@ -131,6 +131,13 @@ def _refuse_own_code(told: dict[str, Any], source: str | Path) -> None:
         )
 
 
+def code_left(config: Any) -> str:
+    """The class in code that came with a configuration, and in whose place transformers' own of the
+    same name stands; empty where there is none."""
+    classes = getattr(config, "auto_map", None) or {}
+    return next((str(classes[o.auto]) for o in OBJECTIVES.values() if o.auto in classes), "")
+
+
 def _refuse_foreign_attention(config: Any, source: str | Path) -> None:
     """transformers fetches and runs attention that is named as on a hub, owner/name."""
     for part in (config, *vars(config).values()):

@@ -101,9 +101,25 @@ def is_listed(name: str) -> bool:
     return name.lower() in {known.lower() for names in listed for known in names}
 
 
-def is_of_transformers(model_class: type[nn.Module]) -> bool:
+def is_of_transformers(model_class: type) -> bool:
     """Is the class one of transformers', and none that somebody wrote beside them?"""
     return model_class.__module__.startswith("transformers.")
+
+
+def check_known(config: Any) -> None:
+    """Raise a UserError if a configuration's class is one that somebody wrote, and transformers
+    knows of no model for it: of the configuration alone nothing can be made."""
+    transformers, own = need("transformers", "hf"), type(config)
+    autos = ("AutoModel", *(one.auto for one in OBJECTIVES.values()))
+    if is_of_transformers(own) or any(
+        own in getattr(transformers, a)._model_mapping for a in autos
+    ):
+        return
+    raise UserError(
+        f"transformers knows no model of a {own.__name__} yet: make it once by "
+        "AutoModelForCausalLM.from_config(config, trust_remote_code=True) where its code came with "
+        f"a folder, or name its class by AutoModelForCausalLM.register({own.__name__}, ...)"
+    )
 
 
 def other_task(model_class: type[nn.Module], config: Any) -> str | None:
@@ -147,6 +163,7 @@ def build(config: Any, task: str | None = None, dtype: torch.dtype | None = None
     try:
         return auto.from_config(config, trust_remote_code=False, **options)
     except Exception as error:  # each model class has its own complaints
+        check_known(config)
         raise UserError(
             f"transformers cannot build this {config.model_type}: {whole_reason(error)}"
         ) from None

@@ -23,6 +23,7 @@ from helpers.engine.models.architecture import Same, candidates, common_parent, 
 from helpers.engine.models.block_rules import Cut, expert_cuts
 from helpers.engine.models.configurations import longest_row
 from helpers.engine.models.families import Family, kv_heads
+from helpers.engine.models.objectives import check_known
 from helpers.engine.parallelize import lay_out
 from helpers.engine.pipeline.stages import costs_of_parts
 from helpers.engine.plan import ParallelPlan
@@ -62,6 +63,7 @@ def _counted(same: Same) -> Shape:
                 copy.deepcopy(config), trust_remote_code=False
             )
     except Exception as error:  # whatever a class says of a configuration
+        check_known(config)
         line = str(error).strip().splitlines()
         raise UserError(
             f"{config.model_type} is no causal language model that transformers can make: "

@@ -46,6 +46,30 @@ def test_a_layout_equals_one_process(name: str) -> None:
     pool(plan.world_size).run(parity.check, "gpt-oss", plan)
 
 
+def rows_seen(plan: ParallelPlan, path: str) -> list[int] | str:
+    """Of one step, the rows that a hook is given on a module of the first block's experts."""
+    model, seen = models.small_model("mixtral"), []
+    module = model.get_submodule(f"model.layers.0.mlp.experts{path}")
+    module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    mesh = mesh_of(plan)
+    try:
+        model = parallelize(model, plan, mesh)
+    except UserError as error:
+        return str(error)
+    Trainer(model, plan, mesh, lr=tiny.LR).step(*tiny.batch(0))
+    return seen
+
+
+def test_a_hook_sees_its_ranks_tokens_or_is_refused() -> None:
+    """Of 8 rows of 17 tokens each rank has a half, of which each goes to two experts."""
+    for plan in (ParallelPlan(**EP), ParallelPlan(**EP | {"tp": 2})):
+        assert pool(plan.world_size).run(rows_seen, plan, "") == [[68]] * plan.world_size
+    assert pool(2).run(rows_seen, ParallelPlan(dp_shard=2), ".act_fn") == [[136]] * 2
+    for told in pool(2).run(rows_seen, ParallelPlan(**EP), ".act_fn"):
+        words = "model.layers.0.mlp.experts.act_fn has a hook, which would see tokens of all ranks"
+        assert told.startswith(words) and "\n" not in told
+
+
 # of the third no token goes to some rank's experts, the last has none in its first blocks
 TYPES = ("mixtral", "nemotron_h", "deepseek_v4", "flint")
 OTHERS = ("qwen2_moe", "deepseek_v3", "granitemoe", "aria_text", "jamba", "lfm2_moe")

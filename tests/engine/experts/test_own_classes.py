@@ -1,5 +1,6 @@
 """Experts of classes of one's own, and of widths that make no whole rows for each rank."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, MixtralForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from helpers.engine.files.checkpoints import Checkpoints
@@ -150,6 +152,29 @@ WithBiased.exact, WithDropping.exact = True, False  # of dropout each rank draws
 def test_what_tp_splits_of_them(model_class: type[nn.Module], splits: bool) -> None:
     verdict = "exact" if model_class.exact else ""
     assert set(pool(2).run(split_of, model_class)) == {(splits, verdict)}
+
+
+def normed(self: MixtralExperts, *args: Tensor) -> Tensor:
+    """An implementation for transformers' interface that computes as Normed does."""
+    self.middle = partial(nn.functional.normalize, dim=-1)
+    return Plain.forward(self, *args)
+
+
+def splits_by(implementations: tuple[str, ...]) -> list[bool]:
+    """Of models of one class that compute their experts so, in turn: does tp split them?"""
+    ALL_EXPERTS_FUNCTIONS.register("normed", normed)
+    plan, found = ParallelPlan(tp=2), []
+    for implementation in implementations:
+        config = small_models.small_config("mixtral")
+        config._experts_implementation = implementation
+        model = MixtralForCausalLM(config).train()
+        found.append(experts_split(parallelize(model, plan, mesh_of(plan))))
+    return found
+
+
+def test_what_was_found_of_one_implementation_is_not_believed_of_another() -> None:
+    names = ("eager", "normed", "batched_mm")
+    assert pool(2).run(splits_by, names) == [[True, False, True]] * 2
 
 
 def narrow(model_type: str, width: int, plan: ParallelPlan) -> tuple[bool, str]:

@@ -122,6 +122,31 @@ def test_a_checkpoint_goes_on_under_another_plan(change: str, tmp_path: Path) ->
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
+def saved_whole(folder: Path) -> None:
+    """As before experts were split: gate and up as one dim."""
+    plan = ParallelPlan()
+    model = parallelize(models.small_model("mixtral"), plan, mesh_of(plan))
+    model.split_shapes = {}
+    Checkpoints(folder).save(Trainer(model, plan, mesh_of(plan), lr=1e-3))
+
+
+def refusal(plan: ParallelPlan, folder: Path) -> str:
+    try:
+        next_losses("mixtral", plan, folder)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", ("zero-3", "zero-1"))
+def test_a_checkpoint_of_an_earlier_version_is_told_what_to_do(name: str, tmp_path: Path) -> None:
+    plan = ParallelPlan(**BESIDE[name])
+    pool(1).run(saved_whole, tmp_path)
+    for told in pool(plan.world_size).run(refusal, plan, tmp_path):
+        assert "was written by an earlier version, which did not split " in told
+        assert told.endswith("export its weights with that version, and begin from them")
+
+
 def columns(rank_count: int) -> bool:
     """On a rank: has it of each expert's gate and of what that gates the same columns?"""
     plan = ParallelPlan(tp=rank_count)

@@ -24,7 +24,7 @@ from helpers.engine.files.checkpoints import Checkpoints, pick
 from helpers.engine.files.manifest import MANIFEST, METADATA, sha256, write_manifest
 from helpers.engine.files.metadata_reader import CheckedReader, read_metadata
 from helpers.engine.files.weight_files import WeightFiles, stored_names
-from helpers.engine.models.configurations import check_model, load_config
+from helpers.engine.models.configurations import check_model, code_left, load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.runs.run import load_run
 from helpers.planner.measure.calibrate import load_cluster
@@ -227,8 +227,11 @@ def test_the_model_code_of_a_known_configuration_is_not_run(tmp_path):
     auto_map = {"AutoModelForCausalLM": "planted.GPT2lmheadModel"}  # a type that was taken over
     folder = model_folder(tmp_path, model_type="gpt2", auto_map=auto_map, n_embd=64, n_head=4)
     (folder / "planted.py").write_text(CODE.format(made=str(made)))
-    check_model(load_config(folder))  # transformers' own GPT-2
+    config = load_config(folder)
+    check_model(config)  # transformers' own GPT-2
     assert not made.exists()
+    assert code_left(config) == "planted.GPT2lmheadModel"
+    assert code_left(load_config("gptj-tiny")) == ""
 
 
 def test_another_model_than_its_code_is_for_is_not_made_of_a_known_configuration(tmp_path):

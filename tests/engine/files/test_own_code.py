@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from helpers.engine.files.weights import save_model
-from helpers.engine.parallelize import parallelize
+from helpers.engine.parallelize import load_model, parallelize
 from helpers.engine.plan import ParallelPlan
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
@@ -41,6 +41,22 @@ def loss_of(model: torch.nn.Module) -> float:
 
 def write_anew(source: Path, target: Path, plan: ParallelPlan) -> None:
     save_model(parallelize(read(source), plan, mesh_of(plan)), target)
+
+
+def write_without(source: Path, target: Path) -> None:
+    plan = ParallelPlan()
+    save_model(load_model(source, plan, mesh_of(plan)), target)
+
+
+def test_code_that_was_not_run_is_not_named(tmp_path: Path) -> None:
+    """A type that was taken over, whose class transformers has by the same name."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    transformers.LlamaForCausalLM(tiny.config("llama")).save_pretrained(source)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "modeling_old.LlamaForCausalLM"}}
+    (source / "config.json").write_text(json.dumps(config))
+    pool(1).run(write_without, source, target)
+    assert type(read(target)) is transformers.LlamaForCausalLM  # which looks for no such file
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -17,9 +17,18 @@ from helpers.engine.models.configurations import (
     load_config,
     longest_row,
 )
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.shape.families import model_shape
 from tests.support.scripts import script
 
 small_config = script("docs/small_models").small_config
+LIKE_LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 HEADLESS = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 COMPOSITE = ("gemma3", "fuyu", "got_ocr2")
 
@@ -149,6 +158,25 @@ def test_a_field_goes_by_each_of_its_names() -> None:
 def test_what_transformers_cannot_build_is_said_in_one_line() -> None:
     config = small_config("emu3").get_text_config()
     assert refusal(check_model, config).startswith("transformers cannot build this emu3_text")
+
+
+class NewConfig(transformers.LlamaConfig):
+    model_type = "new_llama"
+
+
+class NewLlama(transformers.LlamaForCausalLM):
+    config_class = NewConfig
+
+
+def test_a_configuration_of_ones_own_is_told_what_to_do_and_then_known() -> None:
+    """What was said of it before transformers knew its class is not said again."""
+    config, plan = NewConfig(**LIKE_LLAMA), ParallelPlan(tp=2)
+    for asks in (plan.validate, check_model, model_shape):
+        assert refusal(asks, config).startswith("transformers knows no model of a NewConfig yet: ")
+    transformers.AutoModelForCausalLM.register(NewConfig, NewLlama)
+    plan.validate(config)
+    check_model(config)
+    assert model_shape(config).layers == 2
 
 
 def test_tokens_without_a_table_are_refused_in_one_line() -> None:

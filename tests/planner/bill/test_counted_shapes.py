@@ -139,10 +139,11 @@ def test_a_class_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = model_shape(small_config("mixtral"))
     monkeypatch.setattr(counted, "shape_of", None)
     assert model_shape(small_config("mixtral")) is first
-    other = small_config("mixtral")
-    other.vocab_size += 1
-    with pytest.raises(UserError):  # it is counted anew, and nothing is there to count
-        model_shape(other)
+    for field, value in (("vocab_size", 2), ("_experts_implementation", "batched_mm")):
+        other = small_config("mixtral")
+        setattr(other, field, value)
+        with pytest.raises(UserError):  # it is counted anew, and nothing is there to count
+            model_shape(other)
 
 
 # kinds of blocks that differ by a few percent

@@ -61,6 +61,7 @@ def test_a_script(read):
     [
         ("TP=4", "", "its value is $TP, not in the file"),
         ("--bf16", "--bf16 --num-experts 8", "experts"),
+        ("--bf16", "--bf16 --expert-tensor-parallel-size 2", "experts have no tp of their own"),
         ("--bf16", "--bf16 --rampup-batch-size 16 16 1000", "one size"),
         ("--bf16", "--bf16 --tensor-model-paralel-size 2", "no key tensor-model-paralel-size"),
         ("--bf16", "--bf16 ${EXTRA_ARGS}", "its flags are not in the file"),
