@@ -226,7 +226,7 @@ def _plans(args: argparse.Namespace, one: work.Work) -> dict[str, Any]:
 def _messages() -> dict[str, Any]:
     rows = messages.measure(say)
     print(messages.table(rows))
-    return {"rows": [messages.to_dict(row) for row in rows]}
+    return {"rows": list(map(dataclasses.asdict, rows))}
 
 
 def _small_step(args: argparse.Namespace) -> dict[str, Any]:
