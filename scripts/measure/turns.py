@@ -15,13 +15,14 @@ from typing import Any
 
 from helpers.commands import is_first
 from helpers.engine.errors import UserError
-from helpers.engine.models.configurations import check_length, load_config
+from helpers.engine.models.configurations import check_length
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import pick_device, world_size
 from helpers.engine.trainer import Trainer
 from helpers.text import tokens as data
 from helpers.text.bundled import bundled
+from helpers.train.arguments import config_of
 
 WARMUP = 2  # rounds; in the second each case counts what it keeps or sends
 
@@ -69,17 +70,12 @@ def batches(args: Namespace) -> Iterator[data.Batch]:
 
 
 def model_of(args: Namespace, *lengths: int) -> Any:
-    """The configuration of --model with --layers, --hidden and --heads.
+    """The configuration of --model, which must have so many positions.
 
     Raises:
         UserError: there is no such model, or it has fewer positions than one of the lengths.
     """
-    overrides = {
-        "num_hidden_layers": args.layers,
-        "hidden_size": args.hidden,
-        "num_attention_heads": args.heads,
-    }
-    config = load_config(args.model, **overrides)
+    config = config_of(args)
     for length in lengths:
         check_length(config, length)
     return config
