@@ -13,6 +13,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from helpers import text as data
 from helpers.commands import is_first
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import check_length
@@ -20,7 +21,6 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import pick_device, world_size
 from helpers.engine.trainer import Trainer
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
 from helpers.train.arguments import config_of
 
