@@ -30,8 +30,11 @@ class Peer:
         self.rank, self.ranks = rank, ranks
         self.low = precision == "bf16"
         self.gradient_bytes = 0
-        self.model = self.lay_out(plain_model(work), work, **options)
+        self.model = self.lay_out(self.load(work), work, **options)
         self.optimizer = self.make_optimizer()
+
+    def load(self, work: Work) -> nn.Module:
+        return plain_model(work)
 
     def lay_out(self, model: nn.Module, work: Work, compile: bool = False) -> nn.Module:
         if compile:
