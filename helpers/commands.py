@@ -4,7 +4,8 @@ import argparse
 import os
 import sys
 import time
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 FIRST_SPEAKS_S = 2.0  # torchrun looks ten times a second whether a rank has left
 
@@ -31,6 +32,12 @@ def refuse(message: str, code: int = 2) -> NoReturn:
         time.sleep(FIRST_SPEAKS_S)
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
 def say(text: str, end: str = "\n") -> None:

@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from benchmarks import compare, registry, work
@@ -223,10 +224,11 @@ def _plans(args: argparse.Namespace, one: work.Work) -> dict[str, Any]:
     return {"cluster": dataclasses.asdict(cluster), "section": section, **regret.to_dict(found)}
 
 
-def _messages() -> dict[str, Any]:
-    rows = messages.measure(say)
-    print(messages.table(rows))
-    return {"rows": [messages.to_dict(row) for row in rows]}
+def _alone(study: ModuleType, given: Any) -> dict[str, Any]:
+    """A study's table, printed, and its data."""
+    rows = study.measure(given)
+    print(study.table(rows))
+    return {"rows": rows}
 
 
 def _small_step(args: argparse.Namespace) -> dict[str, Any]:
@@ -240,18 +242,6 @@ def _small_step(args: argparse.Namespace) -> dict[str, Any]:
     print(f"\ngptj: {args.layers} layers of {args.hidden}, batch {args.batch} × {args.seq}\n")
     print(small_step.table(found))
     return {"layouts": found}
-
-
-def _packed(args: argparse.Namespace) -> dict[str, Any]:
-    rows = packed.measure(args.rounds)
-    print(packed.table(rows))
-    return {"rows": rows}
-
-
-def _experts(args: argparse.Namespace) -> dict[str, Any]:
-    rows = experts.measure(args.rounds)
-    print(experts.table(rows))
-    return {"rows": rows}
 
 
 def say(text: str) -> None:
@@ -287,9 +277,9 @@ def main() -> None:
         return
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
     alone = {  # of no peers
-        "messages": _messages,
-        "packed": partial(_packed, args),
-        "experts": partial(_experts, args),
+        "messages": partial(_alone, messages, say),
+        "packed": partial(_alone, packed, args.rounds),
+        "experts": partial(_alone, experts, args.rounds),
         "small-step": partial(_small_step, args),
     }
     try:
@@ -314,7 +304,8 @@ def main() -> None:
         args.page.write_text(regret.page(record), encoding="utf-8")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(record, indent=1, default=dataclasses.asdict)
+        args.json.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

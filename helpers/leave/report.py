@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from helpers.commands import markdown
 from helpers.engine.errors import one_line
 from helpers.leave.forms import sweep_line, torchrun_line
 from helpers.smp.jobs.job import Job
@@ -46,9 +47,7 @@ def uses_table(lines: Iterable[Line]) -> str:
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
-    cells = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    cells += [f"| {' | '.join(map(_cell, row))} |" for row in rows]
-    return "\n".join(cells)
+    return markdown(head, (map(_cell, row) for row in rows))
 
 
 def _cell(value: Any) -> str:

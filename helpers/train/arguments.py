@@ -10,7 +10,7 @@ from typing import Any
 
 from helpers.commands import Parser, refuse
 from helpers.engine.errors import UserError
-from helpers.engine.models.configurations import expanded
+from helpers.engine.models.configurations import expanded, load_config
 from helpers.engine.plan import DTYPES, ParallelPlan
 from helpers.engine.precision.optimizer import LR_SCHEDULES, OPTIMIZERS
 from helpers.engine.ranks import DEVICES
@@ -116,6 +116,20 @@ def check_adapters(args: argparse.Namespace) -> None:
         refuse(f"--save-dtype is of a whole model's files: give --{written}")
     if args.optimizer != "adamw" and (args.checkpoint_every or args.resume is not None):
         refuse(f"checkpoints hold the moments of adamw alone, not of {args.optimizer}")
+
+
+def config_of(args: argparse.Namespace) -> Any:
+    """The configuration of --model with --layers, --hidden and --heads.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    return load_config(
+        args.model,
+        num_hidden_layers=args.layers,
+        hidden_size=args.hidden,
+        num_attention_heads=args.heads,
+    )
 
 
 def said_of_fields(kind: type) -> dict[str, str]:

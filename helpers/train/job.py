@@ -27,7 +27,6 @@ from helpers.engine.models.configurations import (
     check_model,
     code_left,
     expanded,
-    load_config,
     presets,
 )
 from helpers.engine.models.objectives import CAUSAL, OBJECTIVES
@@ -41,10 +40,12 @@ from helpers.planner.shape.families import model_shape
 from helpers.text import tokens
 from helpers.text.bundled import bundled
 from helpers.text.encoder_rows import SpecialTokens
+from helpers.text.label_words import classes
+from helpers.text.readers import Example
 from helpers.text.rows import TokenData
 from helpers.text.token_files import tokenized
 from helpers.text.tokenizer import Tokenizer, load_tokenizer
-from helpers.train.arguments import AUTO, BUNDLED
+from helpers.train.arguments import AUTO, BUNDLED, config_of
 from helpers.train.same_model import of_model
 from helpers.train.tracking import check_trackers
 
@@ -158,12 +159,7 @@ def prepare(args: argparse.Namespace) -> Job:
     goes_on = args.resume == AUTO or (resume_from is not None and is_inside(resume_from, args.out))
     if is_first():
         check_folder(args.out, goes_on)
-    overrides = {
-        "num_hidden_layers": args.layers,
-        "hidden_size": args.hidden,
-        "num_attention_heads": args.heads,
-    }
-    config = load_config(args.model, **overrides)
+    config = config_of(args)
     if is_first() and (left := code_left(config)):
         print(
             f"{left} of {args.model} is not run: transformers' own {config.model_type} is trained"
@@ -194,20 +190,19 @@ def prepare(args: argparse.Namespace) -> Job:
         check_documents_of(config, lay_out)
     check_rotary(config, args.seq_len, plan, args.task == "instruct" and args.pack)
     data = args.data or bundled(BUNDLED[args.task])
-    train = read_tokens(data, "train", args, tokenizer)
+    examples = read_examples(data, "train", args)
+    labels = learnt_classes(examples, config, args)
+    train = tokenized(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
     if args.task == "classify-head":
-        own = tuple(name for _, name in sorted(config.id2label.items()))
-        known = not random_start(args) and set(train.label_names) <= set(own)
-        if known and train.label_names != own:
-            train = read_tokens(data, "train", args, tokenizer, own)  # in the order of the head
         config.id2label = dict(enumerate(train.label_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
     if train.truncated and is_first():
         print(_cut(args.task, train, args.seq_len))
     evaluation = None
     if args.eval_data:
+        examples = read_examples(args.eval_data, "validation", args)
         labels = train.label_names or None
-        evaluation = read_tokens(args.eval_data, "validation", args, tokenizer, labels)
+        evaluation = tokenized(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
     job = Job(args, plan, config, train, evaluation, files, resume_from, adapting)
     job.own_folder, job.goes_on = own_folder, goes_on
     if args.profile and args.profile[1] > job.steps:
@@ -259,12 +254,22 @@ def adapting_of(args: argparse.Namespace) -> Adapting | None:
     return Adapting(rank, alpha, args.lora_dropout, args.quantize, args.load_adapters)
 
 
-def read_tokens(source, split, args, tokenizer, labels=None) -> TokenData:
+def learnt_classes(
+    examples: list[Example], config: Any, args: argparse.Namespace
+) -> tuple[str, ...] | None:
+    """In its order, the classes of a head that has learnt those of the examples; else None."""
+    if args.task != "classify-head" or random_start(args):
+        return None
+    names = classes(examples)
+    own = tuple(name for _, name in sorted(config.id2label.items()))
+    return own if len(names) > 1 and set(names) <= set(own) else None
+
+
+def read_examples(source: str | Path, split: str, args: argparse.Namespace) -> list[Example]:
     name = str(source)
     if name.startswith("data/") and not Path(name).exists():
         source = bundled(name.removeprefix("data/"))  # the project's own, from any folder
-    examples = tokens.load_examples(source, args.task, split=split, template=args.template)
-    return tokenized(examples, tokenizer, args.task, args.seq_len, labels, args.pack)
+    return tokens.load_examples(source, args.task, split=split, template=args.template)
 
 
 def tokenizer_of(args: argparse.Namespace) -> str:

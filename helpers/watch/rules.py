@@ -10,6 +10,7 @@ SageMaker Debugger had a rule of the kind, its name is there for those who come 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from helpers.commands import markdown
 from helpers.watch.history import History
 from helpers.watch.losses import loss_not_falling, overfitting, poor_initialisation
 from helpers.watch.steps import (
@@ -139,9 +140,6 @@ RULES = (
 
 def table() -> str:
     """The rules as docs/profiling.md shows them."""
-    head = "| finding | told when | SageMaker Debugger's rule | source |\n|---|---|---|---|"
-    rows = (
-        f"| `{rule.kind}` | {rule.check.__doc__} | {rule.debugger} | {rule.source} |"
-        for rule in RULES
-    )
-    return "\n".join([head, *rows])
+    head = ("finding", "told when", "SageMaker Debugger's rule", "source")
+    rows = ((f"`{rule.kind}`", rule.check.__doc__, rule.debugger, rule.source) for rule in RULES)
+    return markdown(head, rows)

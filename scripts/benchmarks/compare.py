@@ -18,12 +18,16 @@ from benchmarks.quiet import QUIET, Watch, wait_until_quiet
 from benchmarks.registry import Peer
 from benchmarks.serve import Group, PeerFailed
 from benchmarks.work import Work
+from helpers.commands import markdown
 from helpers.lab.launch.nodes.network_namespaces import Network
 
 # relative, of any step's loss; bf16 has 8 bits
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 2**-7}
 REPEATS = 3
 FEWEST = 3  # quiet steps; with fewer, all steps count and the table says so
+STATE = ("parameters", "gradients", "optimizer")  # of a rank's bytes
+HEAD = ("", "processes × threads", "step, s", "processor, s", "share of one process", "quartiles")
+HEAD += ("of the best product", "steps timed", "state per rank, MB", "last loss", "losses agree")
 # relative; torch sums squares in float32, the engine in float64
 NORM_TOLERANCE = {"fp32": 1e-3, "bf16": 2**-6}
 
@@ -215,26 +219,18 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
-    lines = [
-        "| | processes × threads | step, s | processor, s | share of one process | quartiles "
-        "| of the best product | steps timed | state per rank, MB | last loss | losses agree |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        lines.append(_line(row))
-    return "\n".join(lines)
+    return markdown(HEAD, map(_cells, rows))
 
 
-def _line(row: Row) -> str:
+def _cells(row: Row) -> list[str]:
     if row.failure:
-        return f"| {row.peer.title} | {row.failure} |" + " |" * 9
+        return short(HEAD, row.peer.title, row.failure)
     layout = f"{row.peer.ranks} × {row.threads}"
     if not row.share:
-        return f"| {row.peer.title} | {layout} | nothing to compare with |" + " |" * 8
+        return short(HEAD, row.peer.title, layout, "nothing to compare with")
     low, middle, high = quartiles(row.share)
     seconds = statistics.median(row.step_s[i] for i in row.timed)
-    agree = "yes" if row.agrees else "**NO**"
-    cells = [
+    return [
         row.peer.title,
         layout,
         f"{seconds:.2f}",
@@ -245,16 +241,24 @@ def _line(row: Row) -> str:
         f"{len(row.timed)}{'' if row.quiet else ', noisy'}",
         _state(row),
         f"{row.loss[-1]:.5f}",
-        f"{agree}, within {row.loss_off:.0e}",
+        agreement(row),
     ]
-    return "| " + " | ".join(cells) + " |"
+
+
+def short(head: Sequence[str], *cells: str) -> list[str]:
+    """A row that ends after these cells."""
+    return [*cells, *[""] * (len(head) - len(cells))]
+
+
+def agreement(row: Row) -> str:
+    """Whether its losses are those of one process, and how far they are apart."""
+    return f"{'yes' if row.agrees else '**NO**'}, within {row.loss_off:.0e}"
 
 
 def _state(row: Row) -> str:
-    keys = ("parameters", "gradients", "optimizer")
-    if not row.memory or not all(key in row.memory[0] for key in keys):
+    if not row.memory or not all(key in row.memory[0] for key in STATE):
         return "not counted"
-    return f"{max(sum(rank[key] for key in keys) for rank in row.memory) / 1e6:.0f}"
+    return f"{max(sum(rank[key] for key in STATE) for rank in row.memory) / 1e6:.0f}"
 
 
 def to_dict(row: Row) -> dict[str, Any]:

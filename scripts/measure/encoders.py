@@ -27,7 +27,7 @@ import torch
 import transformers
 from torch import nn
 
-from helpers.commands import refuse
+from helpers.commands import markdown, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import expanded
 from helpers.engine.models.objectives import IGNORED, build
@@ -183,23 +183,21 @@ def standard_error(result: Result) -> float:
     return math.sqrt(accuracy * (1 - accuracy) / rows)
 
 
-def table(found: dict[int, dict[str, Result]]) -> list[str]:
+def table(found: dict[int, dict[str, Result]]) -> str:
     """A line a way, a column a seed; last how far the losses of an encoder's steps are apart."""
     first = next(iter(found.values()))
     measure, digits = ("accuracy", 3) if "accuracy" in first[OWN].scores else ("loss", 5)
     seeds = [f"held-out {measure}, seed {seed}" for seed in found]
-    lines = [f"| | {' | '.join(seeds)} | mean | a step's loss differs by at most |"]
-    lines.append("|---" * (len(seeds) + 3) + "|")
+    head, rows = ("", *seeds, "mean", "a step's loss differs by at most"), []
     for way in first:
         values = [of_seed[way].scores[measure] for of_seed in found.values()]
         cells = [f"{value:.{digits}f}" for value in (*values, mean(values))]
         far = max(apart(of_seed[way], of_seed[OWN]) for of_seed in found.values())
-        cells.append(f"{far:.0e}" if way.startswith(ENGINE) else "")
-        lines.append(f"| {way} | {' | '.join(cells)} |")
-    if measure == "accuracy":
-        errors = ", ".join(f"{standard_error(of_seed[OWN]):.3f}" for of_seed in found.values())
-        lines += ["", f"Standard errors of {OWN}, seed by seed: {errors}."]
-    return lines
+        rows.append((way, *cells, f"{far:.0e}" if way.startswith(ENGINE) else ""))
+    if measure != "accuracy":
+        return markdown(head, rows)
+    errors = ", ".join(f"{standard_error(of_seed[OWN]):.3f}" for of_seed in found.values())
+    return f"{markdown(head, rows)}\n\nStandard errors of {OWN}, seed by seed: {errors}."
 
 
 def held_out_lines(data: Path, out: Path) -> tuple[Path, Path]:
@@ -248,7 +246,7 @@ def main() -> int:
                 print(f"seed {seed}, {way}: {result.scores}", flush=True)
     except UserError as error:
         refuse(str(error))
-    print("", *table(found), sep="\n")
+    print("", table(found), sep="\n")
     return say_differences(found)
 
 

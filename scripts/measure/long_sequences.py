@@ -10,26 +10,20 @@ each axis.
 """
 
 import argparse
-import copy
-import json
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import turns
 from torch.distributed.elastic.multiprocessing.errors import record
-from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
 from helpers import text as data
 from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
-from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
-from helpers.engine.trainer import Trainer
 from helpers.planner.dry_run.dry_run import DryRun, watched
 from helpers.planner.time.messages import SENT
-from helpers.text.bundled import bundled
 
 
 def ways(ranks: int) -> dict[str, dict[str, Any]]:
@@ -48,7 +42,7 @@ def ways(ranks: int) -> dict[str, dict[str, Any]]:
 
 
 @dataclass
-class Way(Turns):
+class Way(turns.Turns):
     """A way to share sequences, and what it did."""
 
     seen: DryRun | None = None
@@ -64,61 +58,34 @@ class Way(Turns):
         return {
             "plan": self.plan.to_dict(),
             "losses": self.losses,
-            "step_s": self.step_s[WARMUP - 1 :],  # the watched one has no time
+            "step_s": self.step_s[turns.WARMUP - 1 :],  # the watched one has no time
             "activation_bytes": max(over_ranks(self.seen.largest["activations"])),
             "sent_bytes": dict(sent),
         }
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = turns.arguments(__doc__, model="llama-tiny", steps=3)
     add = parser.add_argument
     add("--lengths", nargs="+", type=int, default=[1024, 4096], help="tokens of a row")
     add("--ways", nargs="+", help="names of ways; all without it")
-    add("--steps", type=int, default=3, help="timed steps of each way")
-    add("--model", default="llama-tiny", help="preset or folder")
-    for size in ("layers", "hidden", "heads"):
-        add(f"--{size}", type=int, help="replaces the model's")
-    add("--data", default=bundled("reviews/train.tsv"))
-    add("--seed", type=int, default=0)
-    add("--out", required=True, type=Path)
     return parser.parse_args()
 
 
-def plans(args: argparse.Namespace, config: Any) -> dict[str, ParallelPlan]:
-    """The wanted ways' plans by name. Raises UserError."""
-    known = ways(world_size())
-    found = {}
-    for name in args.ways or known:
-        if name not in known:
-            raise UserError(f"no way is called {name!r}; there are: {', '.join(known)}")
-        found[name] = ParallelPlan(**known[name])
-        found[name].validate(config, world_size=world_size())
-    return found
-
-
 def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPlan]) -> None:
-    device = pick_device()
     report: dict[str, dict[int, Any]] = {name: {} for name in chosen}
-    with distributed(next(iter(chosen.values())), device):
+    with distributed(next(iter(chosen.values())), pick_device()):
         for length in args.lengths:
             cases = {}
             for number, (name, plan) in enumerate(chosen.items(), start=1):
-                say_loading(number, len(chosen), f"{name}, {length} tokens")
-                mesh = plan.mesh(device.type)
-                own = copy.deepcopy(config)  # laying a model out changes its configuration
-                model = load_model(
-                    args.model, plan, mesh, config=own, seed=args.seed, device=device
-                )
-                trainer = Trainer(model, plan, mesh, lr=1e-3, seed=args.seed)
-                cases[name] = Way(plan, trainer)
+                turns.say_loading(number, len(chosen), f"{name}, {length} tokens")
+                cases[name] = Way(plan, turns.trainer_of(args, config, plan))
             rows = argparse.Namespace(**vars(args) | {"seq_len": length, "batch_size": 1})
-            take_turns(cases.values(), batches(rows), args.steps)
+            turns.take_turns(cases.values(), turns.batches(rows), args.steps)
             for name, way in cases.items():
                 report[name][length] = way.report()
     if is_first():
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "long.json").write_text(json.dumps(report, indent=1) + "\n")
+        turns.write_report(args.out / "long.json", report)
         lengths = ", ".join(f"{length:,}" for length in args.lengths)
         ways_at = f"{len(chosen)} way{'s' * (len(chosen) > 1)} at {lengths} tokens"
         print(f"{ways_at}, {args.steps} timed steps each")
@@ -128,8 +95,8 @@ def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPla
 def main() -> None:
     args = parse()
     try:
-        config = model_of(args, *args.lengths)
-        chosen = plans(args, config)
+        config = turns.model_of(args, *args.lengths)
+        chosen = turns.chosen_plans("way", ways(world_size()), args.ways, config)
     except UserError as error:
         refuse(str(error))
     measure(args, config, chosen)

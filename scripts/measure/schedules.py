@@ -11,19 +11,17 @@ rank ran what (helpers.trace.timelines).
 import argparse
 import copy
 import itertools
-import json
 import os
 import weakref
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+import turns
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
 from helpers import text as data
 from helpers.commands import is_first, refuse
@@ -33,15 +31,14 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave
 from helpers.engine.trainer import Trainer
-from helpers.text.bundled import bundled
 from helpers.trace import timelines
 
 RANKS = int(os.environ.get("WORLD_SIZE", 1))
 
 
 @dataclass
-class Case(Turns):
-    """A schedule with a number of micro-batches, and what it did."""
+class Case(turns.Turns):
+    """A schedule with a number of micro-turns.batches, and what it did."""
 
     kept_bytes: int = 0
 
@@ -59,7 +56,7 @@ class Case(Turns):
     def report(self) -> dict[str, Any]:
         return {
             "losses": self.losses,
-            "step_s": self.step_s[WARMUP:],
+            "step_s": self.step_s[turns.WARMUP :],
             "kept_bytes": over_ranks(self.kept_bytes),
             "layers": over_ranks([len(stage.blocks) for stage in self.trainer.model.stages]),
         }
@@ -115,21 +112,13 @@ class Kept:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = turns.arguments(__doc__, model="gptj-tiny", steps=6)
     add = parser.add_argument
     add("--cases", nargs="+", required=True, help="SCHEDULE:MICROBATCHES")
-    add("--steps", type=int, default=6, help="timed steps of each case")
-    add("--model", default="gptj-tiny", help="preset or folder")
-    for size in ("layers", "hidden", "heads"):
-        add(f"--{size}", type=int, help="replaces the model's")
     add("--lora-rank", type=int, help="train adapters of this rank beside a frozen model")
     add("--quantize", choices=("nf4",), help="hold the frozen model's matrices in 4 bits")
-    add("--data", default=bundled("reviews/train.tsv"))
     add("--batch-size", type=int, default=16)
     add("--seq-len", type=int, default=64)
-    add("--lr", type=float, default=1e-3)
-    add("--seed", type=int, default=0)
-    add("--out", required=True, type=Path)
     return parser.parse_args()
 
 
@@ -163,17 +152,16 @@ def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -
     with distributed(chosen[0], device) as mesh:
         cases = []
         for number, plan in enumerate(chosen, start=1):
-            say_loading(number, len(chosen), f"{plan.schedule}:{plan.microbatches}")
+            turns.say_loading(number, len(chosen), f"{plan.schedule}:{plan.microbatches}")
             own = copy.deepcopy(config)  # laying a model out changes its configuration
             trainer = Trainer(load(args, own, plan, mesh), plan, mesh, lr=args.lr, seed=args.seed)
             trainer.pipeline.timed = True
             cases.append(Case(plan, trainer))
-        take_turns(cases, batches(args), args.steps)
+        turns.take_turns(cases, turns.batches(args), args.steps)
         report = {case.name: case.report() for case in cases}
         steps = {case.name: timelines.gather(case.trainer) for case in cases}
     if is_first():
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "schedules.json").write_text(json.dumps(report, indent=1) + "\n")
+        turns.write_report(args.out / "schedules.json", report)
         for name, spans in steps.items():
             timelines.write_timelines(args.out / f"{name.replace(':', '-')}.json", spans)
         print(f"{len(cases)} cases, {args.steps} timed steps each")
@@ -183,7 +171,7 @@ def measure(args: argparse.Namespace, config: Any, chosen: list[ParallelPlan]) -
 def main() -> None:
     args = parse()
     try:
-        config = model_of(args, args.seq_len)
+        config = turns.model_of(args, args.seq_len)
         chosen = plans(args, config)
     except UserError as error:
         refuse(str(error))

@@ -3,19 +3,26 @@
 In a round every case takes one step, so what else the machine does meets all alike.
 """
 
+import copy
+import json
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
+from helpers import text as data
 from helpers.commands import is_first
-from helpers.engine.models.configurations import check_length, load_config
+from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import check_length
+from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.ranks import pick_device, world_size
 from helpers.engine.trainer import Trainer
-from helpers.text import tokens as data
 from helpers.text.bundled import bundled
+from helpers.train.arguments import config_of
 
 WARMUP = 2  # rounds; in the second each case counts what it keeps or sends
 
@@ -39,6 +46,21 @@ class Turns:
         raise NotImplementedError
 
 
+def arguments(doc: str, *, model: str, steps: int) -> ArgumentParser:
+    """What all these programs take; `doc` says in its first line what one measures."""
+    parser = ArgumentParser(description=doc.splitlines()[0])
+    add = parser.add_argument
+    add("--steps", type=int, default=steps, help="timed steps of each case")
+    add("--model", default=model, help="preset or folder")
+    for size in ("layers", "hidden", "heads"):
+        add(f"--{size}", type=int, help="replaces the model's")
+    add("--data", default=bundled("reviews/train.tsv"))
+    add("--lr", type=float, default=1e-3)
+    add("--seed", type=int, default=0)
+    add("--out", required=True, type=Path)
+    return parser
+
+
 def batches(args: Namespace) -> Iterator[data.Batch]:
     """Of --data, an epoch after the other."""
     tokenizer = data.load_tokenizer(bundled("tokenizer"))
@@ -48,20 +70,47 @@ def batches(args: Namespace) -> Iterator[data.Batch]:
 
 
 def model_of(args: Namespace, *lengths: int) -> Any:
-    """The configuration of --model with --layers, --hidden and --heads.
+    """The configuration of --model, which must have so many positions.
 
     Raises:
         UserError: there is no such model, or it has fewer positions than one of the lengths.
     """
-    overrides = {
-        "num_hidden_layers": args.layers,
-        "hidden_size": args.hidden,
-        "num_attention_heads": args.heads,
-    }
-    config = load_config(args.model, **overrides)
+    config = config_of(args)
     for length in lengths:
         check_length(config, length)
     return config
+
+
+def chosen_plans(
+    what: str, known: dict[str, dict[str, Any]], names: list[str] | None, config: Any, **more: Any
+) -> dict[str, ParallelPlan]:
+    """By name, the plans of these names, or of all; `known` has the fields of each, to which `more`
+    are added.
+
+    Raises:
+        UserError: a name is not known, or its plan does not fit the model or the ranks.
+    """
+    found = {}
+    for name in names or known:
+        if name not in known:
+            raise UserError(f"no {what} is called {name!r}; there are: {', '.join(known)}")
+        found[name] = ParallelPlan(**known[name], **more)
+        found[name].validate(config, world_size=world_size())
+    return found
+
+
+def trainer_of(args: Namespace, config: Any, plan: ParallelPlan) -> Trainer:
+    """Of --model with this configuration, on ranks that have met."""
+    device = pick_device()
+    mesh = plan.mesh(device.type)
+    own = copy.deepcopy(config)  # laying a model out changes its configuration
+    model = load_model(args.model, plan, mesh, config=own, seed=args.seed, device=device)
+    return Trainer(model, plan, mesh, lr=args.lr, seed=args.seed)
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def say_loading(number: int, count: int, name: str) -> None:

@@ -14,11 +14,10 @@ from statistics import median, quantiles
 import torch
 import torch.distributed as dist
 
-from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
-from helpers.train.arguments import whole
+from helpers.train.arguments import config_of, whole
 from helpers.watch.observe import Observer
 from helpers.watch.watch import EVERY
 
@@ -36,12 +35,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     plan = ParallelPlan()
     mesh = plan.mesh("cpu")
-    config = load_config(
-        args.model,
-        num_hidden_layers=args.layers,
-        hidden_size=args.hidden,
-        num_attention_heads=args.heads,
-    )
+    config = config_of(args)
     trainer = Trainer(load_model(args.model, plan, mesh, config=config), plan, mesh, lr=1e-4)
     ids = torch.randint(0, config.vocab_size, (args.batch_size, args.seq_len))
     ratios, plain = [], []

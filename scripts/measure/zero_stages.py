@@ -9,28 +9,22 @@ kind of message, the bytes of all that the first rank took part in during one st
 """
 
 import argparse
-import copy
-import json
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import turns
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils._python_dispatch import TorchDispatchMode
-from turns import WARMUP, Turns, batches, model_of, say_loading, take_turns
 
 from helpers import text as data
 from helpers.commands import is_first, refuse
 from helpers.engine.errors import UserError
 from helpers.engine.messages.carriers import BOARD
 from helpers.engine.messages.gloo_exchange import TAGS
-from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
-from helpers.engine.trainer import Trainer
-from helpers.text.bundled import bundled
 
 KINDS = {
     "allreduce": "all_reduce",
@@ -82,7 +76,7 @@ def size_bytes(argument: Any) -> int:
 
 
 @dataclass
-class Rung(Turns):
+class Rung(turns.Turns):
     """A way to share the state, and what it did."""
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -99,27 +93,19 @@ class Rung(Turns):
             "plan": self.plan.to_dict(),
             "parameters": self.trainer.model.parameter_count,
             "losses": self.losses,
-            "step_s": self.step_s[WARMUP:],
+            "step_s": self.step_s[turns.WARMUP :],
             "state_bytes": over_ranks(self.trainer.state_bytes()),
             "message_bytes": dict(self.sent),
         }
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = turns.arguments(__doc__, model="neox-tiny", steps=6)
     add = parser.add_argument
     add("--rungs", nargs="+", help="names of rungs; all without it")
-    add("--steps", type=int, default=6, help="timed steps of each rung")
     add("--microbatches", type=int, default=2)
-    add("--model", default="neox-tiny", help="preset or folder")
-    for size in ("layers", "hidden", "heads"):
-        add(f"--{size}", type=int, help="replaces the model's")
-    add("--data", default=bundled("reviews/train.tsv"))
     add("--batch-size", type=int, default=16)
     add("--seq-len", type=int, default=64)
-    add("--lr", type=float, default=1e-3)
-    add("--seed", type=int, default=0)
-    add("--out", required=True, type=Path)
     return parser.parse_args()
 
 
@@ -128,40 +114,28 @@ def plans(args: argparse.Namespace, config: Any) -> dict[str, ParallelPlan]:
     ranks = world_size()
     if ranks < 4 or ranks % 2:
         raise UserError(f"HSDP needs an even number of at least 4 ranks, not {ranks}")
-    known = rungs(ranks)
-    found = {}
-    for name in args.rungs or known:
-        if name not in known:
-            raise UserError(f"no rung is called {name!r}; there are: {', '.join(known)}")
-        found[name] = ParallelPlan(**known[name], microbatches=args.microbatches)
-        found[name].validate(config, world_size=ranks)
-    return found
+    more = {"microbatches": args.microbatches}
+    return turns.chosen_plans("rung", rungs(ranks), args.rungs, config, **more)
 
 
 def measure(args: argparse.Namespace, config: Any, chosen: dict[str, ParallelPlan]) -> None:
-    device = pick_device()
-    with distributed(next(iter(chosen.values())), device):
+    with distributed(next(iter(chosen.values())), pick_device()):
         ladder = {}
         for number, (name, plan) in enumerate(chosen.items(), start=1):
-            say_loading(number, len(chosen), name)
-            mesh = plan.mesh(device.type)
-            own = copy.deepcopy(config)  # laying a model out changes its configuration
-            model = load_model(args.model, plan, mesh, config=own, seed=args.seed, device=device)
-            ladder[name] = Rung(plan, Trainer(model, plan, mesh, lr=args.lr, seed=args.seed))
-        take_turns(ladder.values(), batches(args), args.steps)
+            turns.say_loading(number, len(chosen), name)
+            ladder[name] = Rung(plan, turns.trainer_of(args, config, plan))
+        turns.take_turns(ladder.values(), turns.batches(args), args.steps)
         report = {name: rung.report() for name, rung in ladder.items()}
     if is_first():
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "ladder.json").write_text(json.dumps(report, indent=1) + "\n")
-        ranks = next(iter(chosen.values())).world_size
-        print(f"{len(ladder)} rungs on {ranks} ranks, {args.steps} timed steps each")
+        turns.write_report(args.out / "ladder.json", report)
+        print(f"{len(ladder)} rungs on {world_size()} ranks, {args.steps} timed steps each")
 
 
 @record
 def main() -> None:
     args = parse()
     try:
-        config = model_of(args, args.seq_len)
+        config = turns.model_of(args, args.seq_len)
         chosen = plans(args, config)
     except UserError as error:
         refuse(str(error))

@@ -183,10 +183,10 @@ def test_a_train_job_keeps_to_its_schema(run):
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 8)
     assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": "8"}}
     assert trainer["command"][:3] == ["torchrun", "--max-restarts=1", "scripts/train.py"]
-    with pytest.raises(jsonschema.ValidationError):
+    with pytest.raises(jsonschema.ValidationError, match="'runtimeRef' is a required property"):
         jsonschema.validate(job | {"spec": {"trainer": trainer}}, TRAIN_JOB)
-    with pytest.raises(jsonschema.ValidationError):
-        wrong = {**job["spec"], "trainer": {**trainer, "nodes": 2}}
+    wrong = {**job["spec"], "trainer": {**trainer, "nodes": 2}}
+    with pytest.raises(jsonschema.ValidationError, match="'nodes' was unexpected"):
         jsonschema.validate(job | {"spec": wrong}, TRAIN_JOB)
 
 

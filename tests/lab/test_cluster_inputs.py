@@ -106,25 +106,25 @@ def test_a_run_is_what_describe_returns(write, other):
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "words"),
     [
         # what Slurm's own sbatch makes of these: unmatched quotes, ab, a, and no limit at all
-        {"options": {"comment": "it's"}},
-        {"options": {"comment": "a\\b"}},
-        {"options": {"comment": "a#b"}},
-        {"options": {"partition": ""}},
-        {"options": {"exclusive": None}},
-        {"options": {3: "x"}},
-        {"options": "partition=gpu"},
-        {"options": {"nodes": 3}},
-        {"options": {"ntasks-per-node": 8}},
-        {"minutes": 10**30},
-        {"python": ""},
-        {"python": "~/bin/python"},
+        ({"options": {"comment": "it's"}}, "is no option that sbatch can read"),
+        ({"options": {"comment": "a\\b"}}, "is no option that sbatch can read"),
+        ({"options": {"comment": "a#b"}}, "is no option that sbatch can read"),
+        ({"options": {"partition": ""}}, "is no option that sbatch can read"),
+        ({"options": {"exclusive": None}}, "is no option that sbatch can read"),
+        ({"options": {3: "x"}}, "is no option that sbatch can read"),
+        ({"options": "partition=gpu"}, "give them by name"),
+        ({"options": {"nodes": 3}}, "--nodes follows from the run"),
+        ({"options": {"ntasks-per-node": 8}}, "--ntasks-per-node follows from the run"),
+        ({"minutes": 10**30}, "minutes must be at most"),
+        ({"python": ""}, "give the path of an interpreter"),
+        ({"python": "~/bin/python"}, "give the path of an interpreter"),
     ],
 )
-def test_what_sbatch_reads_otherwise_is_refused(run, given):
-    with pytest.raises(UserError):
+def test_what_sbatch_reads_otherwise_is_refused(run, given, words):
+    with pytest.raises(UserError, match=words):
         slurm_script(run, **{"minutes": 1} | given)
 
 
@@ -190,5 +190,5 @@ def test_a_sagemaker_job_ends_within_28_days(run):
     given = {"image": "i", "role": "a role", "instance_type": "p4d.24xlarge"}
     assert estimator_arguments(run, minutes=28 * 1440, **given)["max_run"] == 28 * 86400
     for wrong in ({"minutes": 28 * 1440 + 1}, {"role": None}, {"image": ""}):
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=f"^{next(iter(wrong))} (is|must be) "):
             estimator_arguments(run, **given | wrong)

@@ -10,7 +10,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from helpers.engine.models.objectives import IGNORED
 from helpers.text import tokens
+from helpers.text.rows import TokenData
 from helpers.train.arguments import parse
 from helpers.train.job import prepare
 from helpers.train.run import evaluate, load
@@ -40,7 +42,7 @@ def flags(tmp_path: Path) -> dict[str, object]:
     return FLAGS | {"model": tmp_path / "model", "data": tmp_path / "text.txt"}
 
 
-def by_a_plain_loop(flags: dict[str, Any], tokenizer_data: tokens.TokenData) -> list[dict]:
+def by_a_plain_loop(flags: dict[str, Any], tokenizer_data: TokenData) -> list[dict]:
     """Losses and norms of the steps, by transformers' model and torch's optimizer."""
     model = transformers.AutoModelForCausalLM.from_pretrained(flags["model"])
     parameters = list(model.parameters())
@@ -64,7 +66,7 @@ def by_a_plain_loop(flags: dict[str, Any], tokenizer_data: tokens.TokenData) -> 
 
 
 def real(labels: Tensor) -> int:
-    return int((labels != tokens.IGNORED).sum())
+    return int((labels != IGNORED).sum())
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from helpers.lab.launch.output_reader import Metrics
 from helpers.lab.launch.processes import Processes
 from helpers.lab.paths import shorten, shown
 from helpers.lab.runs.failure_report import attempts
+from helpers.lab.runs.reading import read_object
 
 ENDED, LATE, ENOUGH = "ended", "late", "enough"
 Until = Callable[[dict[str, Any]], bool]  # of the last line of metrics: is it enough?
@@ -83,10 +84,9 @@ class Progress:
     def _median_tokens_per_s(self) -> float | None:
         """Of the whole run, as its summary has it; None where it has none."""
         try:
-            summary = json.loads((self._job.out / "summary.json").read_text())
-        except (OSError, ValueError):
+            found = read_object(self._job.out / "summary.json").get("tokens_per_s")
+        except UserError:
             return None
-        found = summary.get("tokens_per_s") if isinstance(summary, dict) else None
         return found if is_number(found) else None
 
     def _before_ranks_s(self) -> float | None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from helpers.smp.reading.names import Names, text_of
+from helpers.smp.reading.names import Names, takes_gradients, text_of
 from helpers.smp.reading.sources import Place, Program
 
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adafactor", "LAMB", "FusedAdam", "FusedLAMB", "Adagrad")
@@ -133,11 +133,9 @@ def _never_stepped(program: Program, names: Names) -> Iterator[Mistake]:
 
 
 def _takes_gradients(tree: ast.Module, name: str) -> bool:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            calls = (text_of(one.func) for one in ast.walk(node) if isinstance(one, ast.Call))
-            return any(text.endswith(".backward") for text in calls)
-    return False
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    first = next((node for node in functions if node.name == name), None)
+    return first is not None and takes_gradients(first)
 
 
 def _never_loaded(program: Program, names: Names) -> Iterator[Mistake]:

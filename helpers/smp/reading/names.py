@@ -154,6 +154,12 @@ def text_of(node: ast.AST) -> str:
     return ""
 
 
+def takes_gradients(function: ast.AST) -> bool:
+    """Does it call a backward?"""
+    calls = (text_of(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
+    return any(name.endswith(".backward") for name in calls)
+
+
 def _names_below(module: str) -> Iterator[str]:
     """What `from module import *` brings, as far as the tables know."""
     short = catalogue().short(module)

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from helpers.smp.reading.names import Names, text_of
+from helpers.smp.reading.names import Names, takes_gradients, text_of
 from helpers.smp.rewriting.calls import CannotReplace
 from helpers.smp.rewriting.edits import Edit, Removed, Text
 
@@ -45,7 +45,7 @@ class Steps:
                     f"{function.name} (line {function.lineno}) does not call the model with "
                     "input_ids and labels by name: its loss is not the model's own"
                 )
-            method = "backward" if self._takes_gradients(function) else "evaluate"
+            method = "backward" if takes_gradients(function) else "evaluate"
             for call in calls:
                 yield self.text.replace(call.func, f"run.{method}")
             for decorator in filter(self._is_step, function.decorator_list):
@@ -67,10 +67,6 @@ class Steps:
                 keywords = {keyword.arg for keyword in node.keywords}
                 if {"input_ids", "labels"} <= keywords and not node.args:
                     yield node
-
-    def _takes_gradients(self, function: ast.FunctionDef) -> bool:
-        calls = (text_of(n.func) for n in ast.walk(function) if isinstance(n, ast.Call))
-        return any(name.endswith(".backward") for name in calls)
 
     def making(self) -> Iterator[Edit]:
         """Models that are made inside smp.model_creation: each rank gets its slices alone."""

@@ -12,9 +12,6 @@ Ranks are counted as the library counts them, see groups.py.
 """
 
 import atexit
-import os
-import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -24,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from helpers.commands import refuse
 from helpers.engine.errors import UserError, need
 from helpers.engine.files.checkpoints import Checkpoints, pick
 from helpers.engine.files.weights import save_model
@@ -224,7 +222,7 @@ class Session(Groups):
             try:
                 main()
             except UserError as error:
-                _refuse(str(error))
+                refuse(str(error))
 
         run_and_leave(whole)
 
@@ -236,14 +234,6 @@ class Session(Groups):
     def _check_started(self) -> None:
         if not self.started:
             raise UserError("the ranks have not met yet: run.start(config) comes first")
-
-
-def _refuse(message: str) -> NoReturn:
-    """Say it once: all ranks find the same mistake, and the first one speaks."""
-    if os.environ.get("RANK", "0") != "0":
-        time.sleep(5)  # torchrun ends the others when one leaves
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    sys.exit(2)
 
 
 def _output(loss: Tensor) -> Any:

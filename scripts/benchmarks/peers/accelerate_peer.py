@@ -38,12 +38,11 @@ class Peer(plain_peer.Peer):
     def rows(self, ids: Tensor) -> Tensor:
         return rows(ids, self.rank, self.ranks)
 
+    def clip(self) -> Tensor:
+        return self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP)
+
     def __call__(self, ids: Tensor) -> tuple[float, float | None]:
         ids = self.rows(ids)
         loss = self.model(input_ids=ids, labels=ids).loss
         self.accelerator.backward(loss)
-        self.gradient_bytes = self.gradient_bytes or self.count_gradients()
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.item(), plain_peer.whole(norm).item()
+        return self.update(loss)

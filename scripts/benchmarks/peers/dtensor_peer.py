@@ -65,11 +65,7 @@ class Peer(plain_peer.Peer):
         with loss_parallel():  # the backward too needs to know that the logits are split
             loss = self.model(input_ids=ids, labels=ids).loss
             loss.backward()
-        self.gradient_bytes = self.gradient_bytes or self.count_gradients()
-        norm = self.clip()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return plain_peer.whole(loss).item(), norm.item()
+        return self.update(loss)
 
 
 def kinds(parameters: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

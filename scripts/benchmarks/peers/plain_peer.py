@@ -30,8 +30,11 @@ class Peer:
         self.rank, self.ranks = rank, ranks
         self.low = precision == "bf16"
         self.gradient_bytes = 0
-        self.model = self.lay_out(plain_model(work), work, **options)
+        self.model = self.lay_out(self.load(work), work, **options)
         self.optimizer = self.make_optimizer()
+
+    def load(self, work: Work) -> nn.Module:
+        return plain_model(work)
 
     def lay_out(self, model: nn.Module, work: Work, compile: bool = False) -> nn.Module:
         if compile:
@@ -54,11 +57,15 @@ class Peer:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.low):
             loss = self.model(input_ids=ids, labels=ids).loss
         loss.backward()
+        return self.update(loss)
+
+    def update(self, loss: Tensor) -> tuple[float, float]:
+        """What follows a backward; the loss and the gradient norm as numbers."""
         self.gradient_bytes = self.gradient_bytes or self.count_gradients()
         norm = self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.item(), whole(norm).item()
+        return whole(loss).item(), whole(norm).item()
 
     def count_gradients(self) -> int:
         return sum(size(p.grad) for p in self.model.parameters() if p.grad is not None)

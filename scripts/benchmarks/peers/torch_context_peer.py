@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.peers import plain_peer
-from benchmarks.peers.plain_peer import whole
 from benchmarks.work import Work
 
 
@@ -35,7 +34,4 @@ class Peer(plain_peer.Peer):
         for parameter in self.model.parameters():
             dist.all_reduce(parameter.grad)
         dist.all_reduce(loss := total.detach() / tokens)
-        norm = self.clip()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.item(), whole(norm).item()
+        return self.update(loss)

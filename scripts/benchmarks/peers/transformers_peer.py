@@ -1,7 +1,7 @@
 """transformers' own tensor parallelism, by the plan that it publishes with the model."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.peers import plain_peer
 from benchmarks.peers.dtensor_peer import mixed_adamw, mixed_clip_
@@ -9,14 +9,11 @@ from benchmarks.work import Work, plain_model
 
 
 class Peer(plain_peer.Peer):
-    def __init__(self, work: Work, rank: int, ranks: int) -> None:
+    def load(self, work: Work) -> nn.Module:
         from transformers.distributed import DistributedConfig
 
-        self.rank, self.ranks = rank, ranks
-        self.gradient_bytes = 0
-        config = DistributedConfig(tp_size=ranks, tp_plan="auto")
-        self.model = plain_model(work, distributed_config=config)
-        self.optimizer = self.make_optimizer()
+        config = DistributedConfig(tp_size=self.ranks, tp_plan="auto")
+        return plain_model(work, distributed_config=config)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         return mixed_adamw(self.model)

@@ -5,6 +5,7 @@ from math import ceil, inf
 from statistics import median
 
 from benchmarks.compare import Row
+from helpers.commands import markdown
 
 PAIRS = {  # compiled: the same as it is
     "one-compiled": "one",
@@ -17,10 +18,8 @@ STEPS = 1000  # of the run in which compiling is counted
 def table(rows: Sequence[Row]) -> str:
     """Of each compiled peer: its gain without and with the compile time, and when that is back."""
     by_name = {row.peer.name: row for row in rows if not row.failure}
-    lines = [
-        f"| | gain without compiling | over {STEPS:,} steps | compiling, s | back after, steps |",
-        "|---|---|---|---|---|",
-    ]
+    head = ("", "gain without compiling", f"over {STEPS:,} steps", "compiling, s")
+    lines = []
     for name, plain in PAIRS.items():
         if name not in by_name or plain not in by_name:
             continue
@@ -32,5 +31,5 @@ def table(rows: Sequence[Row]) -> str:
         back = once / (theirs - mine) if theirs > mine else inf
         after = "never" if back == inf else f"{ceil(back):,}"
         title = row.peer.title.strip("*")
-        lines.append(f"| {title} | {gain:.2f} | {over:.2f} | {once:.1f} | {after} |")
-    return "\n".join(lines)
+        lines.append((title, f"{gain:.2f}", f"{over:.2f}", f"{once:.1f}", after))
+    return markdown((*head, "back after, steps"), lines)

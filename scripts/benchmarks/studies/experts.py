@@ -9,6 +9,7 @@ import cloudpickle
 import torch
 import transformers
 
+from helpers.commands import markdown
 from helpers.engine.memory.cpu_allocator import keep_freed_memory
 from helpers.engine.models.architecture import family_of
 from helpers.engine.parallelize import parallelize
@@ -80,11 +81,8 @@ def _trainer(way: Way) -> Trainer:
 
 def table(found: list[dict[str, Any]]) -> str:
     """As Markdown."""
-    lines = [f"| rows | {', s | '.join(WAYS)}, s |", f"|---|{'---|' * len(WAYS)}"]
-    lines += [
-        f"| {one['rows']} × {one['seq_len']} | "
-        + " | ".join(f"{one[name]:.2f}" for name in WAYS)
-        + " |"
+    rows = (
+        (f"{one['rows']} × {one['seq_len']}", *(f"{one[name]:.2f}" for name in WAYS))
         for one in found
-    ]
-    return "\n".join(lines)
+    )
+    return markdown(("rows", *(f"{name}, s" for name in WAYS)), rows)

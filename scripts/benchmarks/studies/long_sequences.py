@@ -11,8 +11,10 @@ from benchmarks import compare
 from benchmarks.compare import Rounds, Row
 from benchmarks.registry import Peer
 from benchmarks.work import Work
+from helpers.commands import markdown
 
-STATE = ("parameters", "gradients", "optimizer")
+HEAD = ("tokens", "", "processes × threads", "step, s", "share of one process", "held, MB")
+HEAD += ("losses agree",)
 
 
 def measure(
@@ -29,7 +31,7 @@ def measure(
 def held_bytes(row: Row) -> int | None:
     """Of the fullest rank; None where the system does not tell."""
     grown = [
-        rank["peak"] - rank["base"] - sum(rank[name] for name in STATE)
+        rank["peak"] - rank["base"] - sum(rank[name] for name in compare.STATE)
         for rank in row.memory
         if rank.get("peak")
     ]
@@ -37,22 +39,16 @@ def held_bytes(row: Row) -> int | None:
 
 
 def table(found: dict[int, list[Row]]) -> str:
-    lines = [
-        "| tokens | | processes × threads | step, s | share of one process | held, MB "
-        "| losses agree |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [_line(length, row) for length, rows in found.items() for row in rows]
-    return "\n".join(lines)
+    return markdown(HEAD, (_cells(length, row) for length, rows in found.items() for row in rows))
 
 
-def _line(length: int, row: Row) -> str:
+def _cells(length: int, row: Row) -> list[str]:
     if row.failure:
-        return f"| {length:,} | {row.peer.title} | {row.failure} |" + " |" * 4
+        return compare.short(HEAD, f"{length:,}", row.peer.title, row.failure)
     _, share, _ = compare.quartiles(row.share)
     seconds = sorted(row.step_s[i] for i in row.timed)[len(row.timed) // 2]
     held = held_bytes(row)
-    cells = [
+    return [
         f"{length:,}",
         row.peer.title,
         f"{row.peer.ranks} × {row.threads}",
@@ -61,7 +57,6 @@ def _line(length: int, row: Row) -> str:
         "not counted" if held is None else f"{held / 1e6:.0f}",
         "yes" if row.agrees else f"**NO**, off by {row.loss_off:.0e}",
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def to_dict(found: dict[int, list[Row]]) -> list[dict[str, Any]]:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.compare import STATE, short
 from benchmarks.registry import Peer
 from benchmarks.serve import Group, PeerFailed
 from benchmarks.work import Work, config
+from helpers.commands import markdown
 from helpers.planner.cost import state_bytes, tensor_parallel_share
 from helpers.planner.shape.families import model_shape
 
-STATE = ("parameters", "gradients", "optimizer")
+HEAD = ("", "state per rank, MB", "formula, MB", "off", "peak per rank, MB", "share of one process")
 
 
 @dataclass
@@ -79,22 +81,17 @@ def predicted_state(peer: Peer, work: Work) -> int | None:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
-    lines = [
-        "| | state per rank, MB | formula, MB | off | peak per rank, MB | share of one process |",
-        "|---|---|---|---|---|---|",
-    ]
     whole = next((row.peak for row in rows if row.peer.name == "one" and not row.failure), None)
-    for row in rows:
-        if row.failure:
-            lines.append(f"| {row.peer.title} | {row.failure} | | | | |")
-            continue
-        off = ""
-        if row.state and row.predicted:
-            off = f"{row.state / row.predicted - 1:+.1%}"
-        cells = [row.peer.title, _mb(row.state), _mb(row.predicted), off, _mb(row.peak)]
-        cells.append(f"{row.peak / whole:.2f}" if whole else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return markdown(HEAD, (_cells(row, whole) for row in rows))
+
+
+def _cells(row: Row, whole: int | None) -> list[str]:
+    """Of a row; `whole` is the peak of one process."""
+    if row.failure:
+        return short(HEAD, row.peer.title, row.failure)
+    off = f"{row.state / row.predicted - 1:+.1%}" if row.state and row.predicted else ""
+    share = f"{row.peak / whole:.2f}" if whole else ""
+    return [row.peer.title, _mb(row.state), _mb(row.predicted), off, _mb(row.peak), share]
 
 
 def _mb(count: int | None) -> str:

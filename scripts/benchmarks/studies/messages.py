@@ -9,13 +9,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
+from helpers.commands import markdown
 from helpers.engine.messages import carriers
 from helpers.engine.messages.boards import board_of, without_board
 from helpers.engine.messages.mailboxes import open_mailboxes
@@ -97,21 +98,13 @@ def _medians(kind: str, size: int, *groups: Ways) -> tuple[float, ...]:
 
 
 def table(rows: list[Row]) -> str:
-    lines = [
-        "| ranks | message | size | gloo, ms | shared memory, ms | times as fast | a copy, ms |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        size = (
-            f"{row.size_bytes >> 10} KB" if row.size_bytes < 2**20 else f"{row.size_bytes >> 20} MB"
-        )
-        ms = (f"{seconds * 1e3:.3g}" for seconds in (row.gloo_s, row.board_s))
-        lines.append(
-            f"| {row.ranks} | {row.kind} | {size} | {' | '.join(ms)} | "
-            f"{row.gloo_s / row.board_s:.1f} | {row.copy_s * 1e3:.2g} |"
-        )
-    return "\n".join(lines)
+    head = ("ranks", "message", "size", "gloo, ms", "shared memory, ms", "times as fast")
+    return markdown((*head, "a copy, ms"), map(_cells, rows))
 
 
-def to_dict(row: Row) -> dict[str, Any]:
-    return asdict(row)
+def _cells(row: Row) -> tuple[Any, ...]:
+    small = row.size_bytes < 2**20
+    size = f"{row.size_bytes >> 10} KB" if small else f"{row.size_bytes >> 20} MB"
+    ms = (f"{seconds * 1e3:.3g}" for seconds in (row.gloo_s, row.board_s))
+    times, copy_ms = f"{row.gloo_s / row.board_s:.1f}", f"{row.copy_s * 1e3:.2g}"
+    return row.ranks, row.kind, size, *ms, times, copy_ms

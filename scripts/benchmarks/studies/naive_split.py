@@ -11,6 +11,7 @@ from statistics import median
 
 from benchmarks.compare import Row
 from benchmarks.studies.predicted import timeline
+from helpers.commands import markdown
 from helpers.engine.pipeline.simulator import Timeline, measured_times, simulate
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.time.shared_cores import simulate_shared
@@ -67,15 +68,17 @@ def timelines(row: Row) -> list[Timeline]:
 
 def table(rows: Sequence[Row], cores: int) -> str:
     """The gains as a Markdown table; empty where nothing ran under both schedules."""
-    lines = [
-        f"| stages | naive, s | 1f1b, s | times as fast | predicted on {cores} cores | off "
-        "| predicted with a core for each |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    found = gains(rows, cores)
-    for one in found:
-        lines.append(
-            f"| {one.stages} | {one.naive_s:.2f} | {one.pipeline_s:.2f} | {one.measured:.2f} "
-            f"| {one.shared:.2f} | {one.measured / one.shared - 1:+.1%} | {one.free:.2f} |"
+    head = ("stages", "naive, s", "1f1b, s", "times as fast", f"predicted on {cores} cores", "off")
+    found = [
+        (
+            one.stages,
+            f"{one.naive_s:.2f}",
+            f"{one.pipeline_s:.2f}",
+            f"{one.measured:.2f}",
+            f"{one.shared:.2f}",
+            f"{one.measured / one.shared - 1:+.1%}",
+            f"{one.free:.2f}",
         )
-    return "\n".join(lines) if found else ""
+        for one in gains(rows, cores)
+    ]
+    return markdown((*head, "predicted with a core for each"), found) if found else ""

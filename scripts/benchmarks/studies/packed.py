@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+from helpers.commands import markdown
 from helpers.engine.parallelize import parallelize
 from helpers.engine.pipeline.micro_batches import MicroBatch
 from helpers.engine.plan import ParallelPlan
@@ -88,13 +89,14 @@ def _config(seq_len: int) -> Any:
 
 def table(found: list[dict[str, Any]]) -> str:
     """As Markdown."""
-    lines = [
-        "| rows | documents | one by one, s | a mask, s | not packed, s | losses differ by |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {one['rows']} × {one['seq_len']} | of {one['document']} | {one['documents_s']:.2f} | "
-        f"{one['mask_s']:.2f} | {one['whole_s']:.2f} | {one['largest_loss_difference']:.0e} |"
+    head = ("rows", "documents", "one by one, s", "a mask, s", "not packed, s", "losses differ by")
+    rows = (
+        (
+            f"{one['rows']} × {one['seq_len']}",
+            f"of {one['document']}",
+            *(f"{one[name]:.2f}" for name in ("documents_s", "mask_s", "whole_s")),
+            f"{one['largest_loss_difference']:.0e}",
+        )
         for one in found
-    ]
-    return "\n".join(lines)
+    )
+    return markdown(head, rows)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.compare import Row
+from helpers.commands import markdown
 from helpers.engine.pipeline.schedules import Action
 from helpers.engine.pipeline.simulator import Span, Timeline, measured_times, simulate
 from helpers.engine.plan import ParallelPlan
@@ -51,15 +52,17 @@ def _one(plan: ParallelPlan, measured: Timeline) -> Prediction:
 
 def table(rows: Sequence[Row]) -> str:
     """Measured and simulated as a Markdown table; empty without pipelines."""
-    found = [(row, predict(row)) for row in rows]
-    lines = [
-        "| | measured, s | simulated, s | off | bubble measured | bubble simulated |",
-        "|---|---|---|---|---|---|",
+    head = ("", "measured, s", "simulated, s", "off", "bubble measured", "bubble simulated")
+    found = [
+        (
+            row.peer.title.strip("*"),
+            f"{one.measured_s:.2f}",
+            f"{one.simulated_s:.2f}",
+            f"{one.off:+.1%}",
+            f"{one.measured_bubble:.1%}",
+            f"{one.simulated_bubble:.1%}",
+        )
+        for row in rows
+        if (one := predict(row)) is not None
     ]
-    for row, one in found:
-        if one is not None:
-            lines.append(
-                f"| {row.peer.title.strip('*')} | {one.measured_s:.2f} | {one.simulated_s:.2f} "
-                f"| {one.off:+.1%} | {one.measured_bubble:.1%} | {one.simulated_bubble:.1%} |"
-            )
-    return "\n".join(lines) if len(lines) > 2 else ""
+    return markdown(head, found) if found else ""

@@ -18,6 +18,7 @@ from benchmarks.quiet import Watch
 from benchmarks.registry import Peer
 from benchmarks.serve import Group
 from benchmarks.work import Work, config
+from helpers.commands import markdown
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.layouts import sharded_plans, unsharded_plans
@@ -145,17 +146,15 @@ def section(found: Regret, title: str) -> str:
         f"{found.rank_correlation:.2f}. The median layout takes {found.slower:.2f} times the "
         "predicted seconds.",
         "",
-        "| place predicted | place measured | layout | predicted, ms | measured, ms | quartiles |",
-        "|---|---|---|---|---|---|",
     ]
-    for number, (row, place) in enumerate(ordered):
+    head = ("place predicted", "place measured", "layout", "predicted, ms", "measured, ms")
+    cells = []
+    for number, (row, place) in enumerate(ordered, start=1):
         low, middle, high = map(_ms, quartiles(row.step_s))
-        words = in_words(row.job)
-        lines.append(
-            f"| {number + 1} | {place + 1:.0f} | {f'**{words}**' if row is found.pick else words} "
-            f"| {_ms(row.predicted_s)} | {middle} | {low} to {high} |"
-        )
-    return "\n".join([*lines, ""])
+        words = f"**{in_words(row.job)}**" if row is found.pick else in_words(row.job)
+        places = number, f"{place + 1:.0f}"
+        cells.append((*places, words, _ms(row.predicted_s), middle, f"{low} to {high}"))
+    return "\n".join([*lines, markdown((*head, "quartiles"), cells), ""])
 
 
 def page(record: dict[str, Any]) -> str:

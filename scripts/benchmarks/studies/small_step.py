@@ -18,6 +18,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
+from helpers.commands import markdown
 from helpers.engine.memory.cpu_allocator import keep_freed_memory
 from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model
@@ -100,7 +101,7 @@ def measure(
 
 def table(found: dict[str, dict[str, float]]) -> str:
     head = ("step", *PARTS)
-    lines = [f"| ms | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
-    for name, seconds in found.items():
-        lines.append(f"| {name} | {' | '.join(f'{1e3 * seconds[part]:.1f}' for part in head)} |")
-    return "\n".join(lines)
+    rows = (
+        (name, *(f"{1e3 * seconds[part]:.1f}" for part in head)) for name, seconds in found.items()
+    )
+    return markdown(("ms", *head), rows)

@@ -15,6 +15,7 @@ from benchmarks import compare
 from benchmarks.compare import Rounds, Row
 from benchmarks.registry import Peer
 from benchmarks.work import Work, config
+from helpers.commands import markdown
 from helpers.engine.plan import ParallelPlan
 from helpers.lab.launch.nodes.network_namespaces import Link, joined
 from helpers.planner.model.training_job import make_job
@@ -22,6 +23,8 @@ from helpers.planner.time.messages import Message
 from helpers.planner.time.overlapped_messages import rank_messages
 
 NODES = 2
+HEAD = ("", "step, s", "quartiles", "faster than FSDP", "over the link, MB", "formula, MB", "off")
+HEAD += ("losses agree",)
 
 
 def measure(
@@ -61,30 +64,25 @@ def crossing_bytes(message: Message) -> float:
 
 def table(rows: Sequence[Row], work: Work) -> str:
     """The rows as a Markdown table; times are of the timed steps."""
-    lines = [
-        "| | step, s | quartiles | faster than FSDP | over the link, MB | formula, MB | off "
-        "| losses agree |",
-        "|---|---|---|---|---|---|---|---|",
+    return markdown(HEAD, (_cells(row, rows, work) for row in rows))
+
+
+def _cells(row: Row, rows: Sequence[Row], work: Work) -> list[str]:
+    if row.failure:
+        return compare.short(HEAD, row.peer.title, row.failure)
+    found = to_dict(row, work)
+    low, middle, high = compare.quartiles([row.step_s[i] for i in row.timed])
+    times = faster(row, rows)
+    return [
+        row.peer.title,
+        f"{middle:.2f}{'' if row.quiet else ', noisy'}",
+        f"{low:.2f} to {high:.2f}",
+        f"{times:.2f}" if times else "",
+        f"{found['link_bytes_a_step'] / 1e6:.1f}",
+        f"{found['predicted_link_bytes'] / 1e6:.1f}",
+        f"{found['off']:+.1%}" if found["off"] is not None else "",
+        compare.agreement(row),
     ]
-    for row in rows:
-        if row.failure:
-            lines.append(f"| {row.peer.title} | {row.failure} | | | | | | |")
-            continue
-        found = to_dict(row, work)
-        low, middle, high = compare.quartiles([row.step_s[i] for i in row.timed])
-        times = faster(row, rows)
-        cells = [
-            row.peer.title,
-            f"{middle:.2f}{'' if row.quiet else ', noisy'}",
-            f"{low:.2f} to {high:.2f}",
-            f"{times:.2f}" if times else "",
-            f"{found['link_bytes_a_step'] / 1e6:.1f}",
-            f"{found['predicted_link_bytes'] / 1e6:.1f}",
-            f"{found['off']:+.1%}" if found["off"] is not None else "",
-            f"{'yes' if row.agrees else '**NO**'}, within {row.loss_off:.0e}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 def faster(row: Row, rows: Sequence[Row]) -> float | None:

@@ -382,8 +382,12 @@ def test_a_claim_says_the_same_in_both_meanings(ratio, meaning):
 
 
 def test_claims_that_cannot_be():
-    for percent, meaning in ((100, "time"), (-100, "rate"), (5, "speed")):
-        with pytest.raises(UserError):
+    for percent, meaning, words in (
+        (100, "time", "100 % .* cannot be"),
+        (-100, "rate", "-100 % .* cannot be"),
+        (5, "speed", "meaning is one of"),
+    ):
+        with pytest.raises(UserError, match=words):
             Claim(percent, meaning, "training")
     with pytest.raises(UserError, match="above 0"):
         claim(0.0, "rate", "training")

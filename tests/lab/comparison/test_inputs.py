@@ -46,10 +46,17 @@ def test_a_rate_of_nonsense(wrong):
 
 
 @pytest.mark.parametrize(
-    "space", [{3: [1]}, {"": [1]}, {"a b": [1]}, {"lr": [math.nan, 1]}, {"lr": (0, 10**400)}]
+    ("space", "words"),
+    [
+        ({3: [1]}, "3 is no name of a flag"),
+        ({"": [1]}, "'' is no name of a flag"),
+        ({"a b": [1]}, "'a b' is no name of a flag"),
+        ({"lr": [math.nan, 1]}, "a list of different numbers"),
+        ({"lr": (0, 10**400)}, r"a range is \(low, high\)"),
+    ],
 )
-def test_a_space_of_nonsense(space):
-    with pytest.raises(UserError):
+def test_a_space_of_nonsense(space, words):
+    with pytest.raises(UserError, match=words):
         read_space(space)
 
 

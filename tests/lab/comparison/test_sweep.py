@@ -109,7 +109,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path, warm):
 
 
 def test_a_first_trial_that_fails_is_a_mistake_of_the_call(tmp_path, warm):
-    with pytest.raises(RunFailed):
+    with pytest.raises(RunFailed, match="unrecognized arguments: --no-such-flag"):
         sweep("helpers.train", {"lr": [1e-3, 1e-2]}, 2, out=tmp_path / "s", ranks=warm, steps=2,
               no_such_flag=1, **TINY)  # fmt: skip
 

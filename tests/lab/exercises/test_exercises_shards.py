@@ -15,46 +15,12 @@ from helpers.planner import cost
 from helpers.planner.shape.families import model_shape
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        ({"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 4}, "ZeRO-3: On 4 it does not fit"),
-        ({"ZeRO-1": 64, "ZeRO-2": 7, "ZeRO-3": 5}, "Not right: ZeRO-1."),
-        ({"ZeRO-1": 0}, "no 'ZeRO-2' in the answer yet"),
-        (5, "A dictionary is wanted"),
-    ],
-)
-def test_wrong_numbers_of_gpus(answer, words):
-    result = grading.fewest_gpus(answer)
-    assert not result.right and words in result.words
-
-
 def test_the_fewest_gpus_by_hand():
     count = cost.parameters(model_shape(load_config("neox-20b")))
     assert 4 * count > 80e9  # ZeRO-1 keeps parameters and gradients whole
     assert 2 * count + 14 * count / 8 < 80e9 < 2 * count + 14 * count / 7
     assert 16 * count / 5 < 80e9 < 16 * count / 4
     assert grading.fewest_gpus({"ZeRO-1": 0, "ZeRO-2": 8, "ZeRO-3": 5}).right
-
-
-def own_gradient_only(weights, gradients, lr):
-    n = -(-len(weights) // len(gradients))
-    parts = [slice(rank * n, (rank + 1) * n) for rank in range(len(gradients))]
-    return [weights[part] - lr * gradient[part] for part, gradient in zip(parts, gradients)]
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (own_gradient_only, "the sum of all gradients"),
-        (lambda weights, gradients, lr: weights, "one chunk a rank is wanted"),
-        (lambda weights, gradients, lr: 1 / 0, "raises ZeroDivisionError"),
-        (3, "A function is wanted"),
-    ],
-)
-def test_wrong_steps(answer, words):
-    result = grading.sharded_step(answer)
-    assert not result.right and words in result.words
 
 
 def test_what_is_sent_by_hand():

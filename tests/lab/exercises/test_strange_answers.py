@@ -158,8 +158,3 @@ def test_orders_without_end(order, words):
 def test_an_order_may_be_an_array():
     right = answer_of("2b 1f1b")
     assert check("2b 1f1b", lambda *sizes: np.array(right(*sizes))).passed
-
-
-def test_a_billion_micro_batches_are_refused_at_once():
-    wrong = {"schedule": "1f1b", "microbatches": 10**9}
-    refused("2a plan", wrong, "64 samples make at most 64 micro-batches")

@@ -1,4 +1,7 @@
-"""Ranks and groups are counted as the closed library counts them."""
+"""Ranks and groups are counted as the closed library counts them; a mistake is one line."""
+
+import subprocess
+import sys
 
 import pytest
 
@@ -45,3 +48,19 @@ def test_a_question_before_the_start_and_a_group_that_is_none():
         Groups().rank()
     with pytest.raises(UserError, match="no group is called 'row'"):
         Groups().group("row")
+
+
+MISTAKEN = """
+from helpers.engine.errors import UserError
+from helpers.smp.running import Session
+
+def main():
+    raise UserError("no such thing")
+
+Session().leave_after(main)
+"""
+
+
+def test_a_mistake_of_a_converted_script_is_one_line():
+    done = subprocess.run([sys.executable, "-c", MISTAKEN], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: no such thing\n")
