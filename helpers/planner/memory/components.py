@@ -7,7 +7,7 @@ from math import prod
 
 from helpers.engine.models.chunked_loss import columns_at
 from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
-from helpers.planner.memory.activations import bytes_of, kept_bytes
+from helpers.planner.memory.activations import bytes_of, kept_bytes, own_experts_bytes
 from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
 from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.block_tensors import INPUT
@@ -166,6 +166,8 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
     again, after_attention = 0.0, job.program.kept["none"].ffn
     if job.plan.activation != "none":
         whole = blocks * bytes_of(job, job.program.kept["none"])
+        if job.plan.ep > 1:
+            whole += blocks * own_experts_bytes(job)
         again = max(0.0, whole - kept_bytes(job, blocks))
     late = in_halves(job, rank)
     of_matrix = 0.0 if job.adapters or late else job.element_bytes * _largest_matrix(job)

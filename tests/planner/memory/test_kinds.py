@@ -149,9 +149,3 @@ def test_the_time_of_a_recurrence_is_not_known() -> None:
         assert str(caught.value).startswith(
             "jamba has layers of linear attention, whose time no formula knows: dry_run"
         )
-
-
-def test_no_formula_knows_experts_that_are_dealt_out() -> None:
-    config, cluster = mixture("glm4_moe"), make_cluster("dgx-h100", nodes=1)
-    with pytest.raises(UserError, match=r"^no formula knows ep: dry_run\(config, plan\) measures"):
-        estimate(config, ParallelPlan(dp_shard=8, ep=8), cluster, 8, 16)

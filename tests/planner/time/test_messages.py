@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from helpers.engine.models.configurations import load_config
+from helpers.engine.plan import ParallelPlan
 from helpers.planner import cost
+from helpers.planner.dry_run.dry_run import dry_run
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.model.block_tensors import program_for
-from helpers.planner.model.training_job import Job
+from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.shape.families import model_shape
 from helpers.planner.time.data_messages import data_messages
 from helpers.planner.time.messages import link_of, seconds
@@ -17,6 +19,7 @@ from helpers.planner.time.overlapped_messages import shared_s
 from helpers.planner.time.pipeline_messages import pipeline_messages
 from helpers.planner.time.tensor_messages import shared_messages, tensor_messages, tensor_traffic
 from tests.planner.shapes import GPTJ_6B, SMALL, job, llama
+from tests.support import tiny
 
 
 def test_tensor_traffic_in_closed_form():
@@ -75,6 +78,25 @@ def test_zero_3_sends_unit_by_unit_in_every_micro_batch():
     shard = {"dp_shard": 8, "microbatches": 3}
     assert counts(job(SMALL, 24, 64, **shard)) == [3 * 13, 3 * 12, 3 * 13]
     assert counts(job(SMALL, 24, 64, **shard, activation="group_5")) == [3 * 4, 3 * 3, 3 * 4]
+    by_turns = {"pp": 2, "schedule": "interleaved", "virtual_stages": 2, "microbatches": 4}
+    assert counts(job(SMALL, 8, 64, dp_shard=2, **by_turns)) == [4 * 7, 4 * 6, 4 * 7, 4]
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble-v"])
+def test_ends_are_gathered_for_the_backward_of_each_stage_of_a_rank(schedule):
+    virtual = {"virtual_stages": 2} if schedule == "interleaved" else {}
+    plan = ParallelPlan(pp=2, dp_shard=2, schedule=schedule, microbatches=4, **virtual)
+    config = tiny.config("llama", 8)
+    made = make_job(config, plan, 8, 32)
+    for rank in range(2):
+        dry = dry_run(config, plan, rank * made.stride("pp"), batch=8, seq_len=32)
+        gathered = sum(
+            count * message.payload_bytes
+            for message, count in dry.messages.items()
+            if (message.axis, message.kind) == ("dp_shard", "all_gather")
+        )
+        said = (m for m in data_messages(made, rank) if m.kind == "all_gather")
+        assert sum(m.count * m.payload_bytes for m in said) == pytest.approx(gathered, rel=5e-3)
 
 
 @pytest.mark.parametrize(

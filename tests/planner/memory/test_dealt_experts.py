@@ -1,0 +1,112 @@
+"""Experts that data ranks deal out: a rank's memory and messages, against a dry run of it."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+import transformers
+
+from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.dry_run.dry_run import dry_run
+from helpers.planner.memory.peak import rank_memory
+from helpers.planner.memory.states import rank_states
+from helpers.planner.model.block_tensors import program
+from helpers.planner.model.training_job import make_job
+from helpers.planner.model.units import units_of
+from helpers.planner.shape.families import model_shape
+from helpers.planner.shape.parameters import experts_of
+from tests.planner.dry_run.test_dry_run import seen, sent
+from tests.planner.memory.test_kinds import mixture
+from tests.support.matrix import each
+from tests.support.tiny import config as tiny_config
+
+SEQ_LEN = 1024
+IN_LOW = {"precision": "bf16", "microbatches": 1}
+PLANS = {
+    "ep": {"dp_shard": 4, "ep": 4},
+    "blocks computed again": {"dp_shard": 2, "ep": 2, "activation": "group_3"},
+    "stages and replicas": {"dp_shard": 2, "ep": 2, "dp_replicate": 2, "pp": 2, "microbatches": 3},
+    "tp": {"dp_shard": 4, "ep": 4, "tp": 2, "sequence_parallel": True},
+    "several stages": {
+        "dp_shard": 2,
+        "ep": 2,
+        "pp": 2,
+        "schedule": "interleaved",
+        "virtual_stages": 2,
+        "microbatches": 4,
+    },
+    "float32": {"dp_shard": 8, "ep": 8, "precision": "fp32"},
+    "many ranks": {"dp_shard": 32, "ep": 32, "activation": "full"},
+}
+
+
+def narrow(**sizes: int) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": 4,
+        "vocab_size": 8192,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    } | sizes
+
+
+MODELS = {
+    "mixtral": lambda: transformers.MixtralConfig(**narrow(), num_local_experts=32),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **narrow(head_dim=64), moe_intermediate_size=256, num_experts=64, num_experts_per_tok=4
+    ),
+    "glm4_moe": lambda: _with_shared_experts(),
+}
+
+
+def _with_shared_experts() -> Any:
+    """Of which the first two blocks have no experts."""
+    config = mixture("glm4_moe")
+    config.n_routed_experts = config.num_local_experts = 32
+    return config
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "layout"), each(MODELS, PLANS, every=2))
+def test_a_rank_holds_and_sends_what_a_dry_run_of_it_does(model: str, layout: str) -> None:
+    plan, config = ParallelPlan(**(IN_LOW | PLANS[layout])), MODELS[model]()
+    batch = 2 * plan.dp * plan.microbatches
+    job = make_job(config, plan, batch, SEQ_LEN, device="cuda")
+    for rank in range(plan.pp):
+        work = {"batch": batch, "seq_len": SEQ_LEN, "device": "meta"}
+        dry = dry_run(config, plan, rank * job.stride("pp"), **work)
+        said = rank_memory(job, rank, context_bytes=0).allocated
+        assert 0.95 < said / dry.peak_bytes < 1.11  # most beside narrow shared experts
+        states = tuple(vars(rank_states(job, rank)).values())
+        assert states == pytest.approx(tuple(dry.states.values()), rel=1e-3)
+        said, found = (without_tp(messages) for messages in (sent(job, rank), seen(dry)))
+        assert said == pytest.approx(found, rel=0.01)
+
+
+def without_tp(messages: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """Where some blocks have no experts, tp sends less for these."""
+    return {where: size for where, size in messages.items() if where[0] != "tp"}
+
+
+def test_experts_are_in_no_message_of_parameters() -> None:
+    plan = ParallelPlan(dp_shard=4, ep=4, **IN_LOW)
+    job = make_job(MODELS["glm4_moe"](), plan, 8, 64, program("torchtitan"))
+    units = units_of(job, 0)
+    dense, sparse = (kind.elements for kind in job.shape.kinds)
+    assert units.parameters == [sparse] * 4 + [dense] * 2
+    experts = 32 * 3 * 512 * 256
+    assert units.gathered == [sparse - experts] * 4 + [dense] * 2
+    assert job.dealt_of(0) == 4 * experts
+
+
+def test_only_experts_can_be_dealt_out_and_as_many_to_each() -> None:
+    mixtral = MODELS["mixtral"]()
+    assert experts_of(model_shape(mixtral)) == 32
+    assert experts_of(model_shape(tiny_config("llama"))) == 0
+    with pytest.raises(UserError, match=r"^llama has no experts that ep could deal out"):
+        make_job(tiny_config("llama"), ParallelPlan(dp_shard=2, ep=2), 4, 8)
+    with pytest.raises(UserError, match=r"^no formula knows ranks with more experts than others"):
+        make_job(mixtral, ParallelPlan(dp_shard=3, ep=3), 6, 8)
