@@ -49,7 +49,9 @@ LAYOUTS = {
     "ZeRO-3": ParallelPlan(dp_shard=2),
     "cp 2": ParallelPlan(cp=2),
     "pp 2": ParallelPlan(pp=2),
+    "ep 2": ParallelPlan(dp_shard=2, ep=2),
 }
+NO_EXPERTS = "has no experts that ep could deal out"
 ALONE = {"files": files_verdict, "QLoRA": adapters_verdict}
 OWN = "own size"
 COLUMNS = (*LAYOUTS, *ALONE, OWN)
@@ -71,6 +73,7 @@ anything starts, in the sentence below the table: before a model is laid out, a 
 Files are exact where every weight and buffer of what transformers saves, under the names and in the
 pieces that the type has on the hub, is read as transformers reads it, and so of what is written.
 QLoRA is exact where peft, with the adapters' files beside the same four bits, has the same loss.
+Under ep 2 stands - for a type without experts, or none that its class computes by their interface.
 Own size is exact where the type's own configuration, which mostly is a published model's, is laid
 out in every way in which the small one is exact: the small copy that decides is made of it.
 """
@@ -230,15 +233,20 @@ def wide(found: dict[str, str]) -> list[str]:
 
 def row(model_type: str, verdicts: dict[str, str]) -> str:
     """The type's line of the table."""
-    cells = ["exact" if verdicts[layout] == EXACT else "refused" for layout in COLUMNS]
-    return f"| {model_type} | {' | '.join(cells)} |"
+    return f"| {model_type} | {' | '.join(cell(verdicts[layout]) for layout in COLUMNS)} |"
+
+
+def cell(words: str) -> str:
+    if NO_EXPERTS in words:
+        return "-"
+    return "exact" if words == EXACT else "refused"
 
 
 def refusals(model_type: str, verdicts: dict[str, str]) -> list[str]:
     """A line for each sentence with which the type is refused, and the layouts that it is for."""
     by_sentence: dict[str, list[str]] = {}
     for layout, words in verdicts.items():
-        if words != EXACT:
+        if cell(words) == "refused":
             by_sentence.setdefault(words, []).append(layout)
     return [f"- {model_type}, {', '.join(of)}: {words}" for words, of in by_sentence.items()]
 

@@ -146,10 +146,8 @@ def expert_messages(job: Job, rank: int) -> list[Message]:
         left_out = sum(_ends_without_sums(job, stage) for stage in having)
         again = [row._replace(when="again") for row in EXPERTS_SEND if row.when == "forward"]
         rows += [(row, m * (layers - left_out * (row.what == "sums"))) for row in again]
-    hidden, pairs = (
-        job.hidden_bytes,
-        job.tokens * chosen_experts(text_config(job.shape.source.config)),
-    )
+    chosen = chosen_experts(text_config(job.shape.source.config))
+    hidden, pairs = job.hidden_bytes, job.tokens * chosen
     numbers = {"experts": NUMBER_BYTES * pairs, "weights": job.element_bytes * pairs}
     each = numbers | {"tokens": hidden, "sums": hidden}
     return [

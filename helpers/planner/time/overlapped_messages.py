@@ -12,7 +12,7 @@ from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
 from helpers.planner.time.context_messages import context_messages
 from helpers.planner.time.data_messages import data_messages, expert_messages, shard_axis
-from helpers.planner.time.messages import Message, link_of, seconds
+from helpers.planner.time.messages import Message, link_of, message_s, seconds
 from helpers.planner.time.pipeline_messages import pipeline_messages
 from helpers.planner.time.tensor_messages import shared_messages, tensor_messages
 
@@ -64,10 +64,10 @@ def shown_data_s(job: Job, cluster: Cluster, rank: int, beside: Beside) -> tuple
         all_s = first_s = hidden_s = 0.0
         for message in messages:
             if message.when == when:
-                message_s = seconds(job, cluster, message)
-                all_s += message_s * message.count / stages
-                hidden_s += _hidden(job, cluster, message) * message_s * message.count / stages
-                first_s = max(first_s, message_s)
+                one_s = seconds(job, cluster, message)
+                all_s += one_s * message.count / stages
+                hidden_s += _hidden(job, cluster, message) * one_s * message.count / stages
+                first_s = max(first_s, one_s)
         if _in_node(job, cluster):
             computing_s -= tensor_s
         shown.append(_shown_s(job, all_s, first_s, hidden_s, computing_s))
@@ -81,11 +81,12 @@ def shown_expert_s(job: Job, cluster: Cluster, rank: int) -> tuple[float, float]
     copies = job.program.message_copies / cluster.memory_bytes_per_s
     forward_s = backward_s = 0.0
     for message in expert_messages(job, rank):
-        message_s = seconds(job, cluster, message) + copies * message.payload_bytes
+        one_s = message_s(message, link_of(job, cluster, message.axis, message.kind))
+        all_s = message.count / stages * (one_s + copies * message.payload_bytes)
         if message.when == "forward":
-            forward_s += message_s * message.count / stages
+            forward_s += all_s
         else:
-            backward_s += message_s * message.count / stages
+            backward_s += all_s
     return forward_s, backward_s
 
 
@@ -139,17 +140,17 @@ def late_data_s(
     """
     sums_s = last_s = after_s = hidden_s = earlier_s = end_s = 0.0
     for message in data_messages(job, rank):
-        message_s = seconds(job, cluster, message)
+        one_s = seconds(job, cluster, message)
         if message.when == "last":
-            sums_s += message_s * message.count
-            hidden_s += _hidden(job, cluster, message) * message_s * message.count
-            last_s = max(last_s, message_s)
+            sums_s += one_s * message.count
+            hidden_s += _hidden(job, cluster, message) * one_s * message.count
+            last_s = max(last_s, one_s)
         elif message.when == "end":
-            end_s += message_s * message.count
+            end_s += one_s * message.count
         elif message.when == "step":
-            after_s += message_s * message.count
+            after_s += one_s * message.count
         elif message.when == "backward":
-            earlier_s += message_s * message.count / job.microbatches
+            earlier_s += one_s * message.count / job.microbatches
     if sums_s and earlier_s and _on_one_wire(job, cluster):
         backward_s -= earlier_s
     updates_s = job.program.hidden.updates * after_s if cluster.overlaps else 0.0
