@@ -108,6 +108,10 @@ def admitted_kind(
         if reason is None:
             return family
         reasons.append(reason)
+    if not reasons:
+        raise UserError(
+            f"{kind.config.model_type} has no experts that ep could deal out: leave it out"
+        )
     works = [
         words
         for words, simpler in _simpler(plan)
