@@ -32,13 +32,9 @@ def kept_bytes(job: Job, blocks: int) -> float:
 
 
 def own_experts_bytes(job: Job) -> float:
-    """Of the experts that ranks of ep deal out, in the mean of the blocks, what a rank has in the
-    arithmetic's precision: copies of its float32 masters, which no message frees."""
-    if job.element_bytes == 4:
-        return 0.0
-    ranks = range(job.plan.pp)
-    dealt = sum(map(job.dealt_of, ranks)) / sum(map(job.layers_of, ranks))
-    return job.element_bytes * dealt / job.plan.ep
+    """Of a block's experts that ranks of ep deal out, what a rank has in the arithmetic's
+    precision: copies of its float32 masters, which no message frees."""
+    return job.element_bytes * job.own_experts if job.element_bytes < 4 else 0.0
 
 
 def stage_bytes(job: Job, blocks: int) -> float:

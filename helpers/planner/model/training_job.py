@@ -235,13 +235,24 @@ class Job:
     def dealt_of(self, rank: int) -> int:
         """Parameters of a pipeline rank's experts, of all ranks that deal them out; 0 where none
         do."""
-        if self.plan.ep == 1:
-            return 0
+        return self._dealt[rank] if self.plan.ep > 1 else 0
+
+    @cached_property
+    def _dealt(self) -> list[int]:
         where = (self.plan.tp, 0, 1, 0)
-        return sum(
-            several * (elements(held, *where) - elements(without_experts(held), *where))
-            for held, several in self.blocks_of(self.stages_of(rank))
-        )
+        return [
+            sum(
+                several * (elements(held, *where) - elements(without_experts(held), *where))
+                for held, several in self.blocks_of(stages)
+            )
+            for stages in self._owned
+        ]
+
+    @cached_property
+    def own_experts(self) -> float:
+        """Parameters of the experts that one of the ranks that deal them out has of a block, in the
+        mean of all blocks."""
+        return sum(self._dealt) / self.shape.layers / self.plan.ep
 
     def ends(self, rank: int) -> tuple[Held, ...]:
         """Embedding, last norm and head of a pipeline rank, as they are held."""

@@ -2,7 +2,8 @@
 one block as a list of linear layers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -87,6 +88,18 @@ class Shape:
     costs: Costs | None = None
     idle: int = 0
     source: Same | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """A search asks for it hundreds of thousands of times, and a shape has hundreds of parts."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without its hash, which is another one in another process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def block_parameters(self) -> int:

@@ -1,5 +1,10 @@
 """Models with no formula: counted right, or refused in one line."""
 
+import os
+import pickle
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers
@@ -22,6 +27,7 @@ from helpers.planner.shape import counted
 from helpers.planner.shape.counted import shape_of
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.shape import Shape, token_flops
+from tests.planner.shapes import SMALL
 from tests.support import tiny
 from tests.support.matrix import each
 from tests.support.scripts import script
@@ -40,6 +46,15 @@ def test_published_mixtures_of_experts_have_their_published_size(model_type: str
     config = transformers.AutoConfig.for_model(model_type)
     billions = cost.parameters(model_shape(config)) / 1e9
     assert billions == pytest.approx(PUBLISHED[model_type], rel=0.05)
+
+
+def test_a_shape_that_comes_from_another_process_is_the_same() -> None:
+    """Which has another hash for the words in it."""
+    made = "import pickle, sys; from tests.planner.shapes import SMALL as shape; hash(shape); "
+    line = made + "sys.stdout.buffer.write(pickle.dumps(shape))"
+    other = os.environ | {"PYTHONHASHSEED": "1"}
+    sent = subprocess.run([sys.executable, "-c", line], env=other, capture_output=True, check=True)
+    assert pickle.loads(sent.stdout) in {SMALL}
 
 
 @pytest.mark.parametrize("model_type", ("gpt_oss", "mixtral", "qwen3", "olmo2", "xglm", "youtu"))
