@@ -6,7 +6,7 @@ from typing import Any
 
 from helpers.configurations.reading import LAYOUTS, ReadConfiguration, tools
 from helpers.configurations.silent import left_to_the_script
-from helpers.engine.errors import UserError, check_access, one_line
+from helpers.engine.errors import UserError, cannot_write, check_access, one_line
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import start_of_a_node
@@ -135,7 +135,7 @@ def write_config(found: ReadConfiguration, folder: Path) -> str:
     except FileExistsError:
         raise UserError(f"{folder} is there already: name a folder that is not") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+        raise cannot_write(folder, error) from None
     return str(folder)
 
 

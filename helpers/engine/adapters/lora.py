@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UserError, check_access, check_count, is_number, need, whole_reason
+from ..errors import UserError, as_path, check_access, check_count, is_number, need, whole_reason
 from ..files import weights
 from ..files.random_weights import seed_of
 from ..files.trainer_state import is_adapted
@@ -211,7 +211,7 @@ def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = 
         UserError: peft is missing, the folder holds no adapters, or they are not this model's.
     """
     peft = need("peft", "qlora")
-    folder = Path(folder)
+    folder = as_path(folder)
     for name in (CONFIG, FILE):
         check_access(folder / name)
         if not (folder / name).is_file():
