@@ -19,11 +19,12 @@ from .context.attention import WAYS
 from .context.balance import SPLITS
 from .context.check import check_context
 from .errors import UserError, check_count
-from .models.architecture import check_experts, check_tensor_degree, text_config
+from .models.architecture import text_config
 from .models.objectives import OBJECTIVES
 from .pipeline.partition import check_partition, check_stages
 from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from .placement import PLACEMENTS, axis_order, rank_grid
+from .tensor.check import check_experts, check_tensor_degree
 
 AXES = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
