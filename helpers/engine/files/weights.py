@@ -260,12 +260,16 @@ def over_stages(
     of_rank: dict[str, tuple[torch.Size, torch.dtype]],
     make: Callable[[str], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and values, one at a time, on every pipeline rank; every rank must iterate.
+    """Names and values, one at a time, on every pipeline rank; every rank must iterate. Of a model
+    that is not laid out its own.
 
     Args:
         of_rank: shape and dtype of what this rank has, by name.
         make: the value of one of these, which all ranks that have it ask for together.
     """
+    if not hasattr(model, "mesh"):
+        yield from ((name, make(name)) for name in of_rank)
+        return
     group = model.mesh.get_group("pp")
     device = next(model.parameters()).device
     seen: set[str] = set()
