@@ -88,6 +88,11 @@ def has(module: nn.Module, path: str | None) -> bool:
     return path is not None and any(name == path for name, _ in module.named_modules())
 
 
+def inside(path: str, module: str) -> bool:
+    """Is the module at a path another, or in it?"""
+    return bool(path) and (path == module or path.startswith(f"{module}."))
+
+
 def discover(model: nn.Module, rules: BlockRules | None = None) -> Family:
     """The family of a model without a record, by its modules: `rules` say what tp splits.
 
