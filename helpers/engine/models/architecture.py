@@ -215,8 +215,8 @@ def _last_norm(model: nn.Module, blocks: str) -> str | None:
 
 @dataclass(frozen=True)
 class Same:
-    """A configuration; two are alike if they say the same, and of a mixture compute experts by one
-    implementation, which what they say leaves out."""
+    """A configuration. Two are alike if they say the same, and compute a mixture's experts by one
+    of transformers' implementations, whose name what they say leaves out."""
 
     facts: str = field(repr=False)
     experts: str | None = field(repr=False)
@@ -224,9 +224,5 @@ class Same:
 
     @classmethod
     def of(cls, config: Any) -> "Same":
-        return cls(config.to_json_string(use_diff=False), experts_by(config), config)
-
-
-def experts_by(config: Any) -> str | None:
-    """transformers' name of the implementation that computes a mixture's experts."""
-    return getattr(text_config(config), "_experts_implementation", None)
+        experts = getattr(text_config(config), "_experts_implementation", None)
+        return cls(config.to_json_string(use_diff=False), experts, config)
