@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ..context.check import heads_for_all
 from ..errors import UserError
 from ..models.architecture import Same, split_rules, text_config
 from ..models.block_rules import BlockRules, expert_cuts
@@ -50,22 +51,18 @@ def check_experts(config: Any) -> None:
 
 def _check_heads(config: Any, tp: int, name: str) -> None:
     heads, groups = config.num_attention_heads, kv_heads(config)
-    fits = [n for n in range(2, heads + 1) if heads % n == 0 and _groups_fit(groups, n)]
+    fits = [n for n in range(2, heads + 1) if heads_for_all(heads, groups, n)]
     kinds = ", ".join(map(str, fits)) if len(fits) > 1 else f"only {(fits or [1])[0]}"
     if heads % tp:
         raise UserError(
             f"tp={tp} does not divide {name}'s {heads} attention heads; tp can be {kinds} here, "
             "and data and pipeline parallelism work with any number of heads"
         )
-    if not _groups_fit(groups, tp):
+    if not heads_for_all(heads, groups, tp):
         raise UserError(
             f"tp={tp} and {name}'s {groups} key-value heads do not divide each other; "
             f"tp can be {kinds} here"
         )
-
-
-def _groups_fit(groups: int, tp: int) -> bool:
-    return groups % tp == 0 or tp % groups == 0
 
 
 @lru_cache(maxsize=256)
