@@ -18,7 +18,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, as_path
 
 Row = TypeVar("Row")
 TRUTH = {"true": True, "false": False}
@@ -41,6 +41,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         UserError: the file cannot be read.
     """
+    path = as_path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

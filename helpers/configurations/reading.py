@@ -10,7 +10,7 @@ from helpers.configurations.facts import Asked, Facts, Layout
 from helpers.configurations.keys import TABLES, Judged, find_key, judge, unknown
 from helpers.configurations.programs import accelerate, deepspeed, megatron, torchtitan
 from helpers.configurations.silent import fill
-from helpers.engine.errors import UserError, one_line
+from helpers.engine.errors import UserError, as_path, one_line
 from helpers.engine.plan import MOST_RANKS, ParallelPlan
 from helpers.entries.entry import Entry
 from helpers.entries.reading import read_entries
@@ -109,7 +109,7 @@ def read_configuration(
         UserError: the file cannot be read, or is none of these, in one line. A file that was read
             and cannot be kept is no error: `refused` says why, and `lines` say each key.
     """
-    path = Path(path)
+    path = as_path(path)
     if ranks is not None and (type(ranks) is not int or not 1 <= ranks <= MOST_RANKS):
         raise UserError(f"ranks must be a whole number from 1 to {MOST_RANKS}, not {ranks!r:.40}")
     entries = read_entries(path)

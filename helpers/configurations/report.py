@@ -1,13 +1,12 @@
 """A configuration that was read, in words: the table of its keys, the run, the planner's answer."""
 
 import shlex
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from helpers.configurations.reading import LAYOUTS, ReadConfiguration, tools
 from helpers.configurations.silent import left_to_the_script
-from helpers.engine.errors import UserError, check_access, one_line
+from helpers.engine.errors import UserError, cannot_write, check_access, one_line
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import start_of_a_node
@@ -77,8 +76,6 @@ def torchrun_line(found: ReadConfiguration, model: str | None = None) -> str:
 
 def train_words(found: ReadConfiguration, model: str | None = None) -> list[str]:
     """The words of helpers.train; MODEL and DATA where the file has none."""
-    plan = found.plan or ParallelPlan()
-    said = ((field.name, getattr(plan, field.name), field.default) for field in fields(plan))
     flags: dict[str, Any] = {
         "model": model or found.hub or "MODEL",
         "data": "DATA",
@@ -86,7 +83,7 @@ def train_words(found: ReadConfiguration, model: str | None = None) -> list[str]
         "seq_len": found.seq_len,
         "from_scratch": True if found.from_scratch else None,
         **found.flags,
-        **{name: value for name, value, default in said if value != default},
+        **(found.plan or ParallelPlan()).chosen(),
         "out": f"runs/{found.path.stem}",
     }
     return to_words(flags)
@@ -138,7 +135,7 @@ def write_config(found: ReadConfiguration, folder: Path) -> str:
     except FileExistsError:
         raise UserError(f"{folder} is there already: name a folder that is not") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+        raise cannot_write(folder, error) from None
     return str(folder)
 
 

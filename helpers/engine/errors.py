@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -65,9 +66,25 @@ def check_count(name: str, value: object, least: int = 1) -> None:
         raise UserError(f"{name} must be a whole number of at least {least}, not {value!r:.40}")
 
 
+def as_path(value: object) -> Path:
+    """A path, of what somebody gave as one.
+
+    Raises:
+        UserError: it is neither text nor a path.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"{value!r:.40} is no path: give the name of a file or a folder")
+    return Path(value)
+
+
 def cannot_read(path: str | Path, error: OSError) -> UserError:
     """What to raise in the place of the system's own error."""
     return UserError(f"{path} cannot be read: {error.strerror or error}")
+
+
+def cannot_write(path: str | Path, error: OSError) -> UserError:
+    """The same where something was to be written."""
+    return UserError(f"cannot write to {path}: {error.strerror}")
 
 
 def check_access(path: str | Path) -> None:

@@ -19,11 +19,12 @@ from .context.attention import WAYS
 from .context.balance import SPLITS
 from .context.check import check_context
 from .errors import UserError, check_count
-from .models.architecture import check_experts, check_tensor_degree, text_config
+from .models.architecture import text_config
 from .models.objectives import OBJECTIVES
 from .pipeline.partition import check_partition, check_stages
 from .pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from .placement import PLACEMENTS, axis_order, rank_grid
+from .tensor.check import check_experts, check_tensor_degree
 
 AXES = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -159,10 +160,9 @@ class ParallelPlan:
             raise UserError("virtual_stages are of a pipeline, so they need pp above 1")
 
     def __repr__(self) -> str:
-        """What is not the default: the call that makes such a plan."""
-        values = ((x.name, getattr(self, x.name), x.default) for x in fields(self))
-        chosen = [f"{name}={value!r}" for name, value, default in values if value != default]
-        return f"ParallelPlan({', '.join(chosen)})"
+        """The call that makes such a plan."""
+        said = ", ".join(f"{name}={value!r}" for name, value in self.chosen().items())
+        return f"ParallelPlan({said})"
 
     def _check_experts(self) -> None:
         """Raise a UserError if experts cannot be dealt out beside the other degrees."""
@@ -291,6 +291,11 @@ class ParallelPlan:
         parts = [f"{axis}={degree}" for axis, degree in self.degrees.items() if degree > 1]
         dealt = f" with ep={self.ep}" if self.ep > 1 else ""
         return (" x ".join(parts) or "one process") + dealt
+
+    def chosen(self) -> dict[str, Any]:
+        """The fields that are not the default, by name."""
+        values = ((x.name, getattr(self, x.name), x.default) for x in fields(self))
+        return {name: value for name, value, default in values if value != default}
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, for summary.json."""

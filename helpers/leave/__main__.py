@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.commands import Parser, say
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, cannot_write
 from helpers.engine.models.configurations import expanded
 from helpers.leave.forms import run_files
 from helpers.leave.report import report, to_json
@@ -89,7 +89,7 @@ def _write(found: Leaving, scripts: dict[str, str], out: Path) -> None:
             for name in tops:
                 (Path(draft) / name).rename(out / name)
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+        raise cannot_write(out, error) from None
 
 
 def _files(found: Leaving, scripts: dict[str, str]) -> dict[str, str]:

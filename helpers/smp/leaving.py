@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, as_path
 from helpers.smp.jobs.estimators import Estimator, estimators
 from helpers.smp.jobs.job import Job, job_of, job_of_script
 from helpers.smp.jobs.lines import Line, configurations, lines
@@ -69,11 +69,11 @@ def leave(paths: Sequence[Path], answers: Mapping[str, Any] | None = None) -> Le
         answers: values of names that the files do not give.
 
     Raises:
-        UserError: a file cannot be read, in one line.
+        UserError: a file cannot be read, or is no path, in one line.
     """
     answers = dict(answers or {})
     found = Leaving()
-    paths = list(dict.fromkeys(paths))
+    paths = list(dict.fromkeys(map(as_path, paths)))
     recipes = [path for path in paths if path.suffix in YAML]
     sources = [read_source(path) for path in paths if path.suffix not in YAML]
     try:

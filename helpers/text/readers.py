@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from helpers.engine.errors import UserError, cannot_read, check_access, need, reason
+from helpers.engine.errors import UserError, as_path, cannot_read, check_access, need, reason
 from helpers.engine.models.configurations import check_hub
 from helpers.text.tokenizer import HUB_NAME
 
@@ -49,7 +49,7 @@ def load_examples(source: str | Path, task: Task, *, split: str = "train") -> li
     """
     if task not in ("lm", "mlm", *CLASSIFIES):
         raise UserError(f"unknown task {task!r}: {', '.join(get_args(Task))}")
-    path = Path(source)
+    path = as_path(source)
     check_access(path)
     if path.is_file() and path.suffix.lower() == ".txt":
         text = _read_text(path)
@@ -76,7 +76,7 @@ def read_rows(
     Raises:
         UserError: the source is missing, empty, not of its format, has no row or blank ones only.
     """
-    path = Path(source)
+    path = as_path(source)
     check_access(path)
     if path.is_file():
         rows = _file_rows(path, check)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError, check_access, need, reason
+from helpers.engine.errors import UserError, as_path, check_access, need, reason
 from helpers.engine.models.configurations import check_hub
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2" or "EleutherAI/gpt-j-6b"
@@ -85,7 +85,7 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         UserError: nothing is there, it may not be read or is not a tokenizer, or the hub cannot be
             reached.
     """
-    path = Path(source)
+    path = as_path(source)
     check_access(path / "tokenizer.json")
     if path.is_dir() and (path / "tokenizer.json").is_file():
         path = path / "tokenizer.json"

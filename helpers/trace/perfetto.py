@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from helpers.engine.errors import as_path
 from helpers.engine.files.whole import replace_text
 from helpers.trace.traces import Event, Slice, Thread, Trace
 
@@ -23,7 +24,7 @@ def write_timeline(traces: list[Trace], path: str | Path) -> None:
     """One file of all ranks: each a process, its threads and streams rows in it."""
     events = [event for trace in traces for event in _process(trace)]
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
-    replace_text(Path(path), text)
+    replace_text(as_path(path), text)
 
 
 def _process(trace: Trace) -> Iterator[Event]:

@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, as_path
 from helpers.engine.messages.carriers import BOARD
 from helpers.trace.files import CALL, MARKED, Document, read_document, world_size
 from helpers.trace.recorder import FACTS, STEP
@@ -184,7 +184,7 @@ def read_traces(folder: str | Path) -> list[Trace]:
         UserError: there are none, one is broken or holds no whole step, a rank is missing, or the
             ranks have no step in common.
     """
-    files = sorted(Path(folder).glob("rank-*.json.gz"))
+    files = sorted(as_path(folder).glob("rank-*.json.gz"))
     if not files:
         raise UserError(f"{folder} holds no traces: a run writes them with --profile FIRST:LAST")
     documents = sorted(map(read_document, files), key=lambda one: one[FACTS]["rank"])

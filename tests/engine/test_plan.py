@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from helpers.engine.data_parallel.chunks import from_rank_major, padded_chunk, rank_major
 from helpers.engine.errors import NoToken, UserError
-from helpers.engine.models.architecture import check_tensor_degree
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import LR_SCHEDULES, lr_factor
+from helpers.engine.tensor.check import check_tensor_degree
 from helpers.engine.tensor.shards import chunk
 from helpers.engine.tensor.split import kv_rows
 

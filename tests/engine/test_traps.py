@@ -10,11 +10,12 @@ import transformers
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from helpers.engine.errors import UserError
-from helpers.engine.models.architecture import check_tensor_degree, family_of
+from helpers.engine.models.architecture import family_of
 from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.boundary import Boundary
+from helpers.engine.tensor.check import check_tensor_degree
 from helpers.engine.tensor.shards import local
 from helpers.engine.tensor.split import fuse_gelu
 from helpers.engine.trainer import Trainer

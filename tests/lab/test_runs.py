@@ -164,12 +164,6 @@ def test_a_table_of_a_broken_file_is_one_line(file, content, table, words, folde
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", [None, 3, []])
-def test_a_run_is_asked_for_by_its_folder(path):
-    with pytest.raises(UserError, match="give the folder of a run, not"):
-        load_run(path)
-
-
 def test_folders_without_a_run(tmp_path):
     with pytest.raises(UserError, match="there is no run folder"):
         load_run(tmp_path / "none")

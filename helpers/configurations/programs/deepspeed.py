@@ -23,7 +23,7 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
     tp, pp, cp = (facts.get(name, 1) for name in ("tp", "pp", "cp"))
     dp = left_over(ranks or _ranks(facts, tp * pp * cp), tp=tp, pp=pp, cp=cp)
     lost: list[str] = []
-    degrees = shared(facts, dp, lost)
+    degrees = _shared(facts, dp, lost)
     batch, parts = batches(facts, dp)
     offload = bool(facts.get("offload"))
     precision = _precision(facts)
@@ -35,7 +35,7 @@ def layout(facts: Facts, ranks: int | None, model: Any) -> Layout:
         pp=pp,
         cp=cp,
         cp_attention="ulysses" if cp > 1 else "ring",
-        zero_stage=facts_stage(facts),
+        zero_stage=_zero(facts) or 3,  # which is the plan's own, where nothing is shared
         precision=precision,
         reduce_dtype=facts.get("reduce_dtype", "fp32"),
         activation="full" if offload else "none",
@@ -98,14 +98,14 @@ def _ranks(facts: Facts, others: int) -> int:
     return batch // (micro * parts) * others
 
 
-def facts_stage(facts: Facts) -> int:
-    """The plan's stage of ZeRO; 3, which is the plan's own, where nothing is shared."""
-    return int(facts.get("zero", 0)) or 3
+def _zero(facts: Facts) -> int:
+    """The stage of ZeRO, 0 where it is off."""
+    return int(facts.get("zero", 0))
 
 
-def shared(facts: Facts, dp: int, lost: list[str]) -> dict[str, int]:
+def _shared(facts: Facts, dp: int, lost: list[str]) -> dict[str, int]:
     """The data ranks as replicas and as ranks that share state."""
-    if not facts_shares(facts):
+    if not _zero(facts):
         return {"dp_replicate": dp, "dp_shard": 1}
     inside, hpz = facts.get("inside"), facts.get("hpz", 1)
     if inside is None and hpz > 1:
@@ -116,11 +116,6 @@ def shared(facts: Facts, dp: int, lost: list[str]) -> dict[str, int]:
     if dp % inside:
         raise UserError(f"{inside} ranks that share state do not divide {dp} data ranks")
     return {"dp_replicate": dp // inside, "dp_shard": inside}
-
-
-def facts_shares(facts: Facts) -> bool:
-    """Is ZeRO on?"""
-    return int(facts.get("zero", 0)) > 0
 
 
 def _precision(facts: Facts) -> str:

@@ -95,7 +95,7 @@ def _linears(block: nn.Module) -> list[str]:
     return [
         path
         for path, module in block.named_modules()
-        if _is_linear(module) and not _reads_weight(block.get_submodule(_parent(path)), path)
+        if _is_linear(module) and not _reads_weight(block, path)
     ]
 
 
@@ -104,13 +104,11 @@ def _is_linear(module: nn.Module) -> bool:
     return quantized or is_transposed(module) or type(module).forward is nn.Linear.forward
 
 
-def _parent(path: str) -> str:
-    return path.rpartition(".")[0]
-
-
-def _reads_weight(module: nn.Module, path: str) -> bool:
-    leaf = path.rpartition(".")[2]
-    return re.search(rf"\bself\.{leaf}\.weight\b", _source(type(module))) is not None
+def _reads_weight(block: nn.Module, path: str) -> bool:
+    """Does the module that a layer is in read the layer's weight itself?"""
+    around, _, leaf = path.rpartition(".")
+    source = _source(type(block.get_submodule(around)))
+    return re.search(rf"\bself\.{leaf}\.weight\b", source) is not None
 
 
 @lru_cache(maxsize=1024)

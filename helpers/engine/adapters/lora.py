@@ -9,7 +9,7 @@ Source: Hu et al. 2021, LoRA, section 4.1.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UserError, check_access, check_count, is_number, need, whole_reason
+from ..errors import UserError, as_path, check_access, check_count, is_number, need, whole_reason
 from ..files import weights
 from ..files.random_weights import seed_of
 from ..files.trainer_state import is_adapted
@@ -33,8 +33,6 @@ TASK_TYPES = {"lm": "CAUSAL_LM", "classify-head": "SEQ_CLS"}  # what peft calls 
 NAME = "default"  # peft's, of a layer's only adapter
 HALVES = ("lora_A", "lora_B")
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
-
-Facts = dict[str, tuple[torch.Size, torch.dtype]]  # of tensors, by name
 
 
 def add_adapters(
@@ -184,21 +182,12 @@ def save_adapters(model: nn.Module, folder: str | Path) -> None:
 
     of_rank = adapter_weights(model)
     facts = {name: (weight.shape, weight.dtype) for name, weight in of_rank.items()}
-    whole = everywhere(model, facts, lambda name: weights.whole(of_rank[name]))
+    whole = weights.over_stages(model, facts, lambda name: weights.whole(of_rank[name]))
     values = {name: value.cpu().contiguous() for name, value in whole}
     folder = weights.make_folder(folder)
     if is_first():
         model.adapter_config.save_pretrained(folder)
         save_file(values, folder / FILE, metadata={"format": "pt"})
-
-
-def everywhere(
-    model: nn.Module, facts: Facts, make: Callable[[str], Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """All pipeline ranks' tensors, or where a model is not laid out its own."""
-    if hasattr(model, "mesh"):
-        return weights.over_stages(model, facts, make)
-    return ((name, make(name)) for name in facts)
 
 
 def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = None) -> nn.Module:
@@ -211,7 +200,7 @@ def load_adapters(model: nn.Module, folder: str | Path, places: Places | None = 
         UserError: peft is missing, the folder holds no adapters, or they are not this model's.
     """
     peft = need("peft", "qlora")
-    folder = Path(folder)
+    folder = as_path(folder)
     for name in (CONFIG, FILE):
         check_access(folder / name)
         if not (folder / name).is_file():

@@ -17,7 +17,7 @@ from ..files import weights
 from ..files.beside_weights import write_configurations
 from ..ranks.agreeing import is_first, on_all_ranks
 from .linear_layers import check_apart, is_transposed
-from .lora import HALVES, NAME, Facts, adapted, everywhere, halves
+from .lora import HALVES, NAME, adapted, halves
 from .nf4 import dequantize
 
 
@@ -41,7 +41,7 @@ def merged_weights(
     why = "which would be two with their adapters in it: keep them beside"
     on_all_ranks(partial(check_apart, model, adapters, why))
     own: dict[str, str] = {}  # name without adapters -> name in this model
-    facts: Facts = {}
+    facts: dict[str, tuple[torch.Size, torch.dtype]] = {}
     for name, parameter in model.named_parameters():
         path, _, leaf = name.rpartition(".")
         if any(f".{half}." in name for half in HALVES):
@@ -56,10 +56,8 @@ def merged_weights(
     def merged(plain: str) -> Tensor:
         return _merged(model, own[plain], adapters, facts[plain][1])
 
-    yield from everywhere(model, facts, merged)
-    buffers = weights.stored_buffers(model)
-    facts = {name: (buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
-    yield from everywhere(model, facts, buffers.__getitem__)
+    yield from weights.over_stages(model, facts, merged)
+    yield from weights.whole_buffers(model)
 
 
 def _quant_state(layer: nn.Module, leaf: str) -> Any:

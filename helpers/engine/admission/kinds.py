@@ -9,7 +9,7 @@ import copy
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,29 +18,30 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from ..errors import UserError, named_reason
-from ..models.architecture import blocks_of, experts_by, text_config
+from ..models.architecture import Same, blocks_of, text_config
 
 
 @dataclass(frozen=True)
 class Kind:
     """A model's class and configuration. Two are alike if they say the same.
 
-    attention, experts: transformers' names of their implementations, which no configuration tells.
+    attention: transformers' name of its implementation, which no configuration tells.
     changed: what somebody changed of the model since, in words; empty where nothing is.
     """
 
     model_class: type[nn.Module]
     attention: str | None
-    experts: str | None
-    facts: str
-    config: Any = field(compare=False)
+    said: Same
     changed: str = ""
+
+    @property
+    def config(self) -> Any:
+        return self.said.config
 
 
 def kind_of(model: nn.Module) -> Kind:
     attention = text_config(model.config)._attn_implementation
-    facts = model.config.to_json_string(use_diff=False)
-    kind = Kind(type(model), attention, experts_by(model.config), facts, model.config)
+    kind = Kind(type(model), attention, Same.of(model.config))
     return replace(kind, changed=next(_changes(model, made_by(kind)), ""))
 
 

@@ -17,6 +17,7 @@ Brandon et al. 2023, Striped Attention, section 3 (why contiguous parts wait for
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ..errors import UserError
 from ..models.documents import Document
@@ -78,11 +79,16 @@ def shares_of_work(lengths: Sequence[int], ranks: int, split: str = "balanced") 
     """
     if not all(type(n) is int and n > 0 for n in (*lengths, ranks)) or not lengths:
         raise UserError("lengths and ranks are whole numbers of at least 1")
-    ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
-    documents = [Document(i, end - n, end) for i, (n, end) in enumerate(zip(lengths, ends))]
-    length = ends[-1] + -ends[-1] % (2 * ranks)
+    documents, length = row_of(lengths, ranks)
     each = [
         sum(work(documents, block) for block in own)
         for own in deal(documents, length, ranks, split)
     ]
     return [own / sum(each) for own in each]
+
+
+def row_of(lengths: Sequence[int], ranks: int) -> tuple[list[Document], int]:
+    """The documents of a row, by their lengths, and the row's own with its padding over ranks."""
+    ends = list(accumulate(lengths))
+    documents = [Document(i, end - n, end) for i, (n, end) in enumerate(zip(lengths, ends))]
+    return documents, ends[-1] + -ends[-1] % (2 * ranks)

@@ -75,6 +75,6 @@ def _same_until(config: Any) -> int | None:
     return min(lengths, default=None)
 
 
-def heads_for_all(heads: int, groups: int, cp: int) -> bool:
-    """Can every rank of cp have as many of the heads, and those of keys that these use?"""
-    return heads % cp == 0 and 0 in (groups % cp, cp % groups)
+def heads_for_all(heads: int, groups: int, ranks: int) -> bool:
+    """Can every rank have as many of the heads, and those of keys that these use?"""
+    return heads % ranks == 0 and 0 in (groups % ranks, ranks % groups)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from ..errors import UserError, check_access, check_count
+from ..errors import UserError, as_path, check_access, check_count
 from ..precision.replay import random_streams, set_random_streams
 from ..ranks import on_all_ranks
 from ..tensor.shards import local
@@ -79,7 +79,7 @@ class Checkpoints:
         settings: dict[str, Any] | None = None,
     ) -> None:
         check_count("keep", keep)
-        self.folder, self.keep, self.background = Path(folder), keep, background
+        self.folder, self.keep, self.background = as_path(folder), keep, background
         self.fixed, self.settings = as_stored(fixed or {}), as_stored(settings or {})
         # a group of its own: its messages must not mix with those of training
         self.group = dist.new_group(backend="gloo") if background else None
@@ -206,7 +206,7 @@ class Checkpoints:
         Raises:
             UserError: a file is damaged or missing, or the run differs in what must not change.
         """
-        path = Path(path)
+        path = as_path(path)
         trainer.settle()  # nothing may arrive in what is read
         trainer.model.digest = None  # whatever the ranks began with, they go on with the same
         fixed = self.fixed | adapters_of(trainer.model)
@@ -300,7 +300,7 @@ def pick(source: str | Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    source = Path(source)
+    source = as_path(source)
     check_access(source)
     if STEP.fullmatch(source.name) and source.is_dir():
         return source

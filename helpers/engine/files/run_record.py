@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import UserError, is_number
+from ..errors import UserError, cannot_write, is_number
 from .whole import replace_text
 
 COUNTED = ("step", "tokens", "samples", "step_s")  # numbers of a line of metrics
@@ -40,7 +40,7 @@ def check_folder(out: Path, resume: bool = False) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+        raise cannot_write(out, error) from None
 
 
 def claim(out: Path) -> IO[str]:
@@ -55,7 +55,7 @@ def claim(out: Path) -> IO[str]:
         out.mkdir(parents=True, exist_ok=True)
         file = (out / LOCK).open("a")
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+        raise cannot_write(out, error) from None
     end = time.monotonic() + CLAIM_S
     while True:
         try:

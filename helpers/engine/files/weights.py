@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import UserError
+from ..errors import UserError, as_path, cannot_write
 from ..models.architecture import family_of, names_of, tied_names
 from ..models.configurations import find_model, load_config, presets
 from ..models.objectives import build, objective_of
@@ -203,12 +203,13 @@ def make_folder(folder: str | Path) -> Path:
         if not is_first():
             return
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+            raise cannot_write(path, error) from None
 
+    path = as_path(folder)
     on_all_ranks(make)
-    return Path(folder)
+    return path
 
 
 def write_whole(model: nn.Module, named: Iterable[tuple[str, Tensor]], folder: Path | None) -> None:
@@ -259,12 +260,16 @@ def over_stages(
     of_rank: dict[str, tuple[torch.Size, torch.dtype]],
     make: Callable[[str], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and values, one at a time, on every pipeline rank; every rank must iterate.
+    """Names and values, one at a time, on every pipeline rank; every rank must iterate. Of a model
+    that is not laid out its own.
 
     Args:
         of_rank: shape and dtype of what this rank has, by name.
         make: the value of one of these, which all ranks that have it ask for together.
     """
+    if not hasattr(model, "mesh"):
+        yield from ((name, make(name)) for name in of_rank)
+        return
     group = model.mesh.get_group("pp")
     device = next(model.parameters()).device
     seen: set[str] = set()

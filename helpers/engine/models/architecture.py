@@ -5,21 +5,15 @@ splits of these what block_rules.py finds. Whether that gives the model's own lo
 but tried: see the room admission.
 """
 
-import copy
 import itertools
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .block_rules import BlockRules, block_rules, expert_cuts
-from .families import RECORDS, Family, kv_heads, mlp_width
-from .objectives import check_known
-from .overrides import fewer_layers
+from .block_rules import BlockRules, block_rules
+from .families import RECORDS, Family
 
 # what a class that asks transformers' attention interface says of itself
 INTERFACE = ("_supports_sdpa", "_supports_attention_backend")
@@ -92,6 +86,11 @@ def split_rules(model: nn.Module) -> tuple[BlockRules, BlockRules]:
 def has(module: nn.Module, path: str | None) -> bool:
     """Is there a module at that path?"""
     return path is not None and any(name == path for name, _ in module.named_modules())
+
+
+def inside(path: str, module: str) -> bool:
+    """Is the module at a path another, or in it?"""
+    return bool(path) and (path == module or path.startswith(f"{module}."))
 
 
 def discover(model: nn.Module, rules: BlockRules | None = None) -> Family:
@@ -214,39 +213,10 @@ def _last_norm(model: nn.Module, blocks: str) -> str | None:
     return f"{parent}.{norms[0]}" if len(norms) == 1 else None
 
 
-def check_tensor_degree(config: Any, tp: int) -> None:
-    """Raise a UserError if the model's heads or MLP width cannot be split over `tp` ranks."""
-    record, text = RECORDS.get(config.model_type), text_config(config)
-    rules, widths = (record, ()) if record else _rules_by(Same.of(config))
-    name = record.name if record else config.model_type
-    if not (rules.row or rules.experts):
-        known = ", ".join(one.name for one in RECORDS.values())
-        raise UserError(
-            f"{name} cannot be split by tp: there is no record of it here, and its blocks have "
-            "neither queries, keys and values nor an MLP or experts that it could be done by; "
-            "dp_shard and "
-            f"dp_replicate work with it (tp with {known} and models like Llama)"
-        )
-    if rules.attention:
-        _check_heads(text, tp, name)
-    width = mlp_width(text)
-    if (record or len(rules.row) > bool(rules.attention)) and width % tp:
-        raise UserError(f"tp={tp} does not divide {name}'s MLP width {width}")
-    for width in widths:
-        if width % tp:
-            raise UserError(f"tp={tp} does not divide the width {width} of {name}'s experts")
-
-
-def check_experts(config: Any) -> None:
-    """Raise a UserError if a model has no experts that ranks could deal out among them."""
-    if config.model_type in RECORDS or not _has_experts(Same.of(config)):
-        raise UserError(f"{config.model_type} has no experts that ep could deal out: leave it out")
-
-
 @dataclass(frozen=True)
 class Same:
-    """A configuration; two are alike if they say the same, and of a mixture compute experts by one
-    implementation, which what they say leaves out."""
+    """A configuration. Two are alike if they say the same, and compute a mixture's experts by one
+    of transformers' implementations, whose name what they say leaves out."""
 
     facts: str = field(repr=False)
     experts: str | None = field(repr=False)
@@ -254,70 +224,5 @@ class Same:
 
     @classmethod
     def of(cls, config: Any) -> "Same":
-        return cls(config.to_json_string(use_diff=False), experts_by(config), config)
-
-
-def experts_by(config: Any) -> str | None:
-    """transformers' name of the implementation that computes a mixture's experts."""
-    return getattr(text_config(config), "_experts_implementation", None)
-
-
-@lru_cache(maxsize=256)
-def _rules_by(same: Same) -> tuple[BlockRules, tuple[int, ...]]:
-    """What tp can split, where there is but a configuration, and the widths of experts: found in a
-    model of few layers."""
-    import transformers
-
-    for auto in (transformers.AutoModel, transformers.AutoModelForCausalLM):
-        small = copy.deepcopy(same.config)
-        with suppress(Exception), torch.device("meta"):  # each class has its own complaints
-            fewer_layers(text_config(small))
-            model = auto.from_config(small, trust_remote_code=False)
-            attention, rest = split_rules(model)
-            return attention | rest, expert_widths(model)
-    check_known(same.config)
-    return BlockRules(), ()
-
-
-@lru_cache(maxsize=256)
-def _has_experts(same: Same) -> bool:
-    """In any of its blocks, of which the first may have none."""
-    import transformers
-
-    for auto in (transformers.AutoModel, transformers.AutoModelForCausalLM):
-        with suppress(Exception), torch.device("meta"):  # each class has its own complaints
-            model = auto.from_config(copy.deepcopy(same.config), trust_remote_code=False)
-            return bool(expert_widths(model))
-    check_known(same.config)
-    return False
-
-
-def expert_widths(model: nn.Module) -> tuple[int, ...]:
-    """Widths of the middles of a model's experts, each once."""
-    widths = {
-        getattr(module, name).shape[cut.dim] // cut.parts
-        for module in model.modules()
-        for name, cut in expert_cuts(module).items()
-        if cut.dim is not None
-    }
-    return tuple(sorted(widths))
-
-
-def _check_heads(config: Any, tp: int, name: str) -> None:
-    heads, groups = config.num_attention_heads, kv_heads(config)
-    fits = [n for n in range(2, heads + 1) if heads % n == 0 and _groups_fit(groups, n)]
-    kinds = ", ".join(map(str, fits)) if len(fits) > 1 else f"only {(fits or [1])[0]}"
-    if heads % tp:
-        raise UserError(
-            f"tp={tp} does not divide {name}'s {heads} attention heads; tp can be {kinds} here, "
-            "and data and pipeline parallelism work with any number of heads"
-        )
-    if not _groups_fit(groups, tp):
-        raise UserError(
-            f"tp={tp} and {name}'s {groups} key-value heads do not divide each other; "
-            f"tp can be {kinds} here"
-        )
-
-
-def _groups_fit(groups: int, tp: int) -> bool:
-    return groups % tp == 0 or tp % groups == 0
+        experts = getattr(text_config(config), "_experts_implementation", None)
+        return cls(config.to_json_string(use_diff=False), experts, config)

@@ -267,6 +267,13 @@ def _chosen(mask: Tensor, indices: Tensor, keys: int) -> Tensor:
     chosen], has the key."""
     chosen = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=indices.device)
     chosen = chosen.scatter(2, indices.long(), True).unsqueeze(1)
+    return both(chosen, mask)
+
+
+def both(allowed: Tensor, mask: Tensor | None) -> Tensor:
+    """A boolean mask and another, boolean or additive, in one."""
+    if mask is None:
+        return allowed
     if mask.dtype == torch.bool:
-        return mask & chosen
-    return mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
+        return allowed & mask
+    return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min)

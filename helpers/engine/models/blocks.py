@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attend
+from .attention import attend, both
 
 
 def enter_normed(self: nn.Module, x: Tensor, *norms: nn.Module) -> list[Tensor]:
@@ -147,7 +147,7 @@ def gpt_neo_attention(
     window = None
     if self.attention_type == "local":
         window, queries, keys = self.config.window_size, query.shape[2], key.shape[2]
-        attention_mask = _both(self.bias[:, :, keys - queries : keys, :keys], attention_mask)
+        attention_mask = both(self.bias[:, :, keys - queries : keys, :keys], attention_mask)
     dropout = self.attn_dropout.p if self.training else 0.0
     attended = attend(
         self.boundary, query, key, value, attention_mask, dropout, scale=1.0, window=window
@@ -181,7 +181,7 @@ def bloom_attention(
             attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
             attention_mask = attention_mask.tril(keys - queries)
         slopes = self.boundary.heads(alibi.unflatten(0, (query.shape[0], -1)))
-        attention_mask = _both(attention_mask, slopes)
+        attention_mask = both(attention_mask, slopes)
     dropout = self.attention_dropout.p if self.training else 0.0
     attended = attend(self.boundary, query, key, value, attention_mask, dropout, key_bias=bias)
     out = F.dropout(self.dense(attended.flatten(2)), self.hidden_dropout, self.training)
@@ -214,15 +214,6 @@ def _alibi(self: nn.Module, query: Tensor, build: Callable[..., Tensor]) -> Tens
     ones = torch.ones(1, length, dtype=torch.long, device=query.device)
     alibi = build(ones, self.num_heads, dtype=query.dtype)
     return self.boundary.heads(alibi.transpose(0, 1))[0]
-
-
-def _both(allowed: Tensor, mask: Tensor | None) -> Tensor:
-    """A boolean mask and another, boolean or additive, in one."""
-    if mask is None:
-        return allowed
-    if mask.dtype == torch.bool:
-        return allowed & mask
-    return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min)
 
 
 def rotate_pairs(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError, check_access, check_count, need, whole_reason
+from ..errors import UserError, as_path, check_access, check_count, need, whole_reason
 from .architecture import text_config
 from .objectives import OBJECTIVES, build, is_listed
 from .overrides import override
@@ -211,7 +211,7 @@ def expanded(path: str | Path) -> Path:
     if len(encoded) >= LONGEST_PATH or max(map(len, encoded.split(b"/"))) > LONGEST_NAME:
         raise UserError(f"{text[:60]}... is longer than a file's name can be")
     try:
-        return Path(path).expanduser()
+        return as_path(path).expanduser()
     except RuntimeError:
         raise UserError(f"{path}: there is no such home folder; give a path without ~") from None
 

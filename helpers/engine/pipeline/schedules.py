@@ -185,11 +185,6 @@ def _by_rounds(stages: range, sizes: list[int]) -> Order:
     return order
 
 
-def _check_name(name: str) -> None:
-    if name not in SCHEDULES:
-        raise UserError(f"no schedule is called {name!r}; there is {', '.join(SCHEDULES)}")
-
-
 ONE_STAGE = {
     "naive": naive,
     "gpipe": gpipe,
@@ -220,7 +215,8 @@ def make_schedule(name: str, pp: int, microbatches: int, virtual: int | None = N
 
 def _checked_stages(name: str, pp: int, microbatches: int, virtual: int | None) -> int:
     """How many stages a rank has of this schedule."""
-    _check_name(name)
+    if name not in SCHEDULES:
+        raise UserError(f"no schedule is called {name!r}; there is {', '.join(SCHEDULES)}")
     usual = 1 if name in ONE_STAGE else 2
     virtual = usual if virtual is None else virtual
     check_count("pp", pp)

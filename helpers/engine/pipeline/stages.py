@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.architecture import family_of, text_config
+from ..models.architecture import family_of, inside, text_config
 from ..models.blocks import on_input
 from ..models.families import Family
 from .elsewhere import Elsewhere, Exit
@@ -264,7 +264,7 @@ def ends_of(model: nn.Module, family: Family) -> tuple[set[str], set[str]]:
     stack = family.blocks.split(".")
     for path, module in model.named_modules():
         own = any(True for _ in module.parameters(recurse=False))
-        if not own or _is_in(path, {family.blocks, *before, *after}):
+        if not own or any(inside(path, known) for known in (family.blocks, *before, *after)):
             continue
         if not path or f"{family.blocks}.".startswith(f"{path}."):
             raise UserError(
@@ -279,10 +279,6 @@ def ends_of(model: nn.Module, family: Family) -> tuple[set[str], set[str]]:
         else:
             after.add(".".join(steps[: depth + 1]))
     return before, after
-
-
-def _is_in(path: str, modules: set[str]) -> bool:
-    return any(path == module or path.startswith(f"{module}.") for module in modules)
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module | None = None) -> None:

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from ..messages.carriers import all_reduce
-from ..models.architecture import has, text_config
+from ..models.architecture import has, inside, text_config
 from ..models.block_rules import OUT_OF_LOW_RANK
 from ..models.families import Family, kv_heads
 from . import layers
@@ -23,11 +23,6 @@ from .layers import bind
 from .shards import local
 
 MESSAGE_BYTES = 25 * 2**20  # more is not sent sooner together, and would be copied beside itself
-
-
-def inside(path: str, module: str) -> bool:
-    """Is a module another, or in it?"""
-    return bool(path) and (path == module or path.startswith(f"{module}."))
 
 
 def mark_outside(

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..models import attention
-from ..models.architecture import has, text_config
+from ..models.architecture import has, inside, text_config
 from ..models.block_rules import drops_out
 from ..models.blocks import on_input
 from ..models.families import KV_HEADS, Family, head_dim, kv_heads
@@ -20,7 +20,7 @@ from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
 from .in_parts import view_in_parts
 from .layers import CONV1D, LINEAR, bind
-from .partial_gradients import inside, mark, mark_inside, mark_outside
+from .partial_gradients import mark, mark_inside, mark_outside
 from .shards import shard_parameter
 
 # what an attention may call its numbers of heads

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from helpers.engine import shares_of_work
-from helpers.engine.context.balance import SPLITS, deal
+from helpers.engine.context.balance import SPLITS, deal, row_of
 from helpers.engine.errors import UserError
 from helpers.engine.models.documents import Document
 from helpers.lab.figures.drawing import WAITING, box, fill, key, name_columns, name_rows, words_at
@@ -57,9 +57,7 @@ def draw_shares(lengths: Sequence[int], ranks: int = 4) -> Picture:
     """
     looks = _looks(ranks)
     shares = {split: shares_of_work(lengths, ranks, split) for split in reversed(SPLITS)}
-    ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
-    documents = [Document(i, end - n, end) for i, (n, end) in enumerate(zip(lengths, ends))]
-    length = ends[-1] + -ends[-1] % (2 * ranks)
+    documents, length = row_of(lengths, ranks)
     fig, panels = new_figure(4.1, grid=None, panels=len(shares))
     for axes, split in zip(panels, shares):
         for rank, own in enumerate(deal(documents, length, ranks, split)):
@@ -77,7 +75,7 @@ def draw_shares(lengths: Sequence[int], ranks: int = 4) -> Picture:
     table = table_of(rows, "share of attention's work")
     many = f"{len(lengths)} document{'s' * (len(lengths) > 1)}"
     alt = (
-        f"The causal triangles of {many} in a row of {ends[-1]} tokens, "
+        f"The causal triangles of {many} in a row of {sum(lengths)} tokens, "
         f"coloured by the {ranks} ranks that compute them."
     )
     return fig, table, f"{alt} {in_words(table)}"

@@ -8,7 +8,7 @@ import ast
 from pathlib import Path
 from textwrap import dedent
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, as_path
 from helpers.lab.figures.display import show_code
 from helpers.lab.paths import ROOT, shown
 
@@ -31,7 +31,7 @@ def show_source(path: str | Path, *names: str) -> None:
 
 def read_source(path: str | Path, *names: str) -> tuple[str, str]:
     """The title (`file, lines 3-9, 12-20`) and the code that `show_source` shows."""
-    file = ROOT / path
+    file = ROOT / as_path(path)
     try:
         text = file.read_text(encoding="utf-8")
         places = _places(ast.parse(text))

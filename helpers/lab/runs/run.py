@@ -233,8 +233,6 @@ def load_run(path: str | Path) -> Run:
     Raises:
         UserError: there is no such folder, or no run in it, or its launch.json is unreadable.
     """
-    if not isinstance(path, str | Path):
-        raise UserError(f"give the folder of a run, not {path!r:.40}")
     path = ROOT / expanded(path)
     check_access(path / "launch.json")
     if not path.is_dir():

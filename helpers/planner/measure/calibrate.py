@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from helpers.engine.errors import UserError, cannot_read, check_count
+from helpers.engine.errors import UserError, as_path, cannot_read, cannot_write, check_count
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
 
@@ -41,8 +41,9 @@ def calibrate(path: str | Path, ranks: int | None = None, gpus: bool = True) -> 
         gpus: measure these where there are any; else the CPU's cores.
 
     Raises:
-        UserError: ranks that are no whole number of at least 2, more of them than GPUs, or a
-            measurement that failed, with its last line.
+        UserError: a path that is none or that nothing can be written to, ranks that are no whole
+            number of at least 2, more of them than GPUs, or a measurement that failed, with its
+            last line.
     """
     there = torch.cuda.device_count() if gpus else 0
     if ranks is None:
@@ -51,8 +52,11 @@ def calibrate(path: str | Path, ranks: int | None = None, gpus: bool = True) -> 
     check_count("ranks", ranks, least)
     if there and ranks > there:
         raise UserError(f"there are {there} GPUs, so at most {there} ranks, not {ranks}")
-    path = Path(path).resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = as_path(path).resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from None
     env = HERE_ALONE | os.environ | {"OMP_NUM_THREADS": "1"}
     if not gpus:
         env["CUDA_VISIBLE_DEVICES"] = ""
@@ -93,8 +97,9 @@ def load_cluster(path: str | Path) -> Cluster:
     Raises:
         UserError: there is no such file, or it is none of `calibrate`'s.
     """
+    path = as_path(path)
     try:
-        return cluster_of(json.loads(Path(path).read_text("utf-8"))["cluster"])
+        return cluster_of(json.loads(path.read_text("utf-8"))["cluster"])
     except FileNotFoundError:
         raise UserError(f"no {path}: calibrate() writes it") from None
     except OSError as error:

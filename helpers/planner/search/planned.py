@@ -1,7 +1,7 @@
 """A plan that fits a cluster, what it takes, and the line that starts it."""
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -123,11 +123,9 @@ def launch_command(choice: Choice, model: str, script: str | None = None) -> str
             parts.append(f"--quantize {job.adapters.quantize}")
     if job.optimizer != "adamw":
         parts.append(f"--optimizer {job.optimizer}")
-    for field in fields(ParallelPlan):
-        value = getattr(choice.plan, field.name)
-        if value != field.default:
-            flag = "--" + field.name.replace("_", "-")
-            parts.append(flag if value is True else f"{flag} {value}")
+    for name, value in choice.plan.chosen().items():
+        flag = "--" + name.replace("_", "-")
+        parts.append(flag if value is True else f"{flag} {value}")
     return " ".join([*parts, "--out runs/planned"])
 
 

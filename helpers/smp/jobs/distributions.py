@@ -72,7 +72,7 @@ def machines(job: Estimator, answers: dict[str, Any]) -> Machines:
         found.nproc = _whole(None, "processes_per_host", answers, found.asked)
     if found.nproc is None and not found.asked:
         found.asked.append("processes_per_host" if isinstance(name, str) else "instance_type")
-    if found.nproc and isinstance(job.get("distribution"), (dict, Unknown)) is False:
+    if found.nproc and not isinstance(job.get("distribution"), (dict, Unknown)):
         found.nproc = 1  # nothing is distributed: the service starts one process
     return found
 

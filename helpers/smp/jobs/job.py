@@ -1,7 +1,7 @@
 """A job of the service as a run of this project: plan, flags, machines, and what is still asked."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -91,13 +91,7 @@ class Job:
 
     def run_flags(self) -> dict[str, Any]:
         """Flags of helpers.train: the plan's fields that are not the default, and the rest."""
-        plan = self.plan or ParallelPlan()
-        named = {
-            one.name: getattr(plan, one.name)
-            for one in fields(ParallelPlan)
-            if getattr(plan, one.name) != one.default
-        }
-        return {**self.flags, **named}
+        return {**self.flags, **(self.plan or ParallelPlan()).chosen()}
 
 
 def job_of(job: Estimator, script: Interpreter | None, answers: Mapping[str, Any]) -> Job:

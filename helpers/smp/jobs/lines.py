@@ -13,7 +13,7 @@ from helpers.smp.configuration import check_key, version_of
 from helpers.smp.distribution.mpi_options import mpi_options
 from helpers.smp.jobs.estimators import Estimator, keys_of, part
 from helpers.smp.keys import does_nothing, keys
-from helpers.smp.reading.catalogue import CONVERTED, LEFT_OUT, REFUSED, catalogue
+from helpers.smp.reading.catalogue import CONVERTED, LEFT_OUT, REFUSED, Call, catalogue
 from helpers.smp.reading.interpreter import Interpreter
 from helpers.smp.reading.names import Names
 from helpers.smp.reading.sources import Place, Program
@@ -105,12 +105,17 @@ def _line(use: Use, given: dict[tuple[int, str], Any]) -> Line:
         return Line(
             use.place, use.library, use.text, REFUSED, reason, "", "look it up and do without it"
         )
-    line = Line(use.place, use.library, use.text, row.verdict, row.became, row.lost, row.by_hand)
+    line = _told(use.place, use.library, use.text, row)
     argument = use.name.rpartition("(")[2].removesuffix(")")
     number = getattr(use.node, "lineno", None)
     if not use.name.endswith(")") or use.name.endswith("()") or (number, argument) not in given:
         return line
     return _valued(line, argument, given[number, argument])
+
+
+def _told(place: Place, library: str, text: str, row: Call) -> Line:
+    """What the tables' row says of a use."""
+    return Line(place, library, text, row.verdict, row.became, row.lost, row.by_hand)
 
 
 def _valued(line: Line, argument: str, value: Any) -> Line:
@@ -153,15 +158,7 @@ def _distribution(job: Estimator, program: Program) -> Iterator[Line]:
             continue
         row = catalogue().find(f"distribution[{key}]") or catalogue().rows["distribution[*]"]
         library = libraries.get(key, "estimator")
-        one = Line(
-            program.place(line),
-            library,
-            f'"{key}": {_shown(value)}',
-            row.verdict,
-            row.became,
-            row.lost,
-            row.by_hand,
-        )
+        one = _told(program.place(line), library, f'"{key}": {_shown(value)}', row)
         yield from _options(one, value) if key == "custom_mpi_options" else [one]
     yield from _configuration(parameters, program)
 

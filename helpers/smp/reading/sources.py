@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, cannot_read
 
 MOST_BYTES = 2**22  # of a script, or of a notebook's code
 MOST_FILE_BYTES = 2**27  # of a notebook with its pictures
@@ -86,7 +86,7 @@ def read_source(path: Path) -> Source:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MOST_FILE_BYTES else b""
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise cannot_read(path, error) from None
     if size > (MOST_BYTES if path.suffix == ".py" else MOST_FILE_BYTES):
         raise UserError(f"{path} has {size / 1e6:.0f} MB: no script that a person wrote is so long")
     if path.suffix == ".ipynb":

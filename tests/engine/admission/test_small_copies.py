@@ -15,9 +15,10 @@ from helpers.engine.admission.admitted import ALONE, admitted_kind, kind_of
 from helpers.engine.admission.small_copies import small_configs, small_heads
 from helpers.engine.admission.trial import Trial
 from helpers.engine.admission.truth import LARGEST
-from helpers.engine.models.architecture import expert_widths, family_of
+from helpers.engine.models.architecture import family_of
 from helpers.engine.parallelize import lay_out
 from helpers.engine.plan import ParallelPlan
+from helpers.engine.tensor.check import expert_widths
 from tests.support.matrix import part
 
 SMALL = 12_000_000  # parameters of a copy that is tried at once

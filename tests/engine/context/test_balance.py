@@ -77,6 +77,15 @@ def test_contiguous_parts_wait_for_the_last():
     assert found == pytest.approx([1 / 16, 3 / 16, 5 / 16, 7 / 16], abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "work"), [([3, 5], [1 + 2 + 3 + 1, 2 + 3 + 4 + 5]), ([3, 4], [7, 2 + 3 + 4])]
+)
+def test_a_share_is_of_the_keys_that_queries_see(lengths, work):
+    """Of documents whose border is inside the first part; padding costs nothing."""
+    found = shares_of_work(lengths, 2, "contiguous")
+    assert found == [own / sum(work) for own in work]
+
+
 def test_packed_rows_are_balanced_by_their_documents():
     """Lengths as packing leaves them: a third above the mean at most, contiguous parts far off."""
     generator = torch.Generator().manual_seed(0)

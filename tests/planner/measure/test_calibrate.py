@@ -166,6 +166,12 @@ def test_ranks_that_cannot_be(ranks, tmp_path):
         calibrate(tmp_path / "x.json", ranks=ranks)
 
 
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write to .*file/x\.json: File exists"):
+        calibrate(tmp_path / "file/x.json", ranks=2)
+
+
 def test_what_takes_too_long_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate_module, "LIMIT_S", 0.5)
     with pytest.raises(UserError, match=r"measuring took over 0\.5 s"):

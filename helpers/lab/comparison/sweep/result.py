@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, as_path
 from helpers.engine.files.whole import replace_text
 from helpers.lab.figures.tables import number, table_of
 from helpers.lab.paths import ROOT, shown
@@ -120,7 +120,7 @@ def load_sweep(folder: str | Path) -> Sweep:
     Raises:
         UserError: there is none, or its file is broken.
     """
-    path = ROOT / folder / FILE
+    path = ROOT / as_path(folder) / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         trials = [make_row(Trial, one, "a trial") for one in content.pop("trials")]
