@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from helpers.planner.dry_run.fake_device import SizesOnly, no_values
+from helpers.planner.dry_run.fake_device import SizesOnly, no_values, without_torchs_log
 from helpers.planner.dry_run.tensor_watch import Watch
 
 
@@ -18,7 +18,7 @@ def forward_products(model: nn.Module, batch: int, seq_len: int) -> int:
         UserError: its class asks for values.
     """
     try:
-        with SizesOnly(allow_non_fake_inputs=True):
+        with without_torchs_log(), SizesOnly(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
             with torch.no_grad(), Watch() as watch:
                 model(input_ids=torch.zeros((batch, seq_len), dtype=torch.long), use_cache=False)

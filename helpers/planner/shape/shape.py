@@ -94,7 +94,7 @@ class Shape:
 
     @cached_property
     def _hash(self) -> int:
-        """A search asks for it hundreds of thousands of times, and a shape has hundreds of parts."""
+        """A search asks for it hundreds of thousands of times, of hundreds of parts."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     def __getstate__(self) -> dict[str, Any]:
