@@ -20,6 +20,7 @@ from helpers.planner.memory.components import (
 from helpers.planner.memory.timeline import Held
 from helpers.planner.model.holds import Holds
 from helpers.planner.model.training_job import Job
+from helpers.planner.model.units import units_of
 
 
 def program_memory(
@@ -52,7 +53,7 @@ def _moments(job: Job, rank: int, holds: Holds, parameters: int) -> tuple[Held, 
     last = job.rank_of[-1] == rank
     activations, root = activation_bytes(job, rank), root_bytes(job, rank)
     messages = 2 * stage_message_bytes(job) if job.plan.pp > 1 else 0.0
-    of_block = 2 * gathered_bytes(job, job.largest_block) + working_bytes(job, rank)
+    of_block = 2 * gathered_bytes(job, _largest_gathered(job, rank)) + working_bytes(job, rank)
     buckets = holds.buckets_bytes if job.plan.shards * job.plan.dp_replicate > 1 else 0.0
     always = root + messages + buckets
     return (
@@ -60,6 +61,14 @@ def _moments(job: Job, rank: int, holds: Holds, parameters: int) -> tuple[Held, 
         Held(waiting, activations, 0.0, always + of_block),
         Held(gradients, 0.0, 0.0, buckets),
     )
+
+
+def _largest_gathered(job: Job, rank: int) -> float:
+    """Parameters of a block that ZeRO-3 gathers, at most: all but experts that are dealt out."""
+    if job.plan.ep == 1:
+        return job.largest_block
+    units = (units_of(job, stage).gathered for stage in job.stages_of(rank))
+    return max((one for gathered in units for one in gathered), default=0.0)
 
 
 def _logits_bytes(job: Job, holds: Holds) -> float:

@@ -42,6 +42,11 @@ def check_dealt(shape: Shape, plan: ParallelPlan) -> None:
     experts = experts_of(shape)
     if plan.ep > 1 and not experts:
         raise UserError(f"{shape.family} has no experts that ep could deal out: leave it out")
+    if plan.ep > 1 and shape.source is None:
+        raise UserError(
+            f"how many experts a token of {shape.family} goes to is said by its configuration, "
+            "which this Shape is without: give the configuration"
+        )
     if experts % plan.ep:
         raise UserError(
             f"no formula knows ranks with more experts than others, as ep={plan.ep} makes of "

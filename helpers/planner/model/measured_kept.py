@@ -103,7 +103,7 @@ def measured_kept(
 def _lengths(shape: Shape, narrow: bool) -> Lengths:
     longest = shape.longest or math.inf
     if narrow:
-        short = max(LONGEST // 2, (shape.window + 2) // 2 * 2)
+        short = max(int(min(LONGEST, longest)) // 4 * 2, (shape.window + 2) // 2 * 2)
         long = min(2 * short, longest // 2 * 2)
         if shape.window <= short < long:
             return Lengths(short, int(long))

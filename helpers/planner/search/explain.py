@@ -171,16 +171,15 @@ def _why_context(choice: Choice) -> Iterator[str]:
 
 def _why_savers(choice: Choice) -> Iterator[str]:
     """For each memory saver of the plan: what would be needed without it."""
-    plan = choice.plan
+    plan, alike = choice.plan, replace(choice.plan, ep=1)
     without: list[tuple[str, ParallelPlan]] = []
     if plan.ep > 1:
-        plan = replace(plan, ep=1)
-        without.append(("With experts gathered, and not tokens,", plan))
+        without.append(("With experts gathered, and not tokens,", alike))
     if plan.dp_shard > 1 and plan.cp == 1:
-        whole = replace(plan, dp_replicate=plan.dp, dp_shard=1)
+        whole = replace(alike, dp_replicate=plan.dp, dp_shard=1)
         without.append((f"Without sharding the state over {plan.dp_shard} ranks", whole))
     if plan.zero > 1:
-        less = replace(plan, zero_stage=plan.zero_stage - 1)
+        less = replace(alike, zero_stage=plan.zero_stage - 1)
         without.append((f"With ZeRO-{plan.zero_stage - 1}", less))
     if plan.offload:
         without.append(("Without offloading", replace(plan, offload=False)))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.architecture import text_config
+from helpers.planner.dry_run.experts_again import sums_again
 from helpers.planner.memory.states import base_bytes, block_base_bytes
 from helpers.planner.model.training_job import Job
 from helpers.planner.shape.parameters import EXPERTS
@@ -168,8 +169,8 @@ def _have_experts(job: Job, stage: int) -> list[bool]:
 
 def _ends_without_sums(job: Job, having: list[bool]) -> int:
     """Units of a stage that are recomputed together and end with a layer of experts, of which
-    recomputation stops before the sums; but where a shared expert computes after them."""
-    if not job.program.stops_early or job.shape.reductions > 2:
+    recomputation stops before the sums; but where something is computed after them."""
+    if not job.program.stops_early or sums_again(job.shape.source):
         return 0
     size = group_size(job.plan.activation)
     units = [having[begin : begin + size] for begin in range(0, len(having), size)]
