@@ -135,7 +135,7 @@ def test_a_shape_without_its_configuration() -> None:
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.fixed_dictionaries(
         {
