@@ -111,7 +111,8 @@ def test_units_have_the_parameters_of_their_own_blocks() -> None:
     plan = ParallelPlan(activation="group_2", microbatches=1)
     job = unmeasured(mixture("glm4_moe", dense=2, layers=5), plan)
     dense, experts = (kind.elements for kind in model_shape(mixture("glm4_moe")).kinds)
-    assert units_of(job, 0) == ([1, 2, 2], [experts, 2 * experts, 2 * dense])
+    parameters = [experts, 2 * experts, 2 * dense]
+    assert units_of(job, 0) == ([1, 2, 2], parameters, parameters)
 
 
 def test_alternating_blocks_are_gathered_each_as_large_as_it_is() -> None:
