@@ -104,6 +104,7 @@ def test_what_is_kept_of_a_window_in_a_model_with_few_positions() -> None:
     assert said == pytest.approx(dry.peak_bytes, rel=0.05)
 
 
+@pytest.mark.long
 def test_what_a_plan_would_take_without_recomputation_is_with_its_ep() -> None:
     config, cluster = narrow(), make_cluster("dgx-h100", nodes=1)
     full, none = (

@@ -32,6 +32,7 @@ def taking(samples: int, ep: int, nodes: int = 2) -> Choice:
     return estimate(QWEN3_30B, plan, TWO if nodes == 2 else ONE, samples * nodes * 8, 2048)
 
 
+@pytest.mark.long
 def test_few_tokens_are_sent_sooner_than_all_weights_and_many_later() -> None:
     """A gather of weights hides behind computing that takes longer; of tokens nothing does."""
     few, many = ({ep: taking(samples, ep).time for ep in (1, 8)} for samples in (1, 16))
