@@ -15,7 +15,7 @@ from helpers.planner.model.shared_gradients import shared_gradient_bytes
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.units import Units, units_of
 from helpers.planner.model.widths import Widths
-from helpers.planner.shape.parameters import EXPERTS, Held, elements, without_experts
+from helpers.planner.shape.parameters import EXPERTS, elements, without_experts
 
 # of the MLP's widest product in 8 bits: its input or gradient in float32 before and after it is
 # brought to one scale, and the gradient itself
@@ -286,13 +286,9 @@ def _largest_matrix(job: Job) -> float:
     """Elements of a block's largest matrix on a tensor rank; a matrix of all its experts is one."""
     product = max(linear.parameters for linear in job.shape.block) / job.plan.tp
     held = job.block if job.shape.held else ()
-    sizes = (prod(one.on(job.plan.tp)) / _ranks_with(job, one) for one in held)
+    ranks = {EXPERTS: job.plan.ep}  # of which each computes with its own
+    sizes = (prod(one.on(job.plan.tp)) / ranks.get(one.role, 1) for one in held)
     return max([product, *sizes])
-
-
-def _ranks_with(job: Job, one: Held) -> int:
-    """How many ranks have a part each of a parameter with which one alone computes."""
-    return job.plan.ep if one.role == EXPERTS else 1
 
 
 def _beside_attention(job: Job) -> float:

@@ -4,6 +4,7 @@ job = make_job(load_config("gptj-6b"), ParallelPlan(tp=8), batch=8, seq_len=1024
 job.tokens, job.layers, job.parameters_of(rank=0)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -221,38 +222,24 @@ class Job:
     def block_parameters(self) -> float:
         """Of one block on its first tensor rank, which holds the most; in the mean, where blocks
         differ."""
+        return self._of_block(tuple)
+
+    @cached_property
+    def own_experts(self) -> float:
+        """Those of them of experts, that one of the ranks that deal these out has."""
+        return (self.block_parameters - self._of_block(without_experts)) / self.plan.ep
+
+    def _of_block(self, part: Callable) -> float:
         tp, mix = self.plan.tp, self.shape.mix
         if not mix:
-            return elements(self.block, tp, 0, 1, 0)
-        each = (elements(held, tp, 0, 1, 0) for held in kinds_parameters(self.shape, tp))
+            return elements(part(self.block), tp, 0, 1, 0)
+        each = (elements(part(held), tp, 0, 1, 0) for held in kinds_parameters(self.shape, tp))
         return sum(map(mul, each, mix)) / sum(mix)
 
     @cached_property
     def largest_block(self) -> int:
         """Parameters of the largest of the blocks on it."""
         return elements(self.block, self.plan.tp, 0, 1, 0)
-
-    def dealt_of(self, rank: int) -> int:
-        """Parameters of a pipeline rank's experts, of all ranks that deal them out; 0 where none
-        do."""
-        return self._dealt[rank] if self.plan.ep > 1 else 0
-
-    @cached_property
-    def _dealt(self) -> list[int]:
-        where = (self.plan.tp, 0, 1, 0)
-        return [
-            sum(
-                several * (elements(held, *where) - elements(without_experts(held), *where))
-                for held, several in self.blocks_of(stages)
-            )
-            for stages in self._owned
-        ]
-
-    @cached_property
-    def own_experts(self) -> float:
-        """Parameters of the experts that one of the ranks that deal them out has of a block, in the
-        mean of all blocks."""
-        return sum(self._dealt) / self.shape.layers / self.plan.ep
 
     def ends(self, rank: int) -> tuple[Held, ...]:
         """Embedding, last norm and head of a pipeline rank, as they are held."""

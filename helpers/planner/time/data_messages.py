@@ -22,6 +22,7 @@ from helpers.engine.models.architecture import text_config
 from helpers.planner.dry_run.experts_again import sums_again
 from helpers.planner.memory.states import base_bytes, block_base_bytes
 from helpers.planner.model.training_job import Job
+from helpers.planner.model.units import units_of
 from helpers.planner.shape.parameters import EXPERTS
 from helpers.planner.shape.products import chosen_experts
 from helpers.planner.time.messages import Message
@@ -60,7 +61,7 @@ def _of_zero_1_and_2(job: Job, rank: int) -> list[Message]:
 def _of_zero_3(job: Job, rank: int) -> list[Message]:
     layers, count, m = job.layers_of(rank), job.parameters_of(rank), job.microbatches
     if job.plan.ep > 1:
-        count -= job.dealt_of(rank)
+        count -= (dealt := _dealt(job, rank))
     axis, shards, copies = shard_axis(job), job.plan.shards, job.plan.dp_replicate
     of_blocks = math.ceil(layers / group_size(job.plan.activation))
     units = of_blocks + 1  # of blocks, and embedding with head, which stay for a backward
@@ -85,9 +86,15 @@ def _of_zero_3(job: Job, rank: int) -> list[Message]:
     if others and ends:
         messages.append(_in_units(axis, "all_gather", ends, 1, others * m, shards, "backward"))
     if job.plan.ep > 1:
-        own = 4 * job.dealt_of(rank) / shards
+        own = 4 * dealt / shards
         messages.append(_in_units("dp_replicate", "all_reduce", own, of_blocks, 1, copies, "end"))
     return messages
+
+
+def _dealt(job: Job, rank: int) -> float:
+    """Parameters of a rank's blocks that ZeRO-3 does not gather: of experts."""
+    units = [units_of(job, stage) for stage in job.stages_of(rank)]
+    return sum(sum(unit.parameters) - sum(unit.gathered) for unit in units)
 
 
 def shard_axis(job: Job) -> str:
