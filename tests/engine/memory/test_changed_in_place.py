@@ -10,17 +10,11 @@ from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
+from tests.engine.memory.test_activations import POLICIES
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
 
 LAYERS = 6
-POLICIES = {
-    "full": {"activation": "full"},
-    "group_2": {"activation": "group_2"},
-    "selective": {"activation": "selective"},
-    "offload": {"offload": True},
-    "full-offload": {"activation": "full", "offload": True},
-}
 
 
 def halve(module: nn.Module, args: tuple[Tensor, ...]) -> None:

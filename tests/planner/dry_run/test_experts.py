@@ -50,9 +50,11 @@ def narrow(**fields: Any) -> Any:
     )
 
 
-def same_work(config: Any, plan: ParallelPlan, seq_len: int) -> None:
+def same_work(config: Any, plan: ParallelPlan, seq_len: int) -> list[float]:
     """All ranks of the pipeline hold what they do in a dry run, and send it along the data axes;
-    but for the few numbers of a router that do not train, of which the formulas count moments."""
+    but for the few numbers of a router that do not train, of which the formulas count moments.
+    Of each rank's peak there, the share that the formulas say."""
+    shares = []
     batch = 2 * plan.dp * plan.microbatches
     job = make_job(config, plan, batch, seq_len, device="cuda")
     for rank in range(plan.pp):
@@ -62,6 +64,8 @@ def same_work(config: Any, plan: ParallelPlan, seq_len: int) -> None:
             tuple(dry.states.values()), rel=1e-3
         )
         assert of_data(sent(job, rank)) == pytest.approx(of_data(seen(dry)), rel=0.01)
+        shares.append(rank_memory(job, rank, context_bytes=0).allocated / dry.peak_bytes)
+    return shares
 
 
 def of_data(messages: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:

@@ -9,20 +9,16 @@ import transformers
 
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.dry_run.dry_run import dry_run
-from helpers.planner.memory.peak import rank_memory
-from helpers.planner.memory.states import rank_states
 from helpers.planner.model.block_tensors import program
 from helpers.planner.model.training_job import make_job
 from helpers.planner.model.units import units_of
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.parameters import experts_of
-from tests.planner.dry_run.test_dry_run import seen, sent
+from tests.planner.dry_run.test_experts import same_work
 from tests.planner.memory.test_kinds import mixture
 from tests.support.matrix import each
 from tests.support.tiny import config as tiny_config
 
-SEQ_LEN = 1024
 IN_LOW = {"precision": "bf16", "microbatches": 1}
 PLANS = {
     "ep": {"dp_shard": 4, "ep": 4},
@@ -73,22 +69,8 @@ def _with_shared_experts() -> Any:
 @pytest.mark.parametrize(("model", "layout"), each(MODELS, PLANS, every=2))
 def test_a_rank_holds_and_sends_what_a_dry_run_of_it_does(model: str, layout: str) -> None:
     plan, config = ParallelPlan(**(IN_LOW | PLANS[layout])), MODELS[model]()
-    batch = 2 * plan.dp * plan.microbatches
-    job = make_job(config, plan, batch, SEQ_LEN, device="cuda")
-    for rank in range(plan.pp):
-        work = {"batch": batch, "seq_len": SEQ_LEN, "device": "meta"}
-        dry = dry_run(config, plan, rank * job.stride("pp"), **work)
-        said = rank_memory(job, rank, context_bytes=0).allocated
-        assert 0.95 < said / dry.peak_bytes < 1.11  # most beside narrow shared experts
-        states = tuple(vars(rank_states(job, rank)).values())
-        assert states == pytest.approx(tuple(dry.states.values()), rel=1e-3)
-        said, found = (without_tp(messages) for messages in (sent(job, rank), seen(dry)))
-        assert said == pytest.approx(found, rel=0.01)
-
-
-def without_tp(messages: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """Where some blocks have no experts, tp sends less for these."""
-    return {where: size for where, size in messages.items() if where[0] != "tp"}
+    for share in same_work(config, plan, seq_len=1024):
+        assert 0.95 < share < 1.11  # most beside narrow shared experts
 
 
 def test_experts_are_in_no_message_of_parameters() -> None:
