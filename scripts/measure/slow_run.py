@@ -10,8 +10,6 @@ with --profile, and run.json: tokens per second, and seconds of each step that w
 import argparse
 import itertools
 import json
-import queue
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from helpers.commands import is_first, refuse
@@ -31,6 +29,8 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import distributed, over_ranks, pick_device, run_and_leave, world_size
 from helpers.engine.trainer import Trainer
+from helpers.text.prefetching import prefetched
+from helpers.text.tokens import Batch
 from helpers.trace.findings import write_findings
 from helpers.trace.recorder import profiled
 
@@ -94,26 +94,13 @@ def chosen(args: argparse.Namespace) -> tuple[Case, ParallelPlan]:
     return case, plan
 
 
-def batches(case: Case, count: int, seed: int) -> Iterator[Tensor]:
+def batches(case: Case, count: int, seed: int) -> Iterator[Batch]:
     for step in range(count):
         if case.slow_reader and dist.get_rank() == SLOW_RANK:
             time.sleep(READ_S)
         generator = torch.Generator().manual_seed(seed + step)
-        yield torch.randint(0, IDS, (case.rows, case.length), generator=generator)
-
-
-def read_ahead(source: Iterator[Tensor]) -> Iterator[Tensor]:
-    """The same batches, read by a thread while the one before is trained on."""
-    ready: queue.Queue[Tensor | None] = queue.Queue(maxsize=2)
-
-    def read() -> None:
-        for batch in source:
-            ready.put(batch)
-        ready.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while (batch := ready.get()) is not None:
-        yield batch
+        ids = torch.randint(0, IDS, (case.rows, case.length), generator=generator)
+        yield Batch(ids, ids, case.rows, ids.numel())
 
 
 def slow_down(model: nn.Module) -> None:
@@ -136,12 +123,14 @@ def take_steps(args: argparse.Namespace, case: Case, plan: ParallelPlan) -> dict
             slow_down(model)
         first = WARMUP + args.steps + 1
         source = batches(case, first + TRACED - 1, args.seed)
-        source = read_ahead(source) if case.ahead else source
+        source = prefetched(source) if case.ahead else source
         ended, losses = [time.perf_counter()], []
         traces = args.out / "traces"
         last = first + TRACED - 1
-        for ids in profiled(source, traces, first, last, device=device, states=trainer.state_bytes):
-            losses.append(trainer.step(ids.to(device), ids.to(device)).loss)
+        ran = profiled(source, traces, first, last, device=device, states=trainer.state_bytes)
+        for batch in ran:
+            ids = batch.input_ids.to(device)
+            losses.append(trainer.step(ids, ids).loss)
             ended.append(time.perf_counter())
         over_ranks(None)  # until all traces are there
     step_s = [after - before for before, after in itertools.pairwise(ended)]

@@ -9,22 +9,54 @@ All three give what one process gives; which is fastest depends on lengths, head
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UserError
+from . import gather, ring, ulysses
 from .formula import Scores
-from .gather import Gathered
 from .kept import Kept
 from .parts import Part
-from .ring import Ring
-from .ulysses import Ulysses
 
-WAYS = {"ring": Ring, "gather": Gathered, "ulysses": Ulysses}
+WAYS = {"ring": ring, "gather": gather, "ulysses": ulysses}
+
+
+class AcrossRanks(torch.autograd.Function):
+    """One way's forward beside its backward, which are functions of its file.
+
+    q: [rows, heads, tokens, head_dim], k and v with as many heads or fewer, sinks: [heads] or
+    None; to q's shape. way: one of the values of WAYS.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        way: ModuleType,
+        part: Part,
+        scores: Scores,
+        group: ProcessGroup,
+        kept: Kept,
+    ) -> Tensor:
+        ctx.way, ctx.call = way, (part, scores, group)
+        found = kept.or_else(lambda: way.forward((q, k, v, sinks), part, scores, group))
+        ctx.save_for_backward(q, k, v, sinks, *found[-2:])  # the result where it was made, and lse
+        return found[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, out, lse = ctx.saved_tensors
+        of_inputs = ctx.way.backward(grad, inputs, out, lse, *ctx.call)
+        return *of_inputs, None, None, None, None, None
 
 
 class Context:
@@ -79,7 +111,8 @@ class Context:
         rule = Scores(**scores)
         width = max(q.shape[3], v.shape[3])  # zeros change no score, and keys travel with values
         states = (x if x.shape[3] == width else _widened(x, width) for x in (q, k, v))
-        out = WAYS[self.way].apply(*states, sinks, self.part, rule, self.group, self.kept)
+        how = WAYS[self.way], self.part, rule, self.group, self.kept
+        out = AcrossRanks.apply(*states, sinks, *how)
         return out[..., : v.shape[3]]
 
 

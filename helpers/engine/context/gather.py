@@ -10,7 +10,7 @@ little.
 Source: Dubey et al. 2024, The Llama 3 Herd of Models, section 3.3.2.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,56 +19,42 @@ from torch.distributed import ProcessGroup
 from ..messages.carriers import gather_single, scatter_single
 from .blockwise import Gradients, Joined, of_sinks
 from .formula import Scores
-from .kept import Kept
 from .parts import Part
 
 
-class Gathered(torch.autograd.Function):
-    """Arguments and result as of ring.Ring."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-        part: Part,
-        scores: Scores,
-        group: ProcessGroup,
-        kept: Kept,
-    ) -> Tensor:
-        ctx.call = part, scores, group
-        out, lse = kept.or_else(lambda: _forward((q, k, v, sinks), part, scores, group))
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, out, lse = ctx.saved_tensors
-        part, scores, group = ctx.call
-        every = _gathered(k, v, group)
-        of_q = torch.zeros_like(q, dtype=lse.dtype)
-        of_every = torch.zeros_like(every, dtype=lse.dtype)
-        for owner in range(part.ranks):
-            rows = part.rows(owner, scores.window)
-            Gradients(of_q, *of_every[owner]).add(
-                grad, (q, *every[owner]), out, lse, rows, scores, owner
-            )
-        of_pair = torch.empty_like(of_every[0])
-        scatter_single(of_pair, of_every.flatten(0, 1), group)
-        of_inputs = (x.to(q.dtype) for x in (of_q, *of_pair))
-        return *of_inputs, of_sinks(grad, out, lse, sinks), None, None, None, None
-
-
-def _forward(
-    inputs: tuple[Tensor | None, ...], part: Part, scores: Scores, group: ProcessGroup
+def forward(
+    inputs: Sequence[Tensor | None], part: Part, scores: Scores, group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
+    """The result at this rank's tokens and its log-sum-exp; `inputs` of attention.AcrossRanks."""
     q, k, v, sinks = inputs
     joined = Joined(q, sinks)
     for owner, pair in enumerate(_gathered(k, v, group)):
         joined.add(*pair, part.rows(owner, scores.window), scores, owner)
     return joined.out.to(q.dtype), joined.lse
+
+
+def backward(
+    grad: Tensor,
+    inputs: Sequence[Tensor | None],
+    out: Tensor,
+    lse: Tensor,
+    part: Part,
+    scores: Scores,
+    group: ProcessGroup,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs."""
+    q, k, v, sinks = inputs
+    every = _gathered(k, v, group)
+    of_q = torch.zeros_like(q, dtype=lse.dtype)
+    of_every = torch.zeros_like(every, dtype=lse.dtype)
+    for owner in range(part.ranks):
+        rows = part.rows(owner, scores.window)
+        into = Gradients(of_q, *of_every[owner])
+        into.add(grad, (q, *every[owner]), out, lse, rows, scores, owner)
+    of_pair = torch.empty_like(of_every[0])
+    scatter_single(of_pair, of_every.flatten(0, 1), group)
+    of_states = (x.to(q.dtype) for x in (of_q, *of_pair))
+    return *of_states, of_sinks(grad, out, lse, sinks)
 
 
 def _gathered(k: Tensor, v: Tensor, group: ProcessGroup) -> Tensor:

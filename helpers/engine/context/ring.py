@@ -12,7 +12,7 @@ until it is home. No rank ever holds the keys of more than two.
 Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, section 3.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,41 +21,13 @@ from torch.distributed import ProcessGroup
 from ..messages.carriers import Shift
 from .blockwise import Gradients, Joined, of_sinks
 from .formula import Scores
-from .kept import Kept
 from .parts import Part
 
 
-class Ring(torch.autograd.Function):
-    """q: [rows, heads, tokens, head_dim], k and v with as many heads or fewer, sinks: [heads] or
-    None; to q's shape."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-        part: Part,
-        scores: Scores,
-        group: ProcessGroup,
-        kept: Kept,
-    ) -> Tensor:
-        ctx.call = part, scores, group
-        out, lse = kept.or_else(lambda: _forward((q, k, v, sinks), part, scores, group))
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, out, lse = ctx.saved_tensors
-        of_inputs = _backward(grad, (q, k, v), out, lse, *ctx.call)
-        return *of_inputs, of_sinks(grad, out, lse, sinks), None, None, None, None
-
-
-def _forward(
-    inputs: tuple[Tensor | None, ...], part: Part, scores: Scores, group: ProcessGroup
+def forward(
+    inputs: Sequence[Tensor | None], part: Part, scores: Scores, group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
+    """The result at this rank's tokens and its log-sum-exp; `inputs` of attention.AcrossRanks."""
     q, k, v, sinks = inputs
     joined, pair = Joined(q, sinks), torch.stack((k, v))
     for step in range(part.ranks):
@@ -66,16 +38,18 @@ def _forward(
     return joined.out.to(q.dtype), joined.lse
 
 
-def _backward(
+def backward(
     grad: Tensor,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: Sequence[Tensor | None],
     out: Tensor,
     lse: Tensor,
     part: Part,
     scores: Scores,
     group: ProcessGroup,
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, pair = inputs[0], torch.stack(inputs[1:])
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs."""
+    q, k, v, sinks = inputs
+    pair = torch.stack((k, v))
     of_q, behind = torch.zeros_like(q, dtype=lse.dtype), None
     for step in range(part.ranks):
         coming = Shift(pair, group) if step < part.ranks - 1 else None
@@ -87,4 +61,5 @@ def _backward(
             of_pair += behind.wait()
         behind = Shift(of_pair, group)
         pair = coming.wait() if coming else pair
-    return tuple(x.to(q.dtype) for x in (of_q, *behind.wait()))
+    of_states = (x.to(q.dtype) for x in (of_q, *behind.wait()))
+    return *of_states, of_sinks(grad, out, lse, sinks)

@@ -10,8 +10,8 @@ heads of keys and values, each of these goes to all ranks whose queries use it.
 Source: Jacobs et al. 2023, DeepSpeed Ulysses, section 3.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,51 +20,14 @@ from torch.distributed import ProcessGroup
 from ..messages.carriers import exchange
 from .blockwise import Gradients, Joined, of_sinks
 from .formula import Scores, of_groups
-from .kept import Kept
 from .parts import Part
 
 
-class Ulysses(torch.autograd.Function):
-    """Arguments and result as of ring.Ring."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-        part: Part,
-        scores: Scores,
-        group: ProcessGroup,
-        kept: Kept,
-    ) -> Tensor:
-        ctx.call = part, scores, group
-        mine, out, lse = kept.or_else(lambda: _forward((q, k, v, sinks), part, scores, group))
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
-        return mine
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, out, lse = ctx.saved_tensors
-        part, scores, group = ctx.call
-        inputs = _whole_rows((q, k, v), part, group)
-        found = Gradients(*(torch.zeros_like(x, dtype=lse.dtype) for x in inputs))
-        (grad,) = _whole_rows((grad,), part, group)
-        rows = part.whole_rows(scores.window)
-        found.add(grad, inputs, out, lse, rows, _of_heads(scores, group), part.rank)
-        of_inputs = (
-            of_groups(to_tokens(x, part, group), like)
-            for x, like in zip((found.q, found.k, found.v), (q, k, v))
-        )
-        found = (x.to(q.dtype) for x in of_inputs)
-        return *found, _of_all_sinks(grad, out, lse, sinks, group), None, None, None, None
-
-
-def _forward(
-    inputs: tuple[Tensor | None, ...], part: Part, scores: Scores, group: ProcessGroup
+def forward(
+    inputs: Sequence[Tensor | None], part: Part, scores: Scores, group: ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result at this rank's tokens, the result at its heads, and their log-sum-exp."""
+    """The result at this rank's tokens, the result at its heads, and their log-sum-exp;
+    `inputs` as of attention.AcrossRanks."""
     *states, sinks = inputs
     q, k, v = _whole_rows(states, part, group)
     joined = Joined(q, _own(sinks, group))
@@ -73,7 +36,30 @@ def _forward(
     return to_tokens(out, part, group), out, joined.lse
 
 
-def _whole_rows(inputs: tuple[Tensor, ...], part: Part, group: ProcessGroup) -> tuple[Tensor, ...]:
+def backward(
+    grad: Tensor,
+    inputs: Sequence[Tensor | None],
+    out: Tensor,
+    lse: Tensor,
+    part: Part,
+    scores: Scores,
+    group: ProcessGroup,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs."""
+    *states, sinks = inputs
+    wide = _whole_rows(states, part, group)
+    found = Gradients(*(torch.zeros_like(x, dtype=lse.dtype) for x in wide))
+    (grad,) = _whole_rows((grad,), part, group)
+    rows = part.whole_rows(scores.window)
+    found.add(grad, wide, out, lse, rows, _of_heads(scores, group), part.rank)
+    of_states = (
+        of_groups(to_tokens(x, part, group), like).to(like.dtype)
+        for x, like in zip((found.q, found.k, found.v), states)
+    )
+    return *of_states, _of_all_sinks(grad, out, lse, sinks, group)
+
+
+def _whole_rows(inputs: Sequence[Tensor], part: Part, group: ProcessGroup) -> tuple[Tensor, ...]:
     """This rank's heads of each, at all tokens; at least one, where there are fewer than ranks."""
     n = group.size()
     enough = (x if x.shape[1] % n == 0 else x.repeat_interleave(n // x.shape[1], 1) for x in inputs)

@@ -59,14 +59,14 @@ def loss_times_the_degree() -> list[Patch]:
 
 def gradients_that_do_not_come_home() -> list[Patch]:
     """The last hop of a ring's key and value gradients left out."""
-    real = ring._backward
+    real = ring.backward
 
     def backward(grad, inputs, out, lse, part, scores, group):
-        of_q, of_k, of_v = real(grad, inputs, out, lse, part, scores, group)
+        of_q, of_k, of_v, of_sinks = real(grad, inputs, out, lse, part, scores, group)
         away = ring.Shift(torch.stack((of_k, of_v)), group).wait()
-        return of_q, *away
+        return of_q, *away, of_sinks
 
-    return [(ring, "_backward", backward)]
+    return [(ring, "backward", backward)]
 
 
 def softmax_of_each_part() -> list[Patch]:
@@ -125,13 +125,13 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 def is_finite(planted: bool) -> bool:
     """Are all gradients numbers where some ranks have nothing but padding of a row?"""
-    real = ring._forward
+    real = ring.forward
 
     def forward(*given):
         out, lse = real(*given)
         return out / (lse > formula.NOTHING).unsqueeze(-1), lse  # the sum of no weights is 0
 
-    with patch.object(ring, "_forward", forward if planted else real):
+    with patch.object(ring, "forward", forward if planted else real):
         trainer = rows.trainer_of("llama", ParallelPlan(cp=4, cp_split="contiguous"))
         trainer.backward(*rows.batch("packed"))
         return all(gradient.isfinite().all() for gradient in trainer.gradients().values())
