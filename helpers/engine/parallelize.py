@@ -18,7 +18,7 @@ from .admission.kinds import kind_of
 from .admission.padded_rows import check_padding
 from .admission.same_on_all import check_same_configuration, digest_of_weights
 from .context.attention import Context
-from .data_parallel.axes import state_axes
+from .data_parallel.axes import expert_axes, state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
 from .experts.split import apply_experts
@@ -96,7 +96,7 @@ def parallelize(
         mesh["tp"] if plan.tp > 1 else None,
         plan.sequence_parallel,
         context_of(plan, mesh),
-        experts=mesh["dp_shard", "tp"] if plan.ep > 1 else None,
+        experts=expert_axes(mesh, plan),
     )
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
     if fill is not None:

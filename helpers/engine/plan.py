@@ -58,7 +58,7 @@ class ParallelPlan:
         of dp_shard do.
     tp: ranks that share each layer's matrices and see the same samples.
     ep: ranks that deal a mixture's experts out among them, and send each other tokens in place of
-        experts' weights: 1, or as many as dp_shard.
+        experts' weights: 1, or as many as dp_shard times cp.
 
     Switches:
         zero_stage: what the ranks of dp_shard and cp share: 1 the optimizer's state, 2 also the
@@ -166,15 +166,14 @@ class ParallelPlan:
 
     def _check_experts(self) -> None:
         """Raise a UserError if experts cannot be dealt out beside the other degrees."""
-        if self.ep != self.dp_shard:
+        if self.ep != self.shards:
+            beside = f" x cp={self.cp}" if self.cp > 1 else ""
             raise UserError(
-                f"ep={self.ep} deals experts out to the ranks of dp_shard={self.dp_shard}: give "
-                "both the same number, and what other data ranks there are to dp_replicate"
+                f"ep={self.ep} deals experts out to the ranks of dp_shard={self.dp_shard}{beside}: "
+                "give it their number, and what other data ranks there are to dp_replicate"
             )
         if self.zero_stage != 3:
             raise UserError(f"ep shards experts as zero_stage=3 does, not {self.zero_stage}")
-        if self.cp > 1:
-            raise UserError("ep deals experts out to ranks with rows of their own: leave cp out")
 
     @cached_property
     def degrees(self) -> dict[str, int]:

@@ -71,8 +71,8 @@ def drawn(seed: int, families: Sequence[str] = FAMILIES) -> tuple[str, ParallelP
 def dealt(seed: int) -> ParallelPlan:
     """One under which the experts of a mixture are dealt out."""
     draws = (drawn(1000 * seed + number, MIXTURES) for number in itertools.count())
-    plan = next(plan for _, plan in draws if plan.dp_shard > 1 and plan.cp == 1)
-    return replace(plan, zero_stage=3, ep=plan.dp_shard)
+    plan = next(plan for _, plan in draws if plan.shards > 1)
+    return replace(plan, zero_stage=3, ep=plan.shards)
 
 
 @pytest.mark.parametrize("seed", part(range(10), range(10, PLANS)))

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..context.attention import Context
+from ..data_parallel.axes import expert_axes
 from ..errors import UserError
 from ..memory.recomputing import group_size
 from ..messages.carriers import sum_of
@@ -27,7 +28,7 @@ from .trial import FAILS, Trial, WholeRows
 
 # a model, its family, the plan, what passes between ranks, the pipeline rank whose part is made
 LayOut = Callable[[nn.Module, Family, ParallelPlan, Boundary, int], nn.Module]
-# tp and cp, and dp_shard and tp where ep deals experts out; each where it is wider than 1
+# tp and cp, each where it is wider than 1, and those of experts where ep deals them out
 Axes = tuple[DeviceMesh | None, DeviceMesh | None, DeviceMesh | None]
 ALONE: Axes = (None, None, None)
 
@@ -47,7 +48,7 @@ def admitted(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, lay_out: La
             "own, or take dp_shard, dp_replicate or pp"
         )
     tp, cp = (mesh[axis] if plan.degrees[axis] > 1 else None for axis in ("tp", "cp"))
-    axes = tp, cp, mesh["dp_shard", "tp"] if plan.ep > 1 else None
+    axes = tp, cp, expert_axes(mesh, plan)
     _check_dealt(kind, plan, device, lay_out)
     return admitted_kind(kind, _tried(plan), axes, device, lay_out)
 
@@ -76,7 +77,7 @@ def _tried(plan: ParallelPlan) -> ParallelPlan:
         pp=min(plan.pp, 2),
         cp=plan.cp,
         ep=plan.ep,
-        dp_shard=plan.ep,
+        dp_shard=plan.dp_shard if plan.ep > 1 else 1,
         cp_attention=plan.cp_attention,
         sequence_parallel=plan.sequence_parallel,
         activation="group_2" if group > 1 else plan.activation,
@@ -261,9 +262,12 @@ def _difference(
 
 def _rows_of(plan: ParallelPlan, context: Context | None, axes: Axes) -> WholeRows | None:
     _, cp, experts = axes
-    if context is not None:
-        return PartsOfRows(context, plan, cp.get_local_rank())
-    return SameRows(experts["dp_shard"].get_group()) if plan.ep > 1 else None
+    if context is None and plan.ep == 1:
+        return None
+    group = experts.get_group(0) if plan.ep > 1 else cp.get_group()
+    if context is None:
+        return SameRows(group, plan.dp_shard)
+    return PartsOfRows(group, plan.dp_shard, context, plan, cp.get_local_rank())
 
 
 def _gradients_of_one(model: nn.Module, ranks: int) -> dict[str, Tensor]:
@@ -279,17 +283,21 @@ def _gradients_of_one(model: nn.Module, ranks: int) -> dict[str, Tensor]:
 class SameRows(WholeRows):
     """How ranks of ep agree: each has all rows, and none may find other last bits than another."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, group: ProcessGroup, times: int) -> None:
+        """`times`: that each row is in the group."""
+        self.group, self.times = group, times
 
     def whole(self, term: Tensor) -> Tensor:
-        return sum_of(term, self.group) / self.group.size()
+        return sum_of(term, self.group) / self.times
 
 
-class PartsOfRows(WholeRows):
+class PartsOfRows(SameRows):
     """How ranks of cp hand a batch to a laid-out model."""
 
-    def __init__(self, context: Context, plan: ParallelPlan, rank: int) -> None:
+    def __init__(
+        self, group: ProcessGroup, times: int, context: Context, plan: ParallelPlan, rank: int
+    ) -> None:
+        super().__init__(group, times)
         self.context, self.plan, self.rank = context, plan, rank
 
     def inputs(self, batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
@@ -302,15 +310,12 @@ class PartsOfRows(WholeRows):
     def working(self) -> AbstractContextManager:
         return self.context.working_on(None)
 
-    def whole(self, term: Tensor) -> Tensor:
-        return sum_of(term, self.context.group)
-
 
 def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
     """Plans with less, and what to call them."""
     alone = ParallelPlan()
     options = {
-        "the same without cp": replace(plan, cp=1),
+        "the same without cp": plan if plan.ep > 1 else replace(plan, cp=1),
         "the same without ep": replace(plan, ep=1, dp_shard=1),
         "tp without sequence_parallel": replace(plan, sequence_parallel=False),
         "pp": replace(alone, pp=plan.pp),

@@ -48,6 +48,11 @@ def state_axes(mesh: DeviceMesh, plan: ParallelPlan) -> StateAxes:
     return StateAxes(shard, DeviceMesh._concatenate([shard, mesh["tp"]]))
 
 
+def expert_axes(mesh: DeviceMesh, plan: ParallelPlan) -> DeviceMesh | None:
+    """The ranks that deal experts out, as one axis, and tp; None where none do."""
+    return state_axes(mesh, plan).shard_and_tp if plan.ep > 1 else None
+
+
 def _together(mesh: DeviceMesh, name: str, degrees: dict[str, int]) -> ProcessGroup:
     wide = _in_order(mesh, [axis for axis, degree in degrees.items() if degree > 1])
     if len(wide) > 1:

@@ -1,4 +1,4 @@
-"""Expert parallelism: the ranks of dp_shard deal the experts out, and send each other tokens.
+"""Expert parallelism: the ranks of dp_shard and cp deal experts out, and send each other tokens.
 
     rank 0: its tokens ─┐ gather      experts 0, 1 ─┐ scatter   sums of rank 0's tokens
     rank 1: its tokens ─┘ all tokens  experts 2, 3 ─┘ of all    sums of rank 1's tokens
@@ -31,9 +31,9 @@ def deal_out(experts: nn.Module, name: str, mesh: DeviceMesh) -> None:
     """Keep this rank's experts of a parameter [experts, ..], which tp may have split already.
 
     Args:
-        mesh: dp_shard and tp.
+        mesh: the ranks that deal them out, and tp.
     """
-    parameter, axis = getattr(experts, name), mesh["dp_shard"]
+    parameter, axis = getattr(experts, name), mesh[mesh.mesh_dim_names[0]]
     own = chunk(local(parameter).detach(), 0, axis.size(), axis.get_local_rank()).clone()
     split = isinstance(parameter, DTensor)
     dealt = DTensor.from_local(

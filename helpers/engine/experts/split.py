@@ -103,7 +103,7 @@ def experts_over_ranks(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     if self.boundary.experts is None:
         out = type(self).forward(OfRank(self, _own(self)), *args, **kwargs)
     else:
-        group = self.boundary.experts["dp_shard"].get_group()
+        group = self.boundary.experts.get_group(0)
         tokens = (*args, *kwargs.values())
         if len(tokens) != 3:
             raise UserError(

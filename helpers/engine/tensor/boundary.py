@@ -37,8 +37,7 @@ class Boundary:
     context: the ranks over which it is split inside attention too; None where there are none.
     documents: of the packed rows under way, which attention takes one by one; None where rows are
         not packed, or a mask says which tokens see each other.
-    experts: dp_shard and tp, where the ranks of the former deal experts out; None where they do
-        not.
+    experts: the ranks that deal experts out, as one axis, and tp; None where none do.
     """
 
     mesh: DeviceMesh | None = None

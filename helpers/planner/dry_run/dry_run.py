@@ -291,8 +291,8 @@ def _by_axis(watch: Watch, trainer: Trainer) -> Counter[MessageKind]:
     plan, mesh = trainer.plan, trainer.mesh
     axes = {mesh.get_group(axis).group_name: axis for axis in AXES}
     axes.setdefault(data_group(mesh, plan).group_name, "dp")
-    axes.setdefault(token_group(mesh, plan).group_name, "dp x cp")
     axes.setdefault(trainer.model.state_axes.shard.get_group().group_name, "dp_shard x cp")
+    axes.setdefault(token_group(mesh, plan).group_name, "dp x cp")
     axes |= {group.group_name: "pp" for group in message_groups(mesh).values()}
     messages: Counter[MessageKind] = Counter()
     for sent, count in watch.sent.items():

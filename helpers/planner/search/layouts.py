@@ -163,5 +163,5 @@ def sharded_plans(plan: ParallelPlan, cluster: Cluster, experts: int = 0) -> Ite
     for shard, stage in shardings(plan.dp, in_node, plan.cp):
         own = replace(plan, dp_replicate=plan.dp // shard, dp_shard=shard, zero_stage=stage)
         yield own
-        if stage == 3 and shard > 1 == plan.cp and experts and experts % shard == 0:
-            yield replace(own, ep=shard)
+        if stage == 3 and own.shards > 1 and experts and experts % own.shards == 0:
+            yield replace(own, ep=own.shards)

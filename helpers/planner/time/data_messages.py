@@ -159,7 +159,7 @@ def expert_messages(job: Job, rank: int) -> list[Message]:
     numbers = {"experts": NUMBER_BYTES * pairs, "weights": job.element_bytes * pairs}
     each = numbers | {"tokens": hidden, "sums": hidden}
     return [
-        Message("dp_shard", kind, plan.ep * each[what], count, plan.ep, what, when)
+        Message(shard_axis(job), kind, plan.ep * each[what], count, plan.ep, what, when)
         for (when, kind, what), count in rows
         if count
     ]

@@ -37,6 +37,8 @@ LAYOUTS = {
     "zero-bubble": EP | {"pp": 2, "microbatches": 4, "schedule": "zero-bubble"},
     "recomputing": EP | {"activation": "full"},
     "micro-batches": EP | {"microbatches": 3},
+    "cp": {"cp": 2, "ep": 2, "tp": 2, "cp_attention": "ulysses"},
+    "cp and shards": {"dp_shard": 2, "cp": 2, "ep": 4, "activation": "full", "microbatches": 2},
 }
 
 
@@ -143,7 +145,7 @@ def trained(plan: ParallelPlan, folder: Path | None, count: int) -> list[float]:
 
 
 CHANGES = ("ep2 to ep4", "zero-3 to ep2", "ep2 to tp")
-OTHER_CHANGES = ("ep2 to one", "one to ep2", "tp to zero-3")
+OTHER_CHANGES = ("ep2 to one", "one to ep2", "tp to zero-3", "cp to ep4", "ep2 to cp and shards")
 
 
 @pytest.mark.parametrize("change", part(CHANGES, OTHER_CHANGES))
@@ -183,10 +185,10 @@ def kept_to_itself(compute, hidden, chosen, weights, count, group) -> Tensor:
     return torch.zeros_like(hidden).index_add(0, token, own)
 
 
-def refusal(model_type: str) -> str:
+def refusal(model_type: str, fields: dict) -> str:
     from helpers.engine.admission.admitted import admitted_kind
 
-    plan = ParallelPlan(**EP)
+    plan = ParallelPlan(**fields)
     admitted_kind.cache_clear()
     wrong = patch("helpers.engine.experts.split.by_all_gather", kept_to_itself)
     with wrong, pytest.raises(UserError) as refused:
@@ -195,10 +197,13 @@ def refusal(model_type: str) -> str:
     return str(refused.value)
 
 
-def test_tokens_that_stay_at_home_are_noticed() -> None:
-    for words in pool(2).run(refusal, "mixtral"):
-        assert "would not be exact under dp_shard=2 with ep=2: its loss would be" in words
-        assert words.endswith("exact here: dp_shard and dp_replicate")
+@pytest.mark.parametrize(
+    ("axis", "others"), part({"dp_shard": ""}.items(), {"cp": "the same without ep, "}.items())
+)
+def test_tokens_that_stay_at_home_are_noticed(axis: str, others: str) -> None:
+    for words in pool(2).run(refusal, "mixtral", {axis: 2, "ep": 2}):
+        assert f"would not be exact under {axis}=2 with ep=2: its loss would be" in words
+        assert words.endswith(f"exact here: {others}dp_shard and dp_replicate")
 
 
 def refused(model_type: str) -> str:
@@ -260,10 +265,10 @@ def skewed() -> bool:
 @pytest.mark.parametrize(
     ("fields", "said"),
     (
-        ({"ep": 2}, "ep=2 deals experts out to the ranks of dp_shard=1: give both the same number"),
+        ({"ep": 2}, "ep=2 deals experts out to the ranks of dp_shard=1: give it their number"),
         ({"ep": 2, "dp_shard": 4}, "ep=2 deals experts out to the ranks of dp_shard=4"),
+        (EP | {"cp": 2}, "ep=2 deals experts out to the ranks of dp_shard=2 x cp=2: give it"),
         (EP | {"zero_stage": 1}, "ep shards experts as zero_stage=3 does, not 1"),
-        (EP | {"cp": 2}, "ep deals experts out to ranks with rows of their own: leave cp out"),
         ({"ep": 0}, "ep must be a whole number of at least 1, not 0"),
         ({"ep": "2"}, "ep must be a whole number of at least 1, not '2'"),
     ),

@@ -146,6 +146,7 @@ def test_a_shape_without_its_configuration() -> None:
         {
             "dp_shard": st.sampled_from((2, 4)),
             "dp_replicate": st.sampled_from((1, 2)),
+            "cp": st.sampled_from((1, 1, 2)),
             "tp": st.sampled_from((1, 2)),
             "precision": st.sampled_from(("fp32", "bf16", "fp16")),
             "activation": st.sampled_from(("none", "selective", "full", "group_2")),
@@ -167,5 +168,5 @@ def test_a_shape_without_its_configuration() -> None:
 def test_any_plan_holds_and_sends_what_a_dry_run_does(
     degrees: dict[str, Any], pipeline: dict[str, Any], layers: int
 ) -> None:
-    plan = ParallelPlan(ep=degrees["dp_shard"], **degrees, **pipeline)
+    plan = ParallelPlan(ep=degrees["dp_shard"] * degrees["cp"], **degrees, **pipeline)
     same_work(narrow(num_hidden_layers=layers), plan, 256)

@@ -35,6 +35,7 @@ PLANS = {
     },
     "float32": {"dp_shard": 8, "ep": 8, "precision": "fp32"},
     "many ranks": {"dp_shard": 32, "ep": 32, "activation": "full"},
+    "cp": {"dp_shard": 2, "cp": 4, "ep": 8, "cp_attention": "gather"},
 }
 
 

@@ -45,7 +45,7 @@ def test_few_tokens_are_sent_sooner_than_all_weights_and_many_later() -> None:
 def test_a_search_deals_experts_out_where_that_is_the_fastest() -> None:
     found = search_plans(QWEN3_30B, ONE, batch=16, seq_len=2048)
     dealt = [choice for choice in found.choices if choice.plan.ep > 1]
-    assert dealt and all(choice.plan.ep == choice.plan.dp_shard for choice in dealt)
+    assert dealt and all(choice.plan.ep == choice.plan.shards for choice in dealt)
     for choice in dealt:  # the same by the formulas as it was found
         again = estimate(QWEN3_30B, choice.plan, ONE, 16, 2048)
         assert (again.memory, again.time) == (choice.memory, choice.time)
@@ -58,7 +58,9 @@ def test_each_rank_gets_as_many_experts() -> None:
     assert {one.ep for one in sharded_plans(plan, TWO, experts=12)} == {1, 2, 4}
     assert {one.ep for one in sharded_plans(plan, TWO)} == {1}
     over_rows = ParallelPlan(dp_replicate=8, cp=2)
-    assert {one.ep for one in sharded_plans(over_rows, TWO, experts=16)} == {1}
+    for one in sharded_plans(over_rows, TWO, experts=12):
+        assert one.ep in (1, one.shards) and 12 % one.ep == 0
+    assert {one.ep for one in sharded_plans(over_rows, TWO, experts=16)} == {1, 2, 4, 8, 16}
 
 
 @pytest.mark.long
