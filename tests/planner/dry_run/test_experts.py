@@ -140,6 +140,7 @@ def test_a_shape_without_its_configuration() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
 @settings(max_examples=40, deadline=None)
 @given(
     st.fixed_dictionaries(
