@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import UserError, whole_reason
-from .families import MLP_WIDTHS, kv_heads
+from .families import MLP_WIDTHS, kv_heads, own_of_layers
 
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers")
 SIZES = ("hidden_size", "num_attention_heads")
@@ -95,8 +95,9 @@ def fewer_layers(config: Any, each: int = 1) -> None:
     """At least two, and `each` of every kind that the model has, in place; of a model whose kinds
     follow from a layer's number, as many of its first layers as have them."""
     lists = {name: list(getattr(config, name, None) or ()) for name in LAYER_LISTS}
-    names = [name for name, values in lists.items() if values]
-    kinds = list(zip(*(lists[name] for name in names)))
+    names, own = [name for name, values in lists.items() if values], own_of_layers(config)
+    owns = [[repr(own.get(layer)) for layer in range(config.num_hidden_layers)]] if own else []
+    kinds = list(zip(*(lists[name] for name in names), *owns))
     chosen = list(dict.fromkeys(kinds))
     layers = min(max(2, len(chosen)) * each, config.num_hidden_layers)
     if not vars(config).keys() >= {*names}:
@@ -106,6 +107,9 @@ def fewer_layers(config: Any, each: int = 1) -> None:
     for place, name in enumerate(names):
         setattr(config, name, [kind[place] for kind in pattern])
     config.num_hidden_layers = layers
+    if own:
+        firsts = enumerate(map(kinds.index, pattern))
+        config.per_layer_config = {layer: own[first] for layer, first in firsts if first in own}
 
 
 def _first_with(kinds: list[tuple], each: int) -> int:
