@@ -62,7 +62,7 @@ def loss_under(plan: ParallelPlan) -> float:
     "plan", (ParallelPlan(dp_shard=2), ParallelPlan(cp=2), ParallelPlan(pp=2)), ids=repr
 )
 def test_they_are_laid_out_where_heads_stay_together(plan: ParallelPlan) -> None:
-    """transformers let nobody read `num_key_value_heads`, and every layout ended in its traceback."""
+    """`num_key_value_heads` was read of the whole, and every layout ended in a traceback."""
     expected = tiny.plain_loss(model().train(), *tiny.batch(0)).item()
     assert pool(2).run(loss_under, plan) == pytest.approx([expected] * 2, rel=1e-5)
 
