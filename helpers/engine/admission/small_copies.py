@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..models.architecture import text_config
-from ..models.families import KV_HEADS, MLP_WIDTHS, WINDOWS, kv_heads
+from ..models.families import KV_HEADS, MLP_WIDTHS, WINDOWS, kv_heads, own_of_layers
 from ..models.overrides import fewer_layers, override
 
 VOCABULARY = 61  # a prime: no degree divides it
@@ -118,7 +118,10 @@ def _small_widths(config: Any, tp: int, each: int) -> None:
     if not getattr(config, "num_attention_heads", None):
         _narrow(config, HEADS * HEAD)
         return
-    heads, groups = small_heads(config.num_attention_heads, kv_heads(config), tp)
+    many, own = config.num_attention_heads, own_of_layers(config)
+    if own:
+        config.per_layer_config = None
+    heads, groups = small_heads(many, kv_heads(config), tp)
     for name in KV_HEADS:
         if getattr(config, name, None):
             setattr(config, name, groups)
@@ -128,6 +131,18 @@ def _small_widths(config: Any, tp: int, each: int) -> None:
         setattr(config, name, MLP * tp)
     _small_rotary(config)
     _small_states(config)
+    if own:
+        config.per_layer_config = {
+            layer: {name: _small_own(name, value, many, tp) for name, value in values.items()}
+            for layer, values in own.items()
+        }
+
+
+def _small_own(name: str, value: Any, heads: int, tp: int) -> Any:
+    """What a layer has in place of the configuration's own width of a head or heads of keys."""
+    if name in KV_HEADS:
+        return small_heads(heads, value, tp)[1]
+    return 2 * HEAD if name == "head_dim" else value
 
 
 def small_heads(heads: int, groups: int, tp: int) -> tuple[int, int]:

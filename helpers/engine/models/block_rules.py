@@ -132,12 +132,15 @@ def _attention(block: nn.Module, linears: dict[str, nn.Linear], config: Any) -> 
         parts = next((each for each in named if here.issuperset(each)), None)
         if not parent or parts is None:
             continue
-        queries, head = _widths(linears, parts, config)
+        queries = _queries(linears, parts, config)
         out = _out(parent, linears, queries)
         whole = {f"{parent}.{name}" for name in INTO_LOW_RANK} if _low_rank(parts) else set()
         gates = here - {*parts, out} - whole
         # all else is something of its own, as an index of keys
-        if out and all(linears[gate].out_features in (queries, queries // head) for gate in gates):
+        if out and all(
+            linears[gate].out_features in (queries, queries // _head(linears, parts, config))
+            for gate in gates
+        ):
             return BlockRules(
                 attention=parent,
                 sublayers=(parent,),
@@ -152,16 +155,21 @@ def _attention(block: nn.Module, linears: dict[str, nn.Linear], config: Any) -> 
     return BlockRules()
 
 
-def _widths(linears: dict[str, nn.Linear], parts: tuple[str, ...], config: Any) -> tuple[int, int]:
-    """Numbers of a token that attention gives, mostly as many as its queries, and of a head."""
-    first, groups = linears[parts[0]], kv_heads(config)
+def _queries(linears: dict[str, nn.Linear], parts: tuple[str, ...], config: Any) -> int:
+    """Numbers of a token that attention gives, mostly as many as its queries."""
+    if parts[1:] and not _low_rank(parts):
+        return linears[parts[0]].out_features
+    return config.num_attention_heads * _head(linears, parts, config)
+
+
+def _head(linears: dict[str, nn.Linear], parts: tuple[str, ...], config: Any) -> int:
+    """Numbers of a token that a head gives."""
     if _low_rank(parts):
-        return config.num_attention_heads * config.v_head_dim, config.v_head_dim
+        return config.v_head_dim
+    groups = kv_heads(config)
     if parts[1:]:
-        return first.out_features, max(1, linears[parts[1]].out_features // groups)
-    heads = config.num_attention_heads
-    head = first.out_features // (heads + 2 * groups)
-    return heads * head, head
+        return max(1, linears[parts[1]].out_features // groups)
+    return linears[parts[0]].out_features // (config.num_attention_heads + 2 * groups)
 
 
 def _kinds(parts: tuple[str, ...], gates: tuple[str, ...], config: Any) -> dict[str, Any]:

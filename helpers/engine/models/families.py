@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..errors import UserError
 from . import blocks
 
 
@@ -230,13 +231,31 @@ WINDOWS = ("sliding_window", "window_size")  # of a configuration: keys that a q
 
 
 def kv_heads(config: Any) -> int:
-    """Heads of keys and values: as many as queries, fewer (grouped), or one (multi-query)."""
+    """Heads of keys and values: as many as queries, fewer (grouped), or one (multi-query).
+
+    Raises:
+        UserError: not every layer has as many.
+    """
     if config.model_type == "falcon" and not config.new_decoder_architecture:
         return 1 if config.multi_query else config.num_attention_heads
+    own = {name for fields in own_of_layers(config).values() for name in fields}
     for key in KV_HEADS:
+        if key in own:
+            raise UserError(
+                f"{config.model_type}'s layers have different {key}, and what is split by heads "
+                "here has one number of them: leave out tp and cp_attention=ulysses"
+            )
         if getattr(config, key, None):
             return getattr(config, key)
     return config.num_attention_heads
+
+
+def own_of_layers(config: Any) -> dict[int, dict[str, Any]]:
+    """What layers have other values of than their configuration, by name, by a layer's number:
+    transformers lets nobody read such a field of the whole."""
+    if not getattr(config, "per_layer_attributes", None):
+        return {}
+    return {int(layer): own for layer, own in config.to_dict()["per_layer_config"].items()}
 
 
 def has_alibi(config: Any) -> bool:

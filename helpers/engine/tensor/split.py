@@ -156,7 +156,7 @@ def split_kv(model: nn.Module, layer: nn.Linear, boundary: Boundary, path: str) 
     Falcon's fused projection is [groups, queries of a group + 2, head_dim]: with one group the
     queries are split and its key and value are every rank's.
     """
-    groups = kv_heads(text_config(model.config))
+    groups = kv_heads(text_config(model.config)) if boundary.size > 1 else 1
     if groups % boundary.size == 0:
         bind(layer, layers.column_linear, boundary, weight=0, bias=0)
         return

@@ -184,3 +184,51 @@ def test_tokens_without_a_table_are_refused_in_one_line() -> None:
     with torch.device("meta"):
         model = transformers.CanineForSequenceClassification(transformers.CanineConfig())
     assert refusal(family_of, model).startswith("canine has no one table of tokens' vectors")
+
+
+def written_with(layers: int, folder: Path, **sizes) -> transformers.PreTrainedConfig:
+    """What transformers reads in the file of a configuration that has this number of layers."""
+    kind = transformers.Gemma3TextConfig if "sliding_window" in sizes else transformers.Qwen3Config
+    kind(**LIKE_LLAMA | {"num_hidden_layers": 4} | sizes).save_pretrained(folder / "own")
+    load_config(folder / "own", num_hidden_layers=layers).save_pretrained(folder / "written")
+    return transformers.AutoConfig.from_pretrained(folder / "written")
+
+
+MIXED = {"sliding_window": 8, "layer_types": ["full_attention"] + 3 * ["sliding_attention"]}
+
+
+@pytest.mark.parametrize("layers, sizes", ((2, {}), (6, {}), (2, MIXED)))
+def test_what_is_said_of_each_layer_is_said_of_another_number(
+    layers: int, sizes: dict, tmp_path: Path
+) -> None:
+    """A run with --layers of a model with `layer_types` ended in a traceback when it was saved."""
+    read = written_with(layers, tmp_path, **sizes)
+    assert read.num_hidden_layers == layers
+    assert (
+        read.layer_types
+        == (sizes or {"layer_types": 6 * ["full_attention"]})["layer_types"][:layers]
+    )
+
+
+def test_layers_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
+    words = refusal(written_with, 6, tmp_path, **MIXED)
+    assert "4 layers differ, and nothing says of what kind 6 would be: take at most 4" in words
+
+
+@pytest.mark.skipif(not hasattr(transformers, "OlmoHybridConfig"), reason="not in this version")
+def test_layers_that_would_be_read_as_others_are_refused(tmp_path: Path) -> None:
+    """OLMo Hybrid wants a layer of attention; its first ones are none."""
+    kinds = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+    sizes = LIKE_LLAMA | {"num_hidden_layers": 4, "layer_types": kinds}
+    transformers.OlmoHybridConfig(**sizes).save_pretrained(tmp_path)
+    words = refusal(load_config, tmp_path, num_hidden_layers=2)
+    assert "transformers takes no olmo_hybrid of 2 layers (" in words
+
+
+def test_layers_of_two_kinds_in_turn_can_be_fewer(tmp_path: Path) -> None:
+    """GPT-Neo's file has them in another form than its configuration."""
+    sizes = {"num_layers": 4, "attention_types": [[["global", "local"], 2]], "hidden_size": 32}
+    transformers.GPTNeoConfig(**sizes, num_heads=4).save_pretrained(tmp_path / "own")
+    load_config(tmp_path / "own", num_hidden_layers=3).save_pretrained(tmp_path / "written")
+    read = transformers.AutoConfig.from_pretrained(tmp_path / "written")
+    assert read.attention_layers == ["global", "local", "global"]
