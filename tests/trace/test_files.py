@@ -10,8 +10,10 @@ import torch
 from torch.profiler import record_function
 
 from helpers.engine.errors import UserError
+from helpers.engine.pipeline.schedules import Action
+from helpers.engine.pipeline.simulator import Span
 from helpers.trace.recorder import FACTS, profiled
-from helpers.trace.timelines import read_timelines
+from helpers.trace.timelines import read_timelines, write_timelines
 from helpers.trace.traces import read_traces
 
 
@@ -51,7 +53,8 @@ BROKEN = {
     "no duration": lambda one: with_event(one, **without(SLICE, "dur")),
     "a time in words": lambda one: with_event(one, **{**SLICE, "ts": "1.0"}),
     "a time that is no number": lambda one: with_event(one, **{**SLICE, "ts": float("nan")}),
-    "a time of no clock": lambda one: with_event(one, **{**SLICE, "ts": 1e308}),
+    "a time of no clock": lambda one: with_event(one, **{**SLICE, "ts": 2.0**64}),
+    "a time that is a truth": lambda one: with_event(one, **{**SLICE, "ts": True}),
     "a name that is none": lambda one: with_event(one, **{**SLICE, "name": 7}),
     "memory without bytes": lambda one: with_event(one, ph="i", name="[memory]", ts=1.0, args={}),
     "arguments that are none": lambda one: with_event(one, **SLICE, args=7),
@@ -138,3 +141,13 @@ def test_timelines_that_are_none_are_refused(text, tmp_path):
     path.write_text(text)
     with pytest.raises(UserError, match="holds no timelines"):
         read_timelines(path)
+
+
+def test_a_step_begins_at_0_and_keeps_its_times(tmp_path):
+    """Rank 1 is the first to run here, and the clock is the epoch's."""
+    at_s, path = 2.0**30, tmp_path / "timeline.json"
+    forward, backward = ["F", 0, 2, at_s + 2, at_s + 3.5], ["B", 1, 2, at_s + 1, at_s + 1.25]
+    write_timelines(path, [[[forward], [backward]], [[forward], []]])
+    both, alone = read_timelines(path)
+    assert both.spans == ((Span(Action("F", 0, 2), 1, 2.5),), (Span(Action("B", 1, 2), 0, 0.25),))
+    assert alone.spans == ((Span(Action("F", 0, 2), 0, 1.5),), ())
