@@ -133,6 +133,31 @@ def test_ranks_are_held_together_by_the_steps_that_all_have(tmp_path):
     second(3, 4)
     with pytest.raises(UserError, match="other steps from rank to rank"):
         read_traces(tmp_path)
+    write(tmp_path, document, 1)
+    with pytest.raises(UserError, match=r"the traces of ranks \[0, 0\], of 2 ranks"):
+        read_traces(tmp_path)
+
+
+def test_ranks_are_on_one_clock_that_starts_at_0(tmp_path):
+    """Rank 1's origin is 3 ms later by its clock, which is 1 ms ahead."""
+    document = {**taken(tmp_path), "distributedInfo": {"world_size": 2}}
+    write(tmp_path, document)
+    second = {"rank": 1, "offset_ns": document[FACTS]["offset_ns"] + 10**6}
+    origin = {"baseTimeNanoseconds": document["baseTimeNanoseconds"] + 3 * 10**6}
+    write(tmp_path, {**document, **origin, FACTS: {**document[FACTS], **second}}, 1)
+    one, other = read_traces(tmp_path)
+    assert one.slices[0].start_s == pytest.approx(0, abs=2e-9)
+    later_s = [b.start_s - a.start_s for a, b in zip(one.slices, other.slices, strict=True)]
+    assert later_s == pytest.approx([2e-3] * len(later_s), abs=2e-9)
+    assert [a.end_s - a.start_s for a in one.slices] == pytest.approx(
+        [event["dur"] * 1e-6 for event in slices_of(document)], abs=2e-9
+    )
+
+
+def slices_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its events that take time, in a trace's order."""
+    events = [one for one in document["traceEvents"] if one["ph"] == "X" and one["cat"] != "Trace"]
+    return sorted(events, key=lambda one: (one["ts"], -one["dur"]))
 
 
 @pytest.mark.parametrize("text", ['{"steps": [[[[1, 2]]]]}', "[" * 100_000])

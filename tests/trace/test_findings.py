@@ -2,9 +2,10 @@
 
 import pytest
 
+from helpers.engine.messages.carriers import BOARD
 from helpers.trace.findings import find
 from helpers.trace.recorder import MACHINE, STEP
-from helpers.trace.step_times import step_times
+from helpers.trace.step_times import SMALL_S, step_times
 from helpers.trace.traces import MARKED, Slice, Trace
 
 MAIN, CARRIER = (1, 1), (1, 2)
@@ -67,6 +68,36 @@ def test_a_cpu_that_waits_for_the_gpu_starts_nothing(library, what):
     facts = {"rank": 0, "steps": [0], "device": "cuda", "memory": {}}
     [times] = step_times(Trace(facts, "here", slices, [], {}))
     assert times.starting_s == 0
+
+
+def test_an_operation_belongs_to_the_step_in_which_it_starts():
+    """And one of 50 µs computes, a shorter one is started only."""
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 1.0),
+        Slice("aten::mm", "cpu_op", MAIN, 0.0, SMALL_S),
+        Slice("aten::add", "cpu_op", MAIN, 0.5, 0.5 + SMALL_S / 2),
+        Slice(f"{STEP}1", MARKED, MAIN, 1.0, 2.0),
+        Slice("aten::mm", "cpu_op", MAIN, 1.0, 1.5),
+    ]
+    facts = {"rank": 0, "steps": [0, 1], "device": "cpu", "memory": {}}
+    first, second = step_times(Trace(facts, "here", slices, [], {}))
+    assert (first.operations, second.operations) == (2, 1)
+    assert first.starting_s == pytest.approx(SMALL_S / 2) and second.starting_s == 0
+
+
+def test_what_a_board_copies_is_a_message_and_what_others_do_meanwhile_is_none():
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 1.0),
+        Slice(f"{BOARD}all_reduce", MARKED, MAIN, 0.2, 0.4),
+        Slice("aten::copy_", "cpu_op", MAIN, 0.2, 0.4),
+        Slice("aten::mm", "cpu_op", CARRIER, 0.3, 0.4),
+        Slice("aten::add", "cpu_op", MAIN, 0.5, 0.7),
+    ]
+    facts = {"rank": 0, "steps": [0], "device": "cpu", "memory": {}}
+    board = Trace(facts, "here", slices, [], {})
+    assert sorted(one.name for one in board.computing) == ["aten::add", "aten::mm"]
+    [times] = step_times(board)
+    assert times.exposed_s == pytest.approx(0.1)
 
 
 def losing(lost_s: list[float], name: str = "wait", rank: int = 0, host: str = "here") -> Trace:
