@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from helpers.engine.errors import UserError
-from helpers.engine.ranks import check_environment, pick_device, world_size
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.ranks import (
+    check_environment,
+    distributed,
+    pick_device,
+    store_at,
+    world_size,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
@@ -115,6 +122,18 @@ def test_a_port_that_is_taken_is_one_line():
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith(f"the ranks cannot meet at 127.0.0.1 port {port}: ")
     assert len(said.stdout.splitlines()) == 1
+
+
+def test_a_store_at_a_port_that_is_taken_is_refused():
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(OSError, match="Address already in use"):
+        store_at("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_plan_of_more_processes_than_were_started_is_one_line(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UserError, match=r"the plan needs 2 processes .* but 1 was started"):
+        distributed(ParallelPlan(tp=2), torch.device("cpu")).__enter__()
 
 
 START = """
