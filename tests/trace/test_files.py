@@ -154,6 +154,13 @@ def test_ranks_are_on_one_clock_that_starts_at_0(tmp_path):
     )
 
 
+def test_threads_are_called_as_the_file_says(tmp_path):
+    named = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 9, "args": {"name": "carrier"}}
+    write(tmp_path, with_event(taken(tmp_path), **named))
+    [trace] = read_traces(tmp_path)
+    assert trace.threads[1, 9] == "carrier"
+
+
 def slices_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Its events that take time, in a trace's order."""
     events = [one for one in document["traceEvents"] if one["ph"] == "X" and one["cat"] != "Trace"]
