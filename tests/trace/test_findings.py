@@ -46,6 +46,7 @@ def test_waiting_for_a_rank_that_is_late_is_no_message():
 def test_an_operation_that_waits_for_a_message_computes_nothing():
     [finding] = find([trace(0, [True] * LAYERS, 1e-3), trace(1, [False] * LAYERS, 1e-3)])
     assert (finding.kind, finding.ranks) == ("straggler", (0,))
+    assert "rank 0 works 800 ms of a step, the others 400 ms" in finding.words
 
 
 def test_the_message_is_what_the_rank_that_comes_last_waits():
@@ -83,6 +84,17 @@ def test_an_operation_belongs_to_the_step_in_which_it_starts():
     first, second = step_times(Trace(facts, "here", slices, [], {}))
     assert (first.operations, second.operations) == (2, 1)
     assert first.starting_s == pytest.approx(SMALL_S / 2) and second.starting_s == 0
+
+
+def test_a_step_that_only_starts_operations_says_how_long_each_takes():
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 60e-6),
+        Slice("aten::add", "cpu_op", MAIN, 10e-6, 50e-6),
+    ]
+    facts = {"rank": 0, "steps": [0], "device": "cpu", "memory": {}}
+    [finding] = find([Trace(facts, "here", slices, [], {})])
+    assert finding.kind == "launch" and finding.amount == pytest.approx(2 / 3)
+    assert "40.0 µs each" in finding.words
 
 
 def test_what_a_board_copies_is_a_message_and_what_others_do_meanwhile_is_none():
@@ -130,6 +142,7 @@ def test_a_bubble_is_the_mean_of_the_ranks():
 def test_a_straggler_is_late_beside_most_others_and_by_a_part_of_the_step():
     assert kinds(*[losing([0.0])] * 3, losing([0.5])) == []
     assert kinds(losing([0.75]), losing([0.82])) == ["bubble"]
+    assert kinds(losing([0.0]), losing([0.15])) == []
 
 
 def test_what_a_rank_waits_for_its_input_is_told_with_its_own_times():
