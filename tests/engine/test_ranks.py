@@ -8,9 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from helpers.engine.errors import UserError
-from helpers.engine.ranks import check_environment, pick_device, world_size
+from helpers.engine.plan import ParallelPlan
+from helpers.engine.ranks import (
+    check_environment,
+    distributed,
+    is_same_on_all,
+    largest_over_ranks,
+    on_all_ranks,
+    pick_device,
+    store_at,
+    world_size,
+)
+from tests.support.ranks import pool
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
@@ -115,6 +127,52 @@ def test_a_port_that_is_taken_is_one_line():
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith(f"the ranks cannot meet at 127.0.0.1 port {port}: ")
     assert len(said.stdout.splitlines()) == 1
+
+
+def test_a_store_at_a_port_that_is_taken_is_refused():
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(OSError, match="Address already in use"):
+        store_at("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_plan_of_more_processes_than_were_started_is_one_line(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UserError, match=r"the plan needs 2 processes .* but 1 was started"):
+        distributed(ParallelPlan(tp=2), torch.device("cpu")).__enter__()
+
+
+def agreed(failing: tuple[int, ...]) -> list[int] | str:
+    """What all ranks know of a work that some of them cannot do."""
+
+    def work() -> int:
+        if dist.get_rank() in failing:
+            raise UserError(f"rank {dist.get_rank()} cannot")
+        return 10 * dist.get_rank()
+
+    try:
+        return on_all_ranks(work)
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("failing", "known"), [((), [0, 10]), ((1,), "rank 1 cannot"), ((0, 1), "rank 0 cannot")]
+)
+def test_what_fails_on_one_rank_fails_on_all(failing, known):
+    assert pool(2).run(agreed, failing) == [known] * 2
+
+
+def compared() -> tuple[int, bool, bool]:
+    rank = dist.get_rank()
+    return (
+        largest_over_ranks(-(2**40) - rank),
+        is_same_on_all(b"same"),
+        is_same_on_all(b"%d" % rank),
+    )
+
+
+def test_the_largest_number_and_the_same_bytes():
+    assert pool(2).run(compared) == [(-(2**40), True, False)] * 2
 
 
 START = """

@@ -10,8 +10,10 @@ import torch
 from torch.profiler import record_function
 
 from helpers.engine.errors import UserError
+from helpers.engine.pipeline.schedules import Action
+from helpers.engine.pipeline.simulator import Span
 from helpers.trace.recorder import FACTS, profiled
-from helpers.trace.timelines import read_timelines
+from helpers.trace.timelines import read_timelines, write_timelines
 from helpers.trace.traces import read_traces
 
 
@@ -51,7 +53,8 @@ BROKEN = {
     "no duration": lambda one: with_event(one, **without(SLICE, "dur")),
     "a time in words": lambda one: with_event(one, **{**SLICE, "ts": "1.0"}),
     "a time that is no number": lambda one: with_event(one, **{**SLICE, "ts": float("nan")}),
-    "a time of no clock": lambda one: with_event(one, **{**SLICE, "ts": 1e308}),
+    "a time of no clock": lambda one: with_event(one, **{**SLICE, "ts": 2.0**64}),
+    "a time that is a truth": lambda one: with_event(one, **{**SLICE, "ts": True}),
     "a name that is none": lambda one: with_event(one, **{**SLICE, "name": 7}),
     "memory without bytes": lambda one: with_event(one, ph="i", name="[memory]", ts=1.0, args={}),
     "arguments that are none": lambda one: with_event(one, **SLICE, args=7),
@@ -130,6 +133,38 @@ def test_ranks_are_held_together_by_the_steps_that_all_have(tmp_path):
     second(3, 4)
     with pytest.raises(UserError, match="other steps from rank to rank"):
         read_traces(tmp_path)
+    write(tmp_path, document, 1)
+    with pytest.raises(UserError, match=r"the traces of ranks \[0, 0\], of 2 ranks"):
+        read_traces(tmp_path)
+
+
+def test_ranks_are_on_one_clock_that_starts_at_0(tmp_path):
+    """Rank 1's origin is 3 ms later by its clock, which is 1 ms ahead."""
+    document = {**taken(tmp_path), "distributedInfo": {"world_size": 2}}
+    write(tmp_path, document)
+    second = {"rank": 1, "offset_ns": document[FACTS]["offset_ns"] + 10**6}
+    origin = {"baseTimeNanoseconds": document["baseTimeNanoseconds"] + 3 * 10**6}
+    write(tmp_path, {**document, **origin, FACTS: {**document[FACTS], **second}}, 1)
+    one, other = read_traces(tmp_path)
+    assert one.slices[0].start_s == pytest.approx(0, abs=2e-9)
+    later_s = [b.start_s - a.start_s for a, b in zip(one.slices, other.slices, strict=True)]
+    assert later_s == pytest.approx([2e-3] * len(later_s), abs=2e-9)
+    assert [a.end_s - a.start_s for a in one.slices] == pytest.approx(
+        [event["dur"] * 1e-6 for event in slices_of(document)], abs=2e-9
+    )
+
+
+def test_threads_are_called_as_the_file_says(tmp_path):
+    named = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 9, "args": {"name": "carrier"}}
+    write(tmp_path, with_event(taken(tmp_path), **named))
+    [trace] = read_traces(tmp_path)
+    assert trace.threads[1, 9] == "carrier"
+
+
+def slices_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its events that take time, in a trace's order."""
+    events = [one for one in document["traceEvents"] if one["ph"] == "X" and one["cat"] != "Trace"]
+    return sorted(events, key=lambda one: (one["ts"], -one["dur"]))
 
 
 @pytest.mark.parametrize("text", ['{"steps": [[[[1, 2]]]]}', "[" * 100_000])
@@ -138,3 +173,13 @@ def test_timelines_that_are_none_are_refused(text, tmp_path):
     path.write_text(text)
     with pytest.raises(UserError, match="holds no timelines"):
         read_timelines(path)
+
+
+def test_a_step_begins_at_0_and_keeps_its_times(tmp_path):
+    """Rank 1 is the first to run here, and the clock is the epoch's."""
+    at_s, path = 2.0**30, tmp_path / "timeline.json"
+    forward, backward = ["F", 0, 2, at_s + 2, at_s + 3.5], ["B", 1, 2, at_s + 1, at_s + 1.25]
+    write_timelines(path, [[[forward], [backward]], [[forward], []]])
+    both, alone = read_timelines(path)
+    assert both.spans == ((Span(Action("F", 0, 2), 1, 2.5),), (Span(Action("B", 1, 2), 0, 0.25),))
+    assert alone.spans == ((Span(Action("F", 0, 2), 0, 1.5),), ())

@@ -2,9 +2,10 @@
 
 import pytest
 
+from helpers.engine.messages.carriers import BOARD
 from helpers.trace.findings import find
 from helpers.trace.recorder import MACHINE, STEP
-from helpers.trace.step_times import step_times
+from helpers.trace.step_times import SMALL_S, step_times
 from helpers.trace.traces import MARKED, Slice, Trace
 
 MAIN, CARRIER = (1, 1), (1, 2)
@@ -45,6 +46,7 @@ def test_waiting_for_a_rank_that_is_late_is_no_message():
 def test_an_operation_that_waits_for_a_message_computes_nothing():
     [finding] = find([trace(0, [True] * LAYERS, 1e-3), trace(1, [False] * LAYERS, 1e-3)])
     assert (finding.kind, finding.ranks) == ("straggler", (0,))
+    assert "rank 0 works 800 ms of a step, the others 400 ms" in finding.words
 
 
 def test_the_message_is_what_the_rank_that_comes_last_waits():
@@ -67,6 +69,47 @@ def test_a_cpu_that_waits_for_the_gpu_starts_nothing(library, what):
     facts = {"rank": 0, "steps": [0], "device": "cuda", "memory": {}}
     [times] = step_times(Trace(facts, "here", slices, [], {}))
     assert times.starting_s == 0
+
+
+def test_an_operation_belongs_to_the_step_in_which_it_starts():
+    """And one of 50 µs computes, a shorter one is started only."""
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 1.0),
+        Slice("aten::mm", "cpu_op", MAIN, 0.0, SMALL_S),
+        Slice("aten::add", "cpu_op", MAIN, 0.5, 0.5 + SMALL_S / 2),
+        Slice(f"{STEP}1", MARKED, MAIN, 1.0, 2.0),
+        Slice("aten::mm", "cpu_op", MAIN, 1.0, 1.5),
+    ]
+    facts = {"rank": 0, "steps": [0, 1], "device": "cpu", "memory": {}}
+    first, second = step_times(Trace(facts, "here", slices, [], {}))
+    assert (first.operations, second.operations) == (2, 1)
+    assert first.starting_s == pytest.approx(SMALL_S / 2) and second.starting_s == 0
+
+
+def test_a_step_that_only_starts_operations_says_how_long_each_takes():
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 60e-6),
+        Slice("aten::add", "cpu_op", MAIN, 10e-6, 50e-6),
+    ]
+    facts = {"rank": 0, "steps": [0], "device": "cpu", "memory": {}}
+    [finding] = find([Trace(facts, "here", slices, [], {})])
+    assert finding.kind == "launch" and finding.amount == pytest.approx(2 / 3)
+    assert "40.0 µs each" in finding.words
+
+
+def test_what_a_board_copies_is_a_message_and_what_others_do_meanwhile_is_none():
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 1.0),
+        Slice(f"{BOARD}all_reduce", MARKED, MAIN, 0.2, 0.4),
+        Slice("aten::copy_", "cpu_op", MAIN, 0.2, 0.4),
+        Slice("aten::mm", "cpu_op", CARRIER, 0.3, 0.4),
+        Slice("aten::add", "cpu_op", MAIN, 0.5, 0.7),
+    ]
+    facts = {"rank": 0, "steps": [0], "device": "cpu", "memory": {}}
+    board = Trace(facts, "here", slices, [], {})
+    assert sorted(one.name for one in board.computing) == ["aten::add", "aten::mm"]
+    [times] = step_times(board)
+    assert times.exposed_s == pytest.approx(0.1)
 
 
 def losing(lost_s: list[float], name: str = "wait", rank: int = 0, host: str = "here") -> Trace:
@@ -99,6 +142,7 @@ def test_a_bubble_is_the_mean_of_the_ranks():
 def test_a_straggler_is_late_beside_most_others_and_by_a_part_of_the_step():
     assert kinds(*[losing([0.0])] * 3, losing([0.5])) == []
     assert kinds(losing([0.75]), losing([0.82])) == ["bubble"]
+    assert kinds(losing([0.0]), losing([0.15])) == []
 
 
 def test_what_a_rank_waits_for_its_input_is_told_with_its_own_times():

@@ -76,3 +76,11 @@ def test_ranks_of_several_groups():
     )
     found[2] = waiting(0, 2)
     assert in_words(found, 4, found[0]).startswith("all ranks wait for each other, this one in")
+
+
+@pytest.mark.parametrize(("world", "names"), [(4, "1, 2, 3 have"), (6, "1, 2, 3 .. have")])
+def test_a_line_tells_of_three_ranks_at_most(world, names):
+    asker = waiting(*range(world))
+    silent = "; ".join(f"rank {rank} does not answer" for rank in (1, 2, 3))
+    expected = f"ranks {names} not joined all-reduce 418 (tp, h.3); {silent}"
+    assert in_words({0: asker}, world, asker) == expected

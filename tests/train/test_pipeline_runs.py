@@ -16,7 +16,7 @@ from helpers.engine.trainer import Trainer
 from helpers.lab.launch.launch import launch
 from helpers.lab.launch.warm.ranks import Ranks
 from helpers.lab.runs.failure_report import RunFailed
-from helpers.trace.timelines import read_timelines
+from helpers.trace.timelines import gather, read_timelines
 from tests.support import parity, scripts, tiny
 from tests.support.ranks import mesh_of, pool
 
@@ -143,3 +143,24 @@ def test_a_run_writes_its_timelines(tmp_path: Path) -> None:
             # begin before the span's last line
             if action.stage == (1 if action.kind == "F" else 0):
                 assert spans[action._replace(stage=1 - action.stage)].start_s < span.start_s
+
+
+def gathered(plan: ParallelPlan) -> tuple[tuple[int, int], list, list]:
+    """This rank's place in pipeline and replicas, its own spans, and what every rank gathers."""
+    trainer = trainer_of(plan)
+    trainer.pipeline.timed = True
+    for step in range(2):
+        trainer.step(*tiny.batch(step))
+    history = trainer.pipeline.history
+    own = [[[*span.action, span.start_s, span.end_s] for span in spans] for spans in history]
+    place = tuple(map(trainer.mesh.get_local_rank, ("pp", "dp_replicate")))
+    return place, own, gather(trainer)
+
+
+@pytest.mark.slow
+def test_timelines_are_those_of_the_first_replica() -> None:
+    found = pool(4).run(gathered, ParallelPlan(pp=2, dp_replicate=2, microbatches=2))
+    own = {place: spans for place, spans, _ in found}
+    first = [list(ranks) for ranks in zip(own[0, 0], own[1, 0], strict=True)]
+    assert len(first) == 2 and len(own) == 4
+    assert all(steps == first for _, _, steps in found)

@@ -5,10 +5,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.data_parallel.buckets import ReduceScattered
-from helpers.engine.data_parallel.chunks import rank_major
+from helpers.engine.data_parallel.chunks import from_rank_major, padded_chunk, rank_major
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
@@ -40,10 +42,11 @@ def most_under_way(plan: ParallelPlan) -> tuple[int, int]:
 
 @pytest.mark.parametrize("stage", (1, 2))
 def test_zero_frees_what_it_sent_while_the_backward_runs(stage):
-    """Kept until the step's end they would be a whole gradient, which is what ZeRO saves."""
+    """Kept until the step's end they would be a whole gradient, which is what ZeRO saves;
+    waited for at once, nothing would be sent beside the backward."""
     plan = ParallelPlan(dp_shard=2, zero_stage=stage)
     for most, buckets in pool(2).run(most_under_way, plan):
-        assert most <= ReduceScattered.most_under_way + 1 < buckets
+        assert most == ReduceScattered.most_under_way < buckets
 
 
 def waiting(plan: ParallelPlan) -> tuple[set[torch.dtype], set[torch.dtype]]:
@@ -99,9 +102,24 @@ def test_a_bucket_of_one_even_matrix_is_sent_as_it_lies():
     even, uneven = torch.randn(6, 4), torch.randn(5, 4)
     assert rank_major([even], 2).data_ptr() == even.data_ptr()
     assert rank_major([uneven], 2).data_ptr() != uneven.data_ptr()
-    both = rank_major([even, uneven], 2)
-    assert torch.equal(both[:12], even[:3].flatten())
-    assert torch.equal(both[12:24], uneven[:3].flatten())
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.integers(1, 4),
+)
+def test_a_message_of_chunks_has_each_ranks_rows_and_comes_back_whole(shapes, ranks):
+    tensors = [torch.randn(shape) for shape in shapes]
+    message = rank_major(tensors, ranks)
+    sizes = [padded_chunk(tensor, ranks) for tensor in tensors]
+    for rank, piece in enumerate(message.view(ranks, -1)):
+        for tensor, part in zip(tensors, piece.split(sizes), strict=True):
+            rows = -(-len(tensor) // ranks)
+            own = tensor[rank * rows :][:rows].flatten()
+            assert torch.equal(part[: len(own)], own) and not part[len(own) :].any()
+    found = [torch.full_like(tensor, torch.nan) for tensor in tensors]
+    from_rank_major(message, found, ranks)
+    assert all(map(torch.equal, found, tensors))
 
 
 def sent_by_stage(plan: ParallelPlan, family: str) -> tuple[list[set[int]], list[int]]:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -77,6 +78,13 @@ def test_a_published_run_fails_as_often_as_it_did():
     (run,) = [row for row in counted() if row.name == "llama3-405b"]
     mtbf_s = mean_time_between_failures_s(run.gpus)
     assert DAY_S / mtbf_s == pytest.approx(419 / 54)
+
+
+@pytest.mark.parametrize("field", ["gpus", "days", "failures"])
+def test_a_row_of_failures_that_counts_nothing_is_refused(field):
+    for value in (0, -1, math.nan):
+        with pytest.raises(UserError, match=f"{field} must be a number above 0"):
+            replace(counted()[0], **{field: value})
 
 
 # Hoffmann et al. 2022 (arXiv 2203.15556), equation 10, with the digits of the paper's TeX source:
