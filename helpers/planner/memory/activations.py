@@ -10,6 +10,7 @@ from helpers.planner.memory.turns import Turn, turns
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.training_job import Job
 from helpers.planner.model.widths import Widths
+from helpers.planner.shape.parameters import experts_share
 
 # of a head, where a model makes cosines and sines once
 ROTATED = {"llama": 1.0, "falcon": 1.0, "gpt_neox": 0.25}
@@ -130,13 +131,16 @@ def offloaded_bytes(job: Job, rank: int) -> float:
 
 def waiting_bytes(job: Job) -> float:
     """What one block's weights' gradients of one micro-batch are made from later: the inputs of its
-    products, and the gradients of their results.
+    products, and the gradients of their results; but of experts', which come at once.
 
     Source: the engine's pipeline/split_backward.py.
     """
-    shape = job.shape
+    shape, of_experts = job.shape, experts_share(job.shape)
     of_middle = 1 + shape.block[-2].outputs / shape.ffn  # a gate beside it makes it two
+    of_middle *= 1 - of_experts
     whole = shape.norms + shape.reductions
+    if of_experts:  # what they sum up to, and where no other expert is beside them what they take
+        whole -= 1 if shape.reductions > 2 else 2
     width = bytes_of(job, Widths(inside=whole, query=2, kv=1, ffn=of_middle))
     return width / 2 if job.plan.precision == "fp8" else width
 

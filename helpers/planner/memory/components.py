@@ -6,6 +6,7 @@ of them stand beside each other.
 from math import prod
 
 from helpers.engine.models.chunked_loss import columns_at
+from helpers.engine.pipeline import schedules
 from helpers.engine.tensor.partial_gradients import MESSAGE_BYTES
 from helpers.planner.memory.activations import bytes_of, kept_bytes, own_experts_bytes
 from helpers.planner.memory.gradient_messages import one_message, sends_now, stage_messages
@@ -13,9 +14,16 @@ from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.shared_gradients import shared_gradient_bytes
 from helpers.planner.model.training_job import Job
-from helpers.planner.model.units import Units, units_of
+from helpers.planner.model.units import Units, sent_in
 from helpers.planner.model.widths import Widths
-from helpers.planner.shape.parameters import EXPERTS, elements, without_experts
+from helpers.planner.shape.parameters import (
+    EXPERTS,
+    Held,
+    elements,
+    experts_share,
+    only_experts,
+    without_experts,
+)
 
 # of the MLP's widest product in 8 bits: its input or gradient in float32 before and after it is
 # brought to one scale, and the gradient itself
@@ -78,7 +86,9 @@ def late_matrix_bytes(job: Job) -> float:
     """The largest gradient of a matrix that is made later, on its way into its sum; ZeRO-3 has it
     in the dtype of sums, too."""
     each = job.element_bytes + (job.sum_bytes if _sharded(job) else 0)
-    return each * _largest_matrix(job)
+    if not experts_share(job.shape):
+        return each * _largest_matrix(job)
+    return each * _largest_held(job, without_experts(job.block))
 
 
 def root_bytes(job: Job, rank: int) -> float:
@@ -97,11 +107,9 @@ def lowered_bytes(job: Job, gathered: float) -> float:
     return gathered / job.plan.shards if job.element_bytes < 4 else 0.0
 
 
-def sent_bytes(job: Job, rank: int, parameters: float) -> float:
+def sent_bytes(job: Job, parameters: float) -> float:
     """Gradients of blocks that ZeRO-3 has sent and whose sums are not there yet."""
-    if not _sharded(job) or in_halves(job, rank):
-        return 0.0
-    return job.sum_bytes * parameters
+    return job.sum_bytes * parameters if _sharded(job) else 0.0
 
 
 def stage_ends(job: Job, rank: int, stage: int) -> int:
@@ -122,8 +130,9 @@ def left_over_bytes(job: Job, rank: int, stage: int) -> float:
     ends = stage_ends(job, rank, stage)
     if not _sharded(job) or others or 0 == ends < job.end_parameters(rank):
         return 0.0
-    # in halves a block's gradients are summed apart
-    units = [] if in_halves(job, rank) else units_of(job, stage).gathered
+    # in halves a block's gradients are summed apart, but for experts'
+    kind = schedules.INPUT if in_halves(job, rank) else schedules.BACKWARD
+    units = sent_in(job, stage, kind)
     of_block = units[-1] if units else 0
     at_first = job.begin_parameters(rank) if stage == 0 < len(job.layers) - 1 else 0
     return job.sum_bytes * (at_first or ends or of_block)
@@ -170,11 +179,13 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
             whole += blocks * own_experts_bytes(job)
         again = max(0.0, whole - kept_bytes(job, blocks))
     late = in_halves(job, rank)
-    of_matrix = 0.0 if job.adapters or late else job.element_bytes * _largest_matrix(job)
+    # experts' gradients do not come later
+    matrix = _largest_held(job, only_experts(job.block)) if late else _largest_matrix(job)
+    of_matrix = 0.0 if job.adapters else job.element_bytes * matrix
     gradients = job.program.work or job.program.gradients
     if job.plan.sequence_parallel and not job.program.work:  # of its result, which is gathered
         gradients += INPUT
-    stays = Widths(ffn=1 if late else 0)  # what the MLP's last product had
+    stays = Widths(ffn=1 - experts_share(job.shape) if late else 0)  # what its last product had
     of_mlp = bytes_of(job, gradients + stays) + of_matrix
     if job.plan.precision == "fp8":  # brought to one scale, or the matrix in 8 bits
         matrix = _largest_matrix(job)
@@ -183,8 +194,8 @@ def working_bytes(job: Job, rank: int, blocks: int = 1) -> float:
         of_mlp += bytes_of(job, BROUGHT_BACK)
     of_attention = context_work_bytes(job) - bytes_of(job, Widths(ffn=after_attention))
     of_attention += 0.0 if job.program.work else score_gradients_bytes(job)
-    if _sharded(job) and not late:  # the MLP's gradients wait for the block's end
-        of_attention += job.element_bytes * _beside_attention(job)
+    if _sharded(job):  # its other gradients wait for the block's end
+        of_attention += job.element_bytes * _beside_attention(job, late)
     norm = 0 if job.program.work else job.program.norm_gradients
     of_norm = bytes_of(job, Widths(outside=norm, ffn=-after_attention))
     of_experts = all_tokens_bytes(job) if job.plan.ep > 1 else 0.0
@@ -285,14 +296,20 @@ def _positions(job: Job, rank: int) -> int:
 def _largest_matrix(job: Job) -> float:
     """Elements of a block's largest matrix on a tensor rank; a matrix of all its experts is one."""
     product = max(linear.parameters for linear in job.shape.block) / job.plan.tp
-    held = job.block if job.shape.held else ()
+    return max(product, _largest_held(job, job.block if job.shape.held else ()))
+
+
+def _largest_held(job: Job, held: tuple[Held, ...]) -> float:
+    """Elements of the largest of these that a rank computes with; 0 of none."""
     ranks = {EXPERTS: job.plan.ep}  # of which each computes with its own
-    sizes = (prod(one.on(job.plan.tp)) / ranks.get(one.role, 1) for one in held)
-    return max([product, *sizes])
+    return max((prod(one.on(job.plan.tp)) / ranks.get(one.role, 1) for one in held), default=0.0)
 
 
-def _beside_attention(job: Job) -> float:
-    """Elements of a block that are not of its queries, keys and values, on a tensor rank."""
+def _beside_attention(job: Job, late: bool) -> float:
+    """Elements of a block that are not of its queries, keys and values, on a tensor rank; of these
+    the experts', where the others' gradients are made later."""
+    if late:
+        return job.own_experts if job.plan.ep == 1 else 0.0
     before = sum(linear.parameters for linear in job.shape.block[:2]) / job.plan.tp
     block = without_experts(job.block) if job.plan.ep > 1 else job.block
     return elements(block, job.plan.tp, 0, 1, 0) - before

@@ -20,7 +20,7 @@ from helpers.planner.memory.components import (
 from helpers.planner.memory.gradient_messages import sends_now
 from helpers.planner.memory.turns import Turn, turns
 from helpers.planner.model.training_job import Job
-from helpers.planner.model.units import Units, units_of
+from helpers.planner.model.units import Units, made_in, sent_in, units_of
 
 
 class Moment(NamedTuple):
@@ -33,7 +33,8 @@ class Moment(NamedTuple):
     always: parameters that stay gathered, and messages between stages.
     left_over: what the backward before left behind.
     taken: the gradient that it begins with.
-    units: of the stage, in the order of its backward.
+    units: of the stage, in the order of its backward; made, sent: of each, the parameters whose
+        gradients the turn makes, and those of them that ZeRO-3 sends.
     sends: are messages of gradients sent in it?
     gathers: bytes of another backward's unit that is gathered in it: with its first unit where the
         rank has a part of the model that is in no block, or else with its last.
@@ -51,6 +52,8 @@ class Moment(NamedTuple):
     left_over: float
     taken: float
     units: Units
+    made: list[float]
+    sent: list[float]
     sends: bool
     gathers: float
 
@@ -73,8 +76,8 @@ class Moment(NamedTuple):
 
 class Sizes(NamedTuple):
     """Bytes of one of the rank's stages: what a micro-batch keeps whole; what of it waits for the
-    gradients of weights; gradients of its blocks, and of what is in none; what its backward leaves
-    behind; its last unit of blocks, gathered."""
+    gradients of weights; gradients of its blocks, and those that come before, of what is in none
+    and of experts; what its backward leaves behind; its last unit of blocks, gathered."""
 
     whole: float
     halved: float
@@ -121,6 +124,8 @@ def moments(job: Job, rank: int, gradients: float) -> Iterator[Moment]:
             left_over=sizes[turn.previous].left_over if turn.previous >= 0 else 0.0,
             taken=message if turn.takes else 0.0,
             units=units_of(job, turn.stage),
+            made=made_in(job, turn.stage, turn.kind),
+            sent=sent_in(job, turn.stage, turn.kind),
             sends=sends,
             gathers=sizes[turn.gathers].unit if turn.gathers >= 0 else 0.0,
         )
@@ -166,12 +171,14 @@ def _begun(turn: Turn, sizes: list[Sizes], message: float) -> Begun:
 
 def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
     blocks, each = job.layers[stage], gradients / job.parameters_of(rank)
-    units = units_of(job, stage)
+    units, at_once = units_of(job, stage), 0.0
+    if job.plan.splits_backward:
+        at_once = sum(made_in(job, stage, INPUT))
     return Sizes(
         whole=stage_bytes(job.on((stage,)), blocks),
         halved=blocks * waiting_bytes(job) if job.plan.splits_backward else 0.0,
-        summed=each * sum(units.parameters),
-        ended=each * stage_ends(job, rank, stage),
+        summed=each * (sum(units.parameters) - at_once),
+        ended=each * (stage_ends(job, rank, stage) + at_once),
         left_over=left_over_bytes(job, rank, stage),
         unit=gathered_bytes(job, units.gathered[0] if units.gathered else 0),
     )

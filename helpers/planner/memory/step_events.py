@@ -94,7 +94,7 @@ def _backward(now: Moment) -> Iterator[Stretch]:
     for done in _turning_points(now):
         over, to_come = sum(units.blocks[:done]), sum(units.blocks[done:])
         made = _made_bytes(now, done)
-        sent = sent_bytes(job, now.rank, units.gathered[done - 1]) if done else now.left_over
+        sent = sent_bytes(job, now.sent[done - 1]) if done else now.left_over
         waiting = over * waiting_bytes(job) if now.turn.kind == INPUT else 0.0
         left = min(now.activations, now.others + kept_bytes(job, to_come)) + waiting
         start = Held(
@@ -146,7 +146,7 @@ def _made(now: Moment, done: int) -> float:
     """Gradients of the stage that are there when the backward of so many units is over: theirs, if
     they do not come later, and those of the norm and head above if these do not wait."""
     job = now.job
-    made = 0 if now.turn.kind == INPUT else sum(now.units.parameters[:done])
+    made = sum(now.made[:done])
     if job.plan.zero == 3 or not now.last:
         return made
     end = job.end_parameters(now.rank) - job.begin_parameters(now.rank)
@@ -195,21 +195,21 @@ def _unit_events(now: Moment, done: int, sent: float) -> list[Event]:
         free("activations", min(kept_bytes(job, blocks), now.activations)),
     ]
     if now.turn.kind == INPUT:
-        return [
-            *events,
-            hold("activations", blocks * waiting_bytes(job)),
-            hold("transients", last_bytes(job, halved=True)),
-        ]
+        last = last_bytes(job, halved=True)
+        events += [hold("activations", blocks * waiting_bytes(job)), hold("transients", last)]
+        if not now.made[done]:
+            return events
+        events.append(free("transients", last))
     if job.plan.ep > 1 and not now.added:
         events.append(hold("gradients", dealt_gradient_bytes(job, now.units, done)))
     if not gathered:
         return [*events, *_gradient_events(now, done)]
-    gradients = unit_gradient_bytes(job, parameters)
+    gradients = unit_gradient_bytes(job, now.sent[done])
     return [
         *events,
         hold("transients", gradients),
         free("transients", sent + gathered + gradients),
-        hold("transients", reduced_bytes(job, parameters)),
+        hold("transients", reduced_bytes(job, now.sent[done])),
     ]
 
 
@@ -233,7 +233,7 @@ def _gradient_events(now: Moment, done: int) -> list[Event]:
 def _weights(now: Moment) -> Stretch:
     """What waits becomes the gradients of weights, a matrix at a time."""
     job, blocks = now.job, sum(now.units.blocks)
-    made = now.gradients * sum(now.units.parameters) / job.parameters_of(now.rank)
+    made = now.gradients * sum(now.made) / job.parameters_of(now.rank)
     matrix = late_matrix_bytes(job) if blocks else 0.0
     start = Held(gradients=now.before, activations=now.activations, transients=now.always)
     return start, [
@@ -282,7 +282,7 @@ def _table(now: Moment) -> Iterator[Stretch]:
     )
     yield start, [hold("transients", table_work_bytes(job, rank, not now.added))]
     if job.plan.zero == 3 and now.units.blocks:  # before it is sent, the last block's on their way
-        sent = sent_bytes(job, rank, now.units.gathered[-1])
+        sent = sent_bytes(job, now.sent[-1])
         yield start, [hold("transients", root + sent + added_table_bytes(job, rank))]
 
 

@@ -6,8 +6,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
+from helpers.engine.pipeline.schedules import INPUT, WEIGHT
 from helpers.planner.model.training_job import Job
-from helpers.planner.shape.parameters import elements, without_experts
+from helpers.planner.shape.parameters import elements, experts_share, without_experts
 
 
 class Units(NamedTuple):
@@ -33,6 +34,27 @@ def units_of(job: Job, stage: int) -> Units:
     if job.plan.ep == 1:
         return Units(alike.blocks, parameters, parameters)
     return Units(alike.blocks, parameters, _in_units(job, stage, alike.blocks, without_experts))
+
+
+def made_in(job: Job, stage: int, kind: str) -> list[float]:
+    """Of each of a stage's units, the parameters whose gradients a turn of that kind makes: where
+    those of weights come later than those of inputs, experts' do not (the engine's
+    pipeline/split_backward.py)."""
+    parameters = units_of(job, stage).parameters
+    if kind not in (INPUT, WEIGHT):
+        return parameters
+    if not experts_share(job.shape):
+        return parameters if kind == WEIGHT else [0.0] * len(parameters)
+    later = _in_units(job, stage, units_of(job, stage).blocks, without_experts)
+    return later if kind == WEIGHT else [one - other for one, other in zip(parameters, later)]
+
+
+def sent_in(job: Job, stage: int, kind: str) -> list[float]:
+    """Those of them that ZeRO-3 sends when a unit's backward is over."""
+    if kind != INPUT:
+        return units_of(job, stage).gathered
+    made = made_in(job, stage, kind)
+    return made if job.plan.ep == 1 else [0.0] * len(made)
 
 
 def _in_units(job: Job, stage: int, blocks: list[int], part: Callable) -> list[float]:

@@ -9,6 +9,7 @@ Parts are torch.chunk's: of an odd number of rows the last rank has fewer, or no
 
 from functools import lru_cache
 from math import gcd, prod
+from operator import mul
 from typing import NamedTuple
 
 from helpers.planner.shape.shape import Linear, Shape
@@ -162,11 +163,32 @@ def without_experts(held: tuple[Held, ...]) -> tuple[Held, ...]:
     return tuple(one for one in held if one.role != EXPERTS)
 
 
+def only_experts(held: tuple[Held, ...]) -> tuple[Held, ...]:
+    """The others."""
+    return tuple(one for one in held if one.role == EXPERTS)
+
+
 def experts_of(shape: Shape) -> int:
     """Of a layer that ep can deal out; 0 of a model that has none such. Of layers with several
     numbers, what divides them all."""
     blocks = [kind.held for kind in shape.kinds] or [shape.held]
     return gcd(*(one.sizes[0] for held in blocks for one in held if one.role == EXPERTS))
+
+
+@lru_cache(maxsize=4096)
+def experts_share(shape: Shape) -> float:
+    """Of the products that a token goes through in a block's MLP, the share that is experts', by
+    parameters; where blocks differ, in their mean."""
+    blocks = [kind.held for kind in shape.kinds] or [shape.held]
+    experts = [sum(one.elements for one in only_experts(held)) for held in blocks]
+    several = [shape.kind_of.count(kind) for kind in range(len(shape.kinds))] or [shape.layers]
+    having = sum(count for count, own in zip(several, experts, strict=True) if own)
+    if not having:
+        return 0.0
+    active = [own - shape.idle / having if own else 0.0 for own in experts]
+    mix = shape.mix or several
+    mean = sum(map(mul, active, mix)) / sum(mix)
+    return min(1.0, mean / sum(linear.parameters for linear in shape.block[-2:]))  # or biases, too
 
 
 @lru_cache(maxsize=65536)

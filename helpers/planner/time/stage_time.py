@@ -10,6 +10,8 @@ from helpers.planner.memory.adapted import frozen
 from helpers.planner.model.job_checks import check_timed
 from helpers.planner.model.training_job import Job
 from helpers.planner.shape.kinds import Mix
+from helpers.planner.shape.parameters import experts_share
+from helpers.planner.shape.shape import Shape
 from helpers.planner.time.block_time import (
     BlockTime,
     beside_products,
@@ -151,6 +153,8 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
     forward_waits_s = max(0.0, host_forward_s - forward_s, copies_s - forward_s)
     weight_waits_s, host_input_s = 0.0, host_backward_s - weight_s
     if job.plan.splits_backward:  # into two actions, each of which waits for its own operations
+        at_once_s = weight_s * _experts_among_products(job.shape)
+        input_s, weight_s = input_s + at_once_s, weight_s - at_once_s
         host_weight_s = layers * len(job.shape.block) * start_s(cluster, job.program)
         host_input_s = host_backward_s - host_weight_s
         weight_waits_s = max(0.0, host_weight_s - weight_s)
@@ -170,6 +174,12 @@ def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> Sta
         context_forward_s + context_backward_s,
         forward_waits_s + input_waits_s + weight_waits_s,
     )
+
+
+def _experts_among_products(shape: Shape) -> float:
+    """Of the products of all blocks, the share of experts', whose gradients do not come later."""
+    mlp, whole = (sum(one.parameters for one in some) for some in (shape.block[-2:], shape.block))
+    return experts_share(shape) * mlp / whole
 
 
 def offloaded_s(job: Job, cluster: Cluster) -> float:

@@ -1,4 +1,5 @@
-"""Experts that data ranks deal out: a rank's memory and messages, against a dry run of it."""
+"""Experts that data ranks deal out, or whose gradients come at once where others come later: a
+rank's memory and messages, against a dry run of it."""
 
 from typing import Any
 
@@ -34,6 +35,14 @@ PLANS = {
         "microbatches": 4,
     },
     "float32": {"dp_shard": 8, "ep": 8, "precision": "fp32"},
+    "halves": {"pp": 2, "dp_shard": 4, "ep": 4, "schedule": "zero-bubble", "microbatches": 4},
+    "gathered, halves": {
+        "pp": 2,
+        "dp_shard": 4,
+        "schedule": "zero-bubble-v",
+        "activation": "full",
+        "microbatches": 4,
+    },
     "many ranks": {"dp_shard": 32, "ep": 32, "activation": "full"},
     "cp": {"dp_shard": 2, "cp": 4, "ep": 8, "cp_attention": "gather"},
 }
@@ -70,8 +79,9 @@ def _with_shared_experts() -> Any:
 @pytest.mark.parametrize(("model", "layout"), each(MODELS, PLANS, every=2))
 def test_a_rank_holds_and_sends_what_a_dry_run_of_it_does(model: str, layout: str) -> None:
     plan, config = ParallelPlan(**(IN_LOW | PLANS[layout])), MODELS[model]()
+    most = 1.2 if "halves" in layout else 1.11  # beside narrow shared experts and dense blocks
     for share in same_work(config, plan, seq_len=1024):
-        assert 0.95 < share < 1.11  # most beside narrow shared experts
+        assert 0.95 < share < most
 
 
 def test_experts_are_in_no_message_of_parameters() -> None:

@@ -354,3 +354,16 @@ def test_slower_products_make_no_pipeline_of_split_backwards_faster(share, hidde
     slow = {dtype: share * flops for dtype, flops in P4D.matmul_flops.items()}
     slower = replace(P4D, matmul_flops=slow)
     assert step_time(one, slower).total_s >= step_time(one, P4D).total_s * (1 - 1e-9)
+
+
+def test_gradients_of_experts_do_not_come_later() -> None:
+    """Of a mixture's products, only those of attention can fill a bubble."""
+    mixture = pytest.importorskip("transformers").MixtralConfig(num_hidden_layers=8)
+    whole, halves = (
+        stage_times(job(mixture, 8, 4096, pp=2, microbatches=8, schedule=schedule), P4D)[0]
+        for schedule in ("1f1b", "zero-bubble")
+    )
+    assert halves.input_s + halves.weight_s == pytest.approx(whole.input_s + whole.weight_s)
+    attention, experts = 2 * 4096 * (4096 + 1024), 2 * 3 * 4096 * 14336
+    share = attention / (attention + experts)
+    assert halves.weight_s == pytest.approx(share * whole.weight_s, rel=0.01)
