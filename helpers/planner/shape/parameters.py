@@ -172,7 +172,7 @@ def experts_of(shape: Shape) -> int:
     """Of a layer that ep can deal out; 0 of a model that has none such. Of layers with several
     numbers, what divides them all."""
     blocks = [kind.held for kind in shape.kinds] or [shape.held]
-    return gcd(*(one.sizes[0] for held in blocks for one in held if one.role == EXPERTS))
+    return gcd(*(one.sizes[0] for held in blocks for one in only_experts(held)))
 
 
 @lru_cache(maxsize=4096)
