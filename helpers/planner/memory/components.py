@@ -14,7 +14,7 @@ from helpers.planner.memory.turns import in_halves
 from helpers.planner.model.block_tensors import INPUT
 from helpers.planner.model.shared_gradients import shared_gradient_bytes
 from helpers.planner.model.training_job import Job
-from helpers.planner.model.units import Units, sent_in
+from helpers.planner.model.units import Units, sent_in, units_of
 from helpers.planner.model.widths import Widths
 from helpers.planner.shape.parameters import (
     EXPERTS,
@@ -132,8 +132,8 @@ def left_over_bytes(job: Job, rank: int, stage: int) -> float:
         return 0.0
     # in halves a block's gradients are summed apart, but for experts'
     kind = schedules.INPUT if in_halves(job, rank) else schedules.BACKWARD
-    units = sent_in(job, stage, kind)
-    of_block = units[-1] if units else 0
+    sent = sent_in(job, stage, units_of(job, stage), kind)
+    of_block = sent[-1] if sent else 0
     at_first = job.begin_parameters(rank) if stage == 0 < len(job.layers) - 1 else 0
     return job.sum_bytes * (at_first or ends or of_block)
 
@@ -296,7 +296,7 @@ def _positions(job: Job, rank: int) -> int:
 def _largest_matrix(job: Job) -> float:
     """Elements of a block's largest matrix on a tensor rank; a matrix of all its experts is one."""
     product = max(linear.parameters for linear in job.shape.block) / job.plan.tp
-    return max(product, _largest_held(job, job.block if job.shape.held else ()))
+    return max(product, _largest_held(job, job.block)) if job.shape.held else product
 
 
 def _largest_held(job: Job, held: tuple[Held, ...]) -> float:

@@ -110,7 +110,7 @@ def moments(job: Job, rank: int, gradients: float) -> Iterator[Moment]:
     end = end_bytes(job) if job.rank_of[-1] == rank else 0.0
     for turn, begun in _fullest(job, rank, sizes, sends):
         own = sizes[turn.place].whole if turn.kind in (BACKWARD, INPUT) else 0.0
-        alone = sum(turn.whole) + sum(turn.halved) == 1
+        alone, units = sum(turn.whole) + sum(turn.halved) == 1, units_of(job, turn.stage)
         yield Moment(
             job=job,
             rank=rank,
@@ -123,9 +123,9 @@ def moments(job: Job, rank: int, gradients: float) -> Iterator[Moment]:
             always=always + turn.messages * message + begun.ahead,
             left_over=sizes[turn.previous].left_over if turn.previous >= 0 else 0.0,
             taken=message if turn.takes else 0.0,
-            units=units_of(job, turn.stage),
-            made=made_in(job, turn.stage, turn.kind),
-            sent=sent_in(job, turn.stage, turn.kind),
+            units=units,
+            made=made_in(job, turn.stage, units, turn.kind),
+            sent=sent_in(job, turn.stage, units, turn.kind),
             sends=sends,
             gathers=sizes[turn.gathers].unit if turn.gathers >= 0 else 0.0,
         )
@@ -173,7 +173,7 @@ def _sizes(job: Job, rank: int, stage: int, gradients: float) -> Sizes:
     blocks, each = job.layers[stage], gradients / job.parameters_of(rank)
     units, at_once = units_of(job, stage), 0.0
     if job.plan.splits_backward:
-        at_once = sum(made_in(job, stage, INPUT))
+        at_once = sum(made_in(job, stage, units, INPUT))
     return Sizes(
         whole=stage_bytes(job.on((stage,)), blocks),
         halved=blocks * waiting_bytes(job) if job.plan.splits_backward else 0.0,

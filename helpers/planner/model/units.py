@@ -36,25 +36,27 @@ def units_of(job: Job, stage: int) -> Units:
     return Units(alike.blocks, parameters, _in_units(job, stage, alike.blocks, without_experts))
 
 
-def made_in(job: Job, stage: int, kind: str) -> list[float]:
+def made_in(job: Job, stage: int, units: Units, kind: str) -> list[float]:
     """Of each of a stage's units, the parameters whose gradients a turn of that kind makes: where
     those of weights come later than those of inputs, experts' do not (the engine's
     pipeline/split_backward.py)."""
-    parameters = units_of(job, stage).parameters
     if kind not in (INPUT, WEIGHT):
-        return parameters
-    if not experts_share(job.shape):
-        return parameters if kind == WEIGHT else [0.0] * len(parameters)
-    later = _in_units(job, stage, units_of(job, stage).blocks, without_experts)
-    return later if kind == WEIGHT else [one - other for one, other in zip(parameters, later)]
+        return units.parameters
+    later = units.parameters
+    if experts_share(job.shape):
+        later = _in_units(job, stage, units.blocks, without_experts)
+    if kind == WEIGHT:
+        return later
+    return [own - rest for own, rest in zip(units.parameters, later, strict=True)]
 
 
-def sent_in(job: Job, stage: int, kind: str) -> list[float]:
+def sent_in(job: Job, stage: int, units: Units, kind: str) -> list[float]:
     """Those of them that ZeRO-3 sends when a unit's backward is over."""
     if kind != INPUT:
-        return units_of(job, stage).gathered
-    made = made_in(job, stage, kind)
-    return made if job.plan.ep == 1 else [0.0] * len(made)
+        return units.gathered
+    if job.plan.ep > 1:
+        return [0.0] * len(units.blocks)
+    return made_in(job, stage, units, kind)
 
 
 def _in_units(job: Job, stage: int, blocks: list[int], part: Callable) -> list[float]:
