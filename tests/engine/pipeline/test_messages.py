@@ -2,12 +2,14 @@
 
 import os
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from helpers.engine.messages.mailboxes import mailbox
+from helpers.engine.pipeline import messages
 from helpers.engine.pipeline.messages import KINDS, message_groups
 from helpers.engine.plan import ParallelPlan
 from tests.support.ranks import mesh_of, pool
@@ -22,9 +24,14 @@ def options_of(group: dist.ProcessGroup) -> dist.ProcessGroupGloo._Options:
 
 def waits() -> list[float]:
     """How long a rank waits for a message of each group, where it waits WAIT_S for others."""
-    mesh = PLAN.mesh("cpu")  # of this test alone
-    options_of(mesh.get_group("pp"))._timeout = timedelta(seconds=WAIT_S)
-    groups = message_groups(mesh)
+    mesh = mesh_of(PLAN)
+    options = options_of(mesh.get_group("pp"))
+    before, options._timeout = options._timeout, timedelta(seconds=WAIT_S)
+    try:
+        with patch.object(messages, "_made", {}):  # groups of this test alone
+            groups = message_groups(mesh)
+    finally:
+        options._timeout = before
     assert len({group.group_name for group in groups.values()}) == 2 * len(KINDS)
     return [options_of(group)._timeout.total_seconds() for group in groups.values()]
 
