@@ -266,7 +266,7 @@ def _rows_of(plan: ParallelPlan, context: Context | None, axes: Axes) -> WholeRo
         return None
     group = experts.get_group(0) if plan.ep > 1 else cp.get_group()
     if context is None:
-        return SameRows(group, plan.dp_shard)
+        return OverRanks(group, plan.dp_shard)
     return PartsOfRows(group, plan.dp_shard, context, plan, cp.get_local_rank())
 
 
@@ -280,8 +280,9 @@ def _gradients_of_one(model: nn.Module, ranks: int) -> dict[str, Tensor]:
     return {n: g / ranks if n in model.dealt else g for n, g in found.items()}
 
 
-class SameRows(WholeRows):
-    """How ranks of ep agree: each has all rows, and none may find other last bits than another."""
+class OverRanks(WholeRows):
+    """How ranks of ep and cp agree: terms are summed over all, so that none finds other last bits
+    than another. Of ep each has all rows."""
 
     def __init__(self, group: ProcessGroup, times: int) -> None:
         """`times`: that each row is in the group."""
@@ -291,8 +292,8 @@ class SameRows(WholeRows):
         return sum_of(term, self.group) / self.times
 
 
-class PartsOfRows(SameRows):
-    """How ranks of cp hand a batch to a laid-out model."""
+class PartsOfRows(OverRanks):
+    """How ranks of cp hand a batch to a laid-out model: each has a part of its rows."""
 
     def __init__(
         self, group: ProcessGroup, times: int, context: Context, plan: ParallelPlan, rank: int
@@ -313,10 +314,11 @@ class PartsOfRows(SameRows):
 
 def _simpler(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
     """Plans with less, and what to call them."""
-    alone = ParallelPlan()
+    alone, gathered = ParallelPlan(), replace(plan, ep=1, dp_shard=1)
+    and_ep = " and ep" if plan.ep > 1 else ""  # of which cp's ranks are a part
     options = {
-        "the same without cp": plan if plan.ep > 1 else replace(plan, cp=1),
-        "the same without ep": replace(plan, ep=1, dp_shard=1),
+        f"the same without cp{and_ep}": replace(gathered, cp=1),
+        "the same without ep": gathered,
         "tp without sequence_parallel": replace(plan, sequence_parallel=False),
         "pp": replace(alone, pp=plan.pp),
         "one stage a rank": replace(plan, schedule="1f1b"),
