@@ -7,13 +7,13 @@ from typing import Any
 from helpers.engine.errors import UserError, one_line
 from helpers.engine.plan import ParallelPlan
 from helpers.smp.jobs.lines import Line
+from helpers.smp.jobs.settings import NO_CLIP
 from helpers.smp.reading.catalogue import LEFT_OUT, REFUSED
 
 # what helpers.train takes as it stands
 FLAGS = ("steps", "epochs", "lr", "weight_decay", "clip", "lr_schedule", "warmup", "optimizer")
 FLAGS += ("seed", "device", "log_every", "task")
 FROM_ZERO = ("seed", "warmup", "weight_decay")
-NO_CLIP = 1e9  # where others write 0 for off: no norm is larger
 
 
 class Asked(UserError):

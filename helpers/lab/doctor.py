@@ -5,7 +5,6 @@ python -m helpers.lab.doctor --ranks 4   is one of so many ranks slower than its
 doctor(), doctor(ranks=4)                the same as a table in a notebook
 """
 
-import argparse
 import hashlib
 import os
 import shutil
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from helpers.commands import say
+from helpers.commands import Parser, say
 from helpers.lab.machine.report import FAIL, OK, WARN, Line, Report, install
 
 try:
@@ -236,15 +235,14 @@ def _enough(name: str, available: float, least: float, good: float) -> Line:
 
 
 def main(words: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="helpers.lab.doctor", description=__doc__.splitlines()[0])
+    parser = Parser(prog="helpers.lab.doctor", description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, help="measure so many ranks: is one of them slow?")
     parser.add_argument("--record", type=Path, help="of calibrate(), to hold the ranks against")
     args = parser.parse_args(words)
     try:
         report = doctor(args.ranks, args.record)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     say(str(report))
     return 0 if report.ok else 1
 

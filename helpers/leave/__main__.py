@@ -13,7 +13,7 @@ from typing import Any
 from helpers.commands import Parser, say
 from helpers.engine.errors import UserError, cannot_write
 from helpers.engine.models.configurations import expanded
-from helpers.leave.forms import run_files
+from helpers.leave.forms import refuse_what_training_does_not_take, run_files
 from helpers.leave.report import report, to_json
 from helpers.leave.writing import in_words, started, written
 from helpers.smp.leaving import Leaving, leave
@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         found = leave(args.files, dict(map(_answer, args.answers)))
         _check_answers(found, args.answers)
+        for job in found.jobs:
+            refuse_what_training_does_not_take(job)
         scripts = written(found) if args.write else {}
         text = to_json(found) if args.json else report(found) + in_words(scripts)
         if args.out is not None:

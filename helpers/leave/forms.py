@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from helpers.engine.errors import UserError
@@ -63,6 +64,17 @@ def script_line(job: Job, script: str) -> str:
         words += [f"--{name}", str(value) if is_known(value) else str(unknown_in(value)).upper()]
     start = start_of_a_node(job.machines.nodes or 1, job.machines.nproc or 1)
     return f"{start} {shlex.join([script, *words])}"
+
+
+def refuse_what_training_does_not_take(job: Job) -> None:
+    """A value of the job's own that no run can have, as a rate below 0, is a refusal of that job
+    alone."""
+    if job.plan is None or job.refused:
+        return
+    try:
+        _described(job)
+    except UserError as error:
+        job.layout = replace(job.layout, refused=str(error))
 
 
 def run_files(job: Job) -> dict[str, str]:

@@ -7,7 +7,7 @@ timeline.json   {"steps": [[rank 0's spans, rank 1's, ...], ...]}, a span being
 import json
 from pathlib import Path
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, as_path
 from helpers.engine.files.whole import replace_text
 from helpers.engine.pipeline.schedules import Action
 from helpers.engine.pipeline.simulator import Span, Timeline
@@ -33,14 +33,14 @@ def write_timelines(path: Path, steps: list[list[list[list]]]) -> None:
     replace_text(path, json.dumps({"steps": steps}) + "\n")
 
 
-def read_timelines(path: Path) -> list[Timeline]:
+def read_timelines(path: str | Path) -> list[Timeline]:
     """The timelines of a file's steps, each with its clock at 0 where the step begins.
 
     Raises:
         UserError: there is no such file, or it holds something else.
     """
     try:
-        steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+        steps = json.loads(as_path(path).read_text(encoding="utf-8"))["steps"]
         return [_timeline(ranks) for ranks in steps]
     except OSError as error:
         raise UserError(

@@ -56,7 +56,7 @@ def test_a_cell_that_is_run_again_takes_the_place_of_the_first():
     assert guesses.record == {"messages": {"said": 6, "entered": True, "found": None}}
 
 
-@pytest.mark.parametrize("nonsense", ["many", math.nan, math.inf, [], {}])
+@pytest.mark.parametrize("nonsense", ["many", math.nan, math.inf, 10**400, [], {}])
 def test_what_is_no_number_is_refused(nonsense):
     with pytest.raises(UserError, match=r"messages: a (finite )?number is wanted"):
         entered(nonsense)

@@ -190,6 +190,10 @@ def test_changes_replace_fields_and_none_leaves_them():
         ),
         (
             {"notebook": 1, "profile": "tiny", "positive": {"price_per_hour": float("nan")}},
+            "above 0",
+        ),
+        (
+            {"notebook": 1, "profile": "tiny", "positive": {"price_per_hour": "abc"}},
             "price_per_hour is nan",
         ),
     ],

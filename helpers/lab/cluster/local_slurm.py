@@ -12,7 +12,6 @@ ended, as the guard of a launch does it.
 Sources: slurm.conf(5), munged(8).
 """
 
-import argparse
 import os
 import platform
 import re
@@ -28,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.commands import Parser
 from helpers.engine.errors import UserError
 from helpers.lab.launch import process_guard as guard
 from helpers.lab.machine.hardware import cores
@@ -235,7 +235,7 @@ def _user() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scripts/cluster/local_slurm",
         description="Run a batch script on a Slurm of this machine.",
     )
@@ -250,8 +250,7 @@ def main() -> int:
             state = slurm.wait(job, 60 * args.minutes)
             print(slurm.log(job), end="")
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     print(f"job {job}: {state.lower()}")
     return 0 if state == "COMPLETED" else 1
 

@@ -7,7 +7,7 @@ show_figure(fig, alt, table=table)
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from helpers.engine.errors import UserError, need
+from helpers.engine.errors import UserError, check_count, need
 from helpers.engine.pipeline.partition import layer_ranges
 from helpers.engine.placement import axis_order
 from helpers.lab.figures.drawing import HEADING, Point, fill, outline, words_at
@@ -51,10 +51,11 @@ def draw_placement(
     Raises:
         UserError: a wrong placement, more than 64 ranks, or nodes that cannot be filled.
     """
+    check_count("per_node", per_node)
     places = coordinates(degrees, placement)
     if len(places) > MOST:
         raise UserError(f"a picture shows at most {MOST} ranks, not {len(places)}")
-    if per_node < 1 or (len(places) > per_node and len(places) % per_node):
+    if len(places) > per_node and len(places) % per_node:
         raise UserError(f"{len(places)} ranks do not fill nodes of {per_node}")
     if partition is not None and len(partition) != degrees.get("pp", 1):
         raise UserError(f"the partition has {len(partition)} stages, pp is {degrees.get('pp', 1)}")

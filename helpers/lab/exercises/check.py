@@ -10,6 +10,7 @@ still runs to its end.
 from dataclasses import dataclass
 from typing import Any
 
+from helpers.engine.errors import check_count
 from helpers.lab.exercises.judges import NOT_DONE, Result
 from helpers.lab.exercises.questions import Exercise, find_exercise
 from helpers.lab.figures.display import show_text
@@ -47,6 +48,7 @@ def check(name: str, answer: Any, hint: int = 1, ranks: Ranks | None = None) -> 
     Raises:
         UserError: there is no exercise of that name.
     """
+    check_count("hint", hint)
     exercise = find_exercise(name)
     result = NOT_DONE if answer is None else exercise.grade(answer, ranks)
     verdict = _verdict(exercise, result, hint)

@@ -141,7 +141,8 @@ def plot_sequences(
     title(axes, "Activations of one sample")
     fitting = {name: table.index[table[name] <= limit] for name in table}
     words = [f"{max(found):,} tokens with {name}" for name, found in fitting.items() if len(found)]
-    return fig, table, f"Activations alone leave room for {listed(words)}."
+    sentence = f"Activations alone leave room for {listed(words)}."
+    return fig, table, sentence if words else "Activations alone leave room for no sample."
 
 
 def _activations_gib(shape: Shape, length: int, tp: int, activation: str) -> float:

@@ -113,8 +113,8 @@ class Predictions:
 def _finite(what: str, value: Any) -> float:
     try:
         found = float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{what}: a number is wanted, not {value!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{what}: a number is wanted, not {value!r:.40}") from None
     if not math.isfinite(found):
         raise UserError(f"{what}: a finite number is wanted, not {found}")
     return int(found) if found.is_integer() else found

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from helpers.engine.errors import UserError, check_count, need
+from helpers.engine.errors import UserError, check_count, is_number, need
 from helpers.lab.figures.display import show_table
 from helpers.lab.machine.hardware import Machine, find_machine
 from helpers.lab.notebook.run_profile import NOT_SHOWN, PROFILES, SETTINGS, WIDTHS, Profile
@@ -62,8 +62,8 @@ def preflight(
             number is none that a run could have.
     """
     for name, number in (positive or {}).items():
-        if not number > 0:
-            raise UserError(f"{name} is {number}: it must be above 0")
+        if not is_number(number) or not number > 0:
+            raise UserError(f"{name} is {number!r:.40}: it must be a number above 0")
     if notebook not in PROFILES:
         raise UserError(f"notebook {notebook} has no profiles; there are: {list(PROFILES)}")
     machine = machine or find_machine()

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 class Results:
     """The folder of one run of a notebook. As text it is its path, from the project root."""
 
-    def __init__(self, notebook: int, folder: str | Path = "") -> None:
+    def __init__(self, notebook: int, folder: str | Path | None = None) -> None:
         """
         Args:
-            folder: relative to the project root unless absolute; empty takes a new one in runs/.
+            folder: relative to the project root unless absolute; none takes a new one in runs/.
         """
         new = f"runs/notebook-{notebook}-{datetime.now():%Y%m%d-%H%M%S}"
-        self.folder = str(folder) or unused(new)
+        self.folder = str(folder or "") or unused(new)
 
     def __str__(self) -> str:
         return self.folder

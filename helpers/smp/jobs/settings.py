@@ -21,6 +21,7 @@ SWITCHES = {"activation": "full", "quantize": "nf4"}
 TRAINER = "transformers.TrainingArguments"
 TRAINER_DEFAULTS = {"learning_rate": 5e-5, "weight_decay": 0.0}  # where ours are others
 OF_OPTIMIZER = ("lr", "weight_decay")
+NO_CLIP = 1e9  # where others write 0 for off: no norm is larger
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,8 @@ class Settings:
             number = _number(value)
             if number is None:
                 return None, f"{value!r} is no number"
+            if row.flag == "clip" and not number:
+                return NO_CLIP, f"off: --clip {NO_CLIP:g}, and no norm is larger"
             return number, "--warmup: this share of the steps" if row.how == "share" else ""
         if row.how == "switch":
             on = value not in FALSE
@@ -230,7 +233,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if number == number and abs(number) < 1e15 else None
 

@@ -158,9 +158,11 @@ def _namespace(parser: Made, program: "Interpreter") -> Namespace:
             continue
         flags = [str(one) for one in args if str(one).startswith("-")] or [str(args[0])]
         long = next((one for one in flags if one.startswith("--")), flags[0])
-        dest = kwargs.get("dest") or long.lstrip("-").replace("-", "_")
+        dest = kwargs.get("dest")
+        dest = dest if isinstance(dest, str) and dest else long.lstrip("-").replace("-", "_")
         line = next(iter(kwargs.lines.values()), [0])[0]
         action = kwargs.get("action")
+        action = action if isinstance(action, str) else None
         default = {"store_true": False, "store_false": True}.get(action)
         default = kwargs.get("default", defaults.get(dest, default))
         convert = TYPES.get(getattr(kwargs.get("type"), "dotted", ""))

@@ -102,7 +102,9 @@ class Names:
                     self.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def _decorated(self, node: ast.AST) -> None:
-        for decorator in getattr(node, "decorator_list", []):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        for decorator in node.decorator_list:
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
             name = self.short(called)
             gives = catalogue().gives(name) if name else None

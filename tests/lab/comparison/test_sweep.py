@@ -64,6 +64,13 @@ def test_a_finished_sweep_runs_nothing_again_and_another_is_refused(found, warm)
               steps=6, **TINY)  # fmt: skip
 
 
+def test_a_grid_of_another_number_of_trials_is_another_grid(found):
+    """Over a range its points would be others: between those that were tried."""
+    with pytest.raises(UserError, match="has a sweep with trials 3, not 5"):
+        sweep("helpers.train", {"lr": [1e-4, 1e-2, 1e30]}, 5, sampler="grid", out=found.folder,
+              steps=6, **TINY)  # fmt: skip
+
+
 def test_trials_that_are_behind_are_stopped(tmp_path, warm):
     """From a good rate on, much worse ones end at a rung; the best is never stopped."""
     space = {"lr": [1e-2, 1e-6, 2e-6, 3e-6]}

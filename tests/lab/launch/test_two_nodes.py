@@ -257,7 +257,12 @@ def test_each_node_has_its_own_gpus(monkeypatch, count, given, expected):
 
 
 def test_a_mistake_in_the_shell_is_a_line_and_exit_code_2(tmp_path, capsys):
-    assert two_nodes.main(["scripts/none.py", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: there is no script scripts/none.py")
-    assert two_nodes.main([FAULT, "4"]) == 2
-    assert capsys.readouterr().err == "error: '4' is no flag: flags begin with --\n"
+    for words, said in (
+        (["scripts/none.py", "--out", str(tmp_path)], "there is no script scripts/none.py"),
+        ([FAULT, "4"], "'4' is no flag: flags begin with --"),
+        (["--nproc", "x", FAULT], "argument --nproc: invalid int value: 'x'"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            two_nodes.main(words)
+        assert left.value.code == 2
+        assert capsys.readouterr().err.splitlines()[0].startswith(f"error: {said}")

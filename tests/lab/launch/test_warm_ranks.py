@@ -105,6 +105,20 @@ def test_a_rank_that_fails_is_named_as_ever(tmp_path, ranks, fault, rank):
     assert quiet(ranks)
 
 
+@pytest.mark.parametrize(
+    ("left", "code"), [("'no'", 1), ("ValueError('no')", 1), ("7", 7), ("None", None)]
+)
+def test_a_rank_that_leaves_leaves_as_without_warm_ranks(tmp_path, ranks, left, code):
+    script = tmp_path / "leaves.py"
+    script.write_text(f"import sys; sys.exit({left})")
+    try:
+        launch(script, out=tmp_path / "out", ranks=ranks, show=False)
+        found = None
+    except RunFailed as failed:
+        found = failed.exit_code
+    assert found == code
+
+
 def test_a_rank_that_is_killed_is_named(tmp_path, ranks):
     script = tmp_path / "dies.py"
     script.write_text(

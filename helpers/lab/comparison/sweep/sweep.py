@@ -141,12 +141,14 @@ def _begun(folder: Path, facts: dict[str, Any]) -> Sweep:
             raise UserError(f"{shown(folder)} already holds a run: choose another out")
         return Sweep(folder, facts)
     found = load_sweep(folder)
-    free = ("price_per_hour", "trials_wanted")
+    # of another number a grid over ranges has other points
+    free = ["price_per_hour", *["trials_wanted"] * (facts["sampler"] != "grid")]
     for name, value in facts.items():
         if name not in free and found.facts.get(name) != value:
+            before = f"{name.removesuffix('_wanted')} {found.facts.get(name)!r}"
             raise UserError(
-                f"{shown(folder)} has a sweep with {name} {found.facts.get(name)!r}, not "
-                f"{value!r}: choose another out, or call it as it was"
+                f"{shown(folder)} has a sweep with {before}, not {value!r}: choose another out, or "
+                "call it as it was"
             )
     found.facts |= {name: facts[name] for name in free}
     return found

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from helpers.commands import Parser
 from helpers.engine.errors import UserError
 from helpers.lab.launch.flags import from_words
 from helpers.lab.launch.launch import launch
@@ -17,9 +18,7 @@ from helpers.lab.runs.failure_report import RunFailed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="scripts/two_nodes", description="Start a script on two nodes."
-    )
+    parser = Parser(prog="scripts/two_nodes", description="Start a script on two nodes.")
     add = parser.add_argument
     add("--nproc", type=int, default=1, help="ranks on each node")
     add("--max-restarts", type=int, default=0, help="of ranks that fail and agents that are killed")
@@ -41,8 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **from_words(args.flags),
         )
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     except RunFailed as error:
         print(error.message, file=sys.stderr)
         return 1

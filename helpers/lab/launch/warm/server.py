@@ -257,10 +257,10 @@ def _run(rank: int, nproc: int, port: int, logs: Path, argv: list[str]) -> None:
             runpy.run_path(argv[0], run_name="__main__")
         code = 0
     except SystemExit as leaving:
-        if isinstance(leaving.code, str):
-            print(leaving.code, file=sys.stderr)
+        if isinstance(leaving.code, int | None):
+            code = (leaving.code or 0) & 0xFF
         else:
-            code = leaving.code or 0
+            print(leaving.code, file=sys.stderr)
     except BaseException as error:
         _print_as_python(error)
     sys.stdout.flush()
