@@ -21,7 +21,7 @@ from .context.attention import Context
 from .data_parallel.axes import expert_axes, state_axes
 from .data_parallel.layouts import apply_fully_shard
 from .errors import UserError
-from .experts.split import apply_experts
+from .experts.split import apply_experts, check_rows
 from .files.weights import blank_model, digest_of_source, fill, save_model
 from .memory.cpu_allocator import large_blocks_apart
 from .memory.recomputing import apply_activations, heed_switch
@@ -78,17 +78,18 @@ def parallelize(
     began = time.perf_counter()
     check = check and family is None
     model.kind = kind_of(model) if check else None  # whose documents and padding are tried, too
+    floating = next(p.dtype for p in model.parameters() if p.is_floating_point())
     if check:
-        family = admitted(model, plan, mesh, lay_out)
-        if (low := plan.low_dtype(mesh.device_type)) is not None:
+        family, low = admitted(model, plan, mesh, lay_out), plan.low_dtype(mesh.device_type)
+        check_rows(model, plan, low or floating)
+        if low is not None:
             check_precision(model.kind, low, mesh.device_type, lay_out)
     ahead = not objective_of(model).shift
     if check and plan.sequence_parallel and not ahead:  # whose rows may be padded
         ahead = looks_ahead(model.kind, mesh.device_type)
     model.looks_ahead = ahead
     family = family or candidates(model, plan.tp, plan.cp)[0]
-    floating = (p.dtype for p in model.parameters() if p.is_floating_point())
-    model.own_dtype = getattr(model, "own_dtype", None) or next(floating)
+    model.own_dtype = getattr(model, "own_dtype", None) or floating
     model.class_name = type(model).__name__  # which fully_shard changes
     model.check_s = time.perf_counter() - began
     model.digest = digest_of_weights(model)

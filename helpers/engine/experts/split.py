@@ -27,6 +27,7 @@ from ..errors import UserError
 from ..models.architecture import has
 from ..models.block_rules import expert_cuts
 from ..models.families import Family
+from ..plan import ParallelPlan
 from ..tensor.boundary import Boundary
 from ..tensor.collectives import share
 from ..tensor.in_parts import fold
@@ -62,6 +63,28 @@ def apply_experts(model: nn.Module, family: Family, boundary: Boundary) -> None:
                 whole_path = f"{family.blocks}.{name}.{path}"
                 split_experts(model, block.get_submodule(path), boundary, whole_path)
     model.split_shapes |= shapes_of_whole(model)
+
+
+def check_rows(model: nn.Module, plan: ParallelPlan, dtype: torch.dtype) -> None:
+    """Raise a UserError if experts' rows in this dtype are none that a product by groups takes, and
+    no zeros follow them, which is where tp splits them."""
+    for experts in model.modules():
+        if plan.tp > 1 or not (expert_cuts(experts) and _by_groups(experts)):
+            continue
+        multiple = ROW_BYTES // dtype.itemsize
+        width, hidden = sorted(experts.down_proj.shape[1:])
+        if width % multiple or hidden % multiple:
+            raise UserError(
+                f"{type(experts).__name__} multiplies rows of {width} and {hidden} numbers, and in "
+                f"{str(dtype).removeprefix('torch.')} torch's product by groups takes multiples of "
+                f"{multiple} alone: take tp, or experts_implementation='eager'"
+            )
+
+
+def _by_groups(experts: nn.Module) -> bool:
+    """Does transformers' own product by groups compute them, and no forward of the class?"""
+    own = not hasattr(type(experts).forward, "__wrapped__")  # by transformers' decorator
+    return not own and experts.config._experts_implementation == "grouped_mm"
 
 
 def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path: str) -> None:

@@ -1,7 +1,9 @@
 """Experts of classes of one's own, and of widths that make no whole rows for each rank."""
 
+import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from transformers import AutoModelForCausalLM, MixtralForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
+from helpers.engine.errors import UserError
 from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.models.block_rules import expert_cuts
 from helpers.engine.parallelize import parallelize
@@ -192,6 +195,38 @@ def narrow(model_type: str, width: int, plan: ParallelPlan) -> tuple[bool, str]:
 def test_rows_of_a_rank_that_are_no_multiple_of_16_bytes(model_type: str) -> None:
     plan = ParallelPlan(tp=4)
     assert set(pool(4).run(narrow, model_type, 24, plan)) == {(True, "exact")}
+
+
+def in_whole_rows(model_class: type[nn.Module] | None, width: int, plan: ParallelPlan) -> str:
+    """On a rank: what refuses experts of that width; else a step of them ran."""
+    config = small_models.small_config("mixtral")
+    config.intermediate_size = width
+    model = (model_class or MixtralForCausalLM)(config).train()
+    mesh = mesh_of(plan)
+    try:
+        Trainer(parallelize(model, plan, mesh), plan, mesh, lr=1e-3).step(*tiny.batch(0))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("model_class", "width", "plan", "said"),
+    [
+        (None, 12, {"precision": "bf16"}, "in bfloat16 .* takes multiples of 8 alone"),
+        (None, 12, {"precision": "bf16", "dp_shard": 2, "ep": 2}, "multiples of 8"),
+        (None, 10, {}, "rows of 10 and [0-9]+ numbers, and in float32"),
+        (None, 12, {}, "^$"),
+        (None, 12, {"precision": "bf16", "tp": 2}, "^$"),
+        (WithOwnExperts, 10, {}, "^$"),
+    ],
+)
+def test_rows_that_a_product_by_groups_does_not_take_are_refused(
+    model_class: type[nn.Module] | None, width: int, plan: dict[str, Any], said: str
+) -> None:
+    degrees = ParallelPlan(**plan)
+    for words in pool(degrees.world_size).run(in_whole_rows, model_class, width, degrees):
+        assert re.search(said, words), words
 
 
 def heard(plan: ParallelPlan) -> set[str]:
