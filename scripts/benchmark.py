@@ -33,7 +33,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,6 +54,7 @@ from benchmarks.studies import (
 
 from helpers.engine.errors import UserError
 from helpers.lab.launch.nodes.network_namespaces import Link
+from helpers.lab.machine.installed_versions import installed_version
 from helpers.planner.measure.calibrate import calibrate
 from helpers.train.arguments import from_zero, positive, whole
 
@@ -250,13 +250,8 @@ def say(text: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    installed = {name: installed_version(name) or "not installed" for name in PACKAGES}
+    return {"python": platform.python_version(), **installed}
 
 
 def processor() -> str:

@@ -96,7 +96,7 @@ def parallelize(
     boundary = Boundary(
         mesh["tp"] if plan.tp > 1 else None,
         plan.sequence_parallel,
-        context_of(plan, mesh),
+        Context(mesh["cp"], plan.cp_attention) if plan.cp > 1 else None,
         experts=expert_axes(mesh, plan),
     )
     lay_out(model, family, plan, boundary, mesh.get_local_rank("pp"))
@@ -115,11 +115,6 @@ def parallelize(
     if plan.dp * plan.cp > 1 or model.partial_gradients:
         model.register_forward_hook(_leave_sums_to_trainer, with_kwargs=True, prepend=True)
     return model
-
-
-def context_of(plan: ParallelPlan, mesh: DeviceMesh) -> Context | None:
-    """What attention over the ranks of cp needs; None where there is one."""
-    return Context(mesh["cp"], plan.cp_attention) if plan.cp > 1 else None
 
 
 def lay_out(

@@ -156,7 +156,7 @@ class Ranks:
             while len(answers) < 2:
                 answers.append(self.answers.get(timeout=TIMEOUT_S))
         except queue.Empty:
-            return answers[0] if answers else None
+            return next((answer for answer in answers if answer.startswith("ERROR")), None)
         return next((answer for answer in answers if answer != EXACT), EXACT)
 
     def close(self) -> None:
@@ -210,20 +210,25 @@ def rows(types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
                 except Exception as error:
                     found[layout] = f"ERROR: {type(error).__name__}: {error}"[:200]
                 continue
-            answer = ranks.verdict(model_type, [layout])
-            found[layout] = answer or "ERROR: the ranks hang"
-            if answer is None or answer.startswith("ERROR"):
-                ranks.close()
-                ranks = Ranks()
+            found[layout], ranks = _asked(ranks, model_type, [layout])
         for column, of_model in ALONE.items():
             try:
                 found[column] = of_model(copy.deepcopy(model), alone)
             except Exception as error:
                 found[column] = f"ERROR: {type(error).__name__}: {error}"[:200]
-        found[OWN] = ranks.verdict(model_type, wide(found), OWN) or "ERROR: the ranks hang"
+        found[OWN], ranks = _asked(ranks, model_type, wide(found), OWN)
         yield model_type, found
     ranks.close()
     dist.destroy_process_group()
+
+
+def _asked(ranks: Ranks, *question: Any) -> tuple[str, Ranks]:
+    """The ranks' verdict, and who answers the next question: others where these are of no use."""
+    answer = ranks.verdict(*question) or "ERROR: the ranks hang"
+    if not answer.startswith("ERROR"):
+        return answer, ranks
+    ranks.close()
+    return answer, Ranks()
 
 
 def wide(found: dict[str, str]) -> list[str]:

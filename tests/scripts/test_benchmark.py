@@ -197,6 +197,21 @@ def test_a_peer_that_failed_says_why():
     assert "deepspeed is not installed" in compare.table([one, other])
 
 
+def test_tables_without_one_process_to_compare_with():
+    from benchmarks import work
+    from benchmarks.studies import long_sequences, two_nodes
+
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "vocab": 128, "batch": 4, "seq": 16}
+    one = work.Work("neox", **sizes, steps=2, folder="")
+    rows = [
+        compare.Row(peer, step_s=[1.0, 1.0], link_bytes=[1.0, 1.0]) for peer in registry.TENSOR[:2]
+    ]
+    rows[0].failure = "it ended"
+    compare.judge(rows, warmup=1)
+    for table in (long_sequences.table({16: rows}), two_nodes.table(rows, one)):
+        assert "it ended" in table and "nothing to compare with" in table
+
+
 def test_what_crosses_the_link_of_two_nodes():
     """Of a model of 2 layers: FSDP gathers all forward and the blocks again backward round a
     ring, and sends half of each gradient straight across; HSDP sums both shards across."""

@@ -17,7 +17,7 @@ from ..tensor.boundary import Boundary
 from ..tensor.partial_gradients import whole_gradients
 from .admitted import LayOut, one_process
 from .kinds import Kind
-from .trial import TOLERANCE, wrong_gradient
+from .trial import TOLERANCE, gradients_of, wrong_gradient
 
 PADDING = 3  # tokens before each row that is tried
 
@@ -72,8 +72,8 @@ def is_exact(kind: Kind, device: str, lay_out: LayOut) -> bool:
         return False
     expected.backward()
     found.loss.backward()
-    right = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
-    return wrong_gradient(whole_gradients(laid_out), right, TOLERANCE[torch.float32]) is None
+    limit = TOLERANCE[torch.float32]
+    return wrong_gradient(whole_gradients(laid_out), gradients_of(own), limit) is None
 
 
 def _loss(model: nn.Module, ids: Tensor, labels: Tensor, mask: Tensor) -> Tensor:

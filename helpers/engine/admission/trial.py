@@ -192,14 +192,12 @@ class Trial:
         each part of a batch; or have a parameter of few bits, to which each part's is rounded."""
         truth, objective, found = self.truth, objective_of(self.truth.model), []
         labelled = objective.count(truth.batch["labels"])
-        for rows in (slice(ROWS // 2), slice(ROWS // 2, None)):
+        for batch in self._halves():
             model = copy.deepcopy(truth.model)  # some classes keep states of the last batch
-            batch = {name: value[rows] for name, value in truth.batch.items()}
             labels = batch.pop("labels")
             loss = loss_of(objective, model(**batch, use_cache=False).logits, labels)
             (loss * objective.count(labels) / labelled).backward()
-            named = model.named_parameters()
-            found.append({name: p.grad for name, p in named if p.grad is not None})
+            found.append(gradients_of(model))
         total = {n: torch.zeros_like(g) for n, g in truth.gradients.items()} | _added(iter(found))
         name = wrong_gradient(total, truth.gradients, TOLERANCE[truth.loss.dtype])
         if name is None:
@@ -212,14 +210,17 @@ class Trial:
         """A buffer that a batch leaves with other values than its rows do in two parts: one part
         after another, or each in a model of its own."""
         truth, models = self.truth, []
-        for rows in (slice(ROWS // 2), slice(ROWS // 2, None)):
+        for batch in self._halves():
             if not (in_turn and models):
                 models.append(copy.deepcopy(truth.model))
-            batch = {name: value[rows] for name, value in truth.batch.items()}
             del batch["labels"]
             with torch.no_grad():
                 models[-1](**batch, use_cache=False)
         return _wrong_buffer(models, truth)
+
+    def _halves(self) -> Iterator[dict[str, Tensor]]:
+        for rows in (slice(ROWS // 2), slice(ROWS // 2, None)):
+            yield {name: value[rows] for name, value in self.truth.batch.items()}
 
     @cached_property
     def looks_ahead(self) -> bool:
@@ -303,8 +304,7 @@ class Trial:
             logits = model(own[:, :-1], use_cache=False).logits[0]
             losses.append(nn.functional.cross_entropy(logits, own[0, 1:], reduction="sum"))
             losses[-1].backward()
-            named = model.named_parameters()
-            gradients.append({name: p.grad for name, p in named if p.grad is not None})
+            gradients.append(gradients_of(model))
         return sum(losses).detach(), _added(iter(gradients))
 
 
@@ -366,6 +366,11 @@ def _run(models: list[nn.Module], truth: Truth, rows: WholeRows) -> Tensor:
         out.backward(gradient)
         gradient = None if given is None else given.grad
     return loss.detach()
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Those that there are, by name."""
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _added(gradients: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -75,8 +75,11 @@ def shares_of_work(lengths: Sequence[int], ranks: int, split: str = "balanced") 
         split: one of SPLITS.
 
     Raises:
-        UserError: a length, or the number of ranks, is no whole number of at least 1.
+        UserError: a length, or the number of ranks, is no whole number of at least 1, or there is
+            no such split.
     """
+    if split not in SPLITS:
+        raise UserError(f"split is one of {', '.join(SPLITS)}, not {split!r:.40}")
     if not all(type(n) is int and n > 0 for n in (*lengths, ranks)) or not lengths:
         raise UserError("lengths and ranks are whole numbers of at least 1")
     documents, length = row_of(lengths, ranks)

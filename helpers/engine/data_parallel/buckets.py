@@ -12,7 +12,6 @@ Sources: Li et al. 2020, PyTorch Distributed, section 3.2 (buckets, overlap); Ra
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakMethod
@@ -24,11 +23,10 @@ from torch.distributed import ProcessGroup
 from ..messages.carriers import all_reduce, scatter_single
 from ..tensor.shards import chunk, local
 from .chunks import padded_chunk, rank_major
+from .ddp_hooks import GradBucket, Hook
 from .given import tell
 
 BUCKET_BYTES = 25 * 2**20  # torch DDP's default
-
-Hook = Callable[[object, "Bucket"], "torch.futures.Future[Tensor]"]
 
 
 @dataclass
@@ -50,12 +48,11 @@ class Bucket:
     work: object = None
     last: bool = False
 
-    # torch's communication hooks ask a bucket these questions
-    def buffer(self) -> Tensor:
-        return self.flat
-
-    def is_last(self) -> bool:
-        return self.last
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        """What of a flat tensor is each parameter's, in its shape: views."""
+        parameters = [local(parameter) for parameter in self.parameters]
+        pieces = whole.split([parameter.numel() for parameter in parameters])
+        return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 class Buckets:
@@ -218,16 +215,17 @@ class AllReduced(Buckets):
         flat = [gradient.flatten() for gradient in gradients]
         bucket.flat = torch.cat(flat) if len(flat) > 1 else flat[0]
         if self.hook is not None:
-            bucket.work = self.hook(self.group, bucket)
+            bucket.work = self.hook(self.group, GradBucket(bucket))
         else:
             bucket.work = all_reduce(bucket.flat, self.group, async_op=True)
 
     def receive(self, bucket: Bucket) -> list[Tensor]:
         answer = bucket.work.wait()
-        whole = bucket.flat if self.hook is None else _mean_to_sum(answer, self.group)
-        parameters = [local(parameter) for parameter in bucket.parameters]
-        pieces = whole.split([parameter.numel() for parameter in parameters])
-        return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+        if self.hook is None:
+            return bucket.parts(bucket.flat)
+        # torch's hooks return the mean over the group; the loss is divided by all tokens already
+        mean = answer[0] if isinstance(answer, list) else answer
+        return bucket.parts(mean.to(self.wide) * self.group.size())
 
 
 class ReduceScattered(Buckets):
@@ -285,9 +283,3 @@ def _fill(
     if buckets:
         buckets[-1].last = True
     return buckets
-
-
-def _mean_to_sum(answer: Tensor | list[Tensor], group: ProcessGroup) -> Tensor:
-    """torch's hooks return the mean over the group; the loss is divided by all tokens already."""
-    mean = answer[0] if isinstance(answer, list) else answer
-    return mean * group.size()

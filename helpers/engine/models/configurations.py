@@ -26,23 +26,13 @@ MOST = {"num_hidden_layers": 10_000} | dict.fromkeys(
 )
 MOST |= {"vocab_size": 100_000_000, "max_position_embeddings": 10**10}
 MOST_OF_A_STEP = 100_000_000  # samples, or tokens of one: beyond all that was ever trained
-AFTER_PADDING = {  # types that count positions from beyond padding's id; None: the configuration's
-    "camembert": None,
-    "data2vec-text": None,
-    "esm": None,
-    "ibert": None,
-    "layoutlmv3": None,
-    "lilt": None,
-    "longformer": None,
-    "luke": None,
-    "markuplm": None,
-    "mpnet": 1,
-    "roberta": None,
-    "roberta-prelayernorm": None,
-    "xlm-roberta": None,
-    "xlm-roberta-xl": None,
-    "xmod": None,
-}
+# types that count positions from beyond padding's id; None: the configuration's
+AFTER_PADDING = {"mpnet": 1} | dict.fromkeys(
+    (
+        *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke"),
+        *("markuplm", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    )
+)
 NO_NAME = re.compile("[\0-\x1f\x7f\ud800-\udfff]")  # control characters, half characters
 LONGEST_PATH, LONGEST_NAME = 4096, 255  # bytes, of Linux's PATH_MAX and NAME_MAX
 

@@ -77,6 +77,15 @@ class Costs:
         return [int(share * unit) for share in shares]
 
 
+def check_cut(family: Family) -> None:
+    """Raise a UserError if there is no place to cut the model at."""
+    if None in (family.blocks, family.embedding):
+        raise UserError(
+            f"{family.name} cannot be cut into stages: its modules are not an embedding and a list "
+            "of blocks; dp_shard and dp_replicate work with it"
+        )
+
+
 def model_costs(model: nn.Module, seq_len: int, family: Family | None = None) -> Costs:
     """Modelled costs of a transformers model's parts; it may be on the meta device.
 
@@ -92,6 +101,7 @@ def model_costs(model: nn.Module, seq_len: int, family: Family | None = None) ->
         UserError: the model has no list of blocks.
     """
     family = family or family_of(model)
+    check_cut(family)
     blocks = f"{family.blocks}."
     scores = 4 * seq_len * text_config(model.config).hidden_size
     time = [0] + [scores] * len(model.get_submodule(family.blocks)) + [0]

@@ -67,12 +67,12 @@ class Later:
             take(one.name, one.compute())
 
 
-def linear(
-    layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False
-) -> Tensor:
-    """A layer's product with its weight, [out, in] or `transposed` [in, out], whose outputs may lie
-    in parts, [n, out/n, in]; its weight gradient comes later where the layer is told to, and a
-    layer in 8 bits has products of its own (precision/float8.py)."""
+def linear(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A layer's product with its weight, [out, in] or [in, out] as Conv1D has it, whose outputs may
+    lie in parts, [n, out/n, in], and a bias in the same; its weight gradient comes later where the
+    layer is told to, and a layer in 8 bits has products of its own (precision/float8.py)."""
+    transposed = not isinstance(layer, nn.Linear)
+    bias = None if bias is None else bias.flatten()
     float8 = getattr(layer, "float8", None)
     if float8 is not None:
         return float8(layer, x, weight, bias, transposed)

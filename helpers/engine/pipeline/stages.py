@@ -27,7 +27,7 @@ from ..models.architecture import family_of, inside, text_config
 from ..models.blocks import on_input
 from ..models.families import Family
 from .elsewhere import Elsewhere, Exit
-from .partition import Costs, balance, layer_ranges, model_costs
+from .partition import Costs, balance, check_cut, layer_ranges, model_costs
 from .schedules import Schedule
 
 SEQ_LEN = 1024  # at which attention is counted where layers are balanced over stages
@@ -186,15 +186,6 @@ def cut(
     kept = {family.embedding} if tied and ends else set()
     for path in [*(() if begins else before - kept), *(() if ends else after)]:
         _replace(model, path)
-
-
-def check_cut(family: Family) -> None:
-    """Raise a UserError if there is no place to cut the model at."""
-    if None in (family.blocks, family.embedding):
-        raise UserError(
-            f"{family.name} cannot be cut into stages: its modules are not an embedding and a list "
-            "of blocks; dp_shard and dp_replicate work with it"
-        )
 
 
 def _whole_model(model: nn.Module, family: Family) -> "Stage":

@@ -30,11 +30,12 @@ def in_one_graph(sized: Callable[..., Tensor]) -> Callable[[Message], Message]:
     """
 
     def made(message: Message) -> Message:
-        takes_dim = len(inspect.signature(message).parameters) == 3
+        dims = ", int dim" * (len(inspect.signature(message).parameters) - 2)
         operation = torch.library.custom_op(
             f"{NAMESPACE}::{message.__name__}",
-            _with_dim(message) if takes_dim else _without(message),
+            lambda *given: message(*given[:-1], _resolve_process_group(given[-1])),
             mutates_args=(),
+            schema=f"(Tensor x{dims}, str group) -> Tensor",
         )
         operation.register_fake(
             lambda *given: sized(*given[:-1], _resolve_process_group(given[-1]).size())
@@ -49,20 +50,6 @@ def in_one_graph(sized: Callable[..., Tensor]) -> Callable[[Message], Message]:
         return sent
 
     return made
-
-
-def _with_dim(message: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def operation(x: Tensor, dim: int, group: str) -> Tensor:
-        return message(x, dim, _resolve_process_group(group))
-
-    return operation
-
-
-def _without(message: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def operation(x: Tensor, group: str) -> Tensor:
-        return message(x, _resolve_process_group(group))
-
-    return operation
 
 
 def resized(x: Tensor, dim: int, size: int) -> list[int]:

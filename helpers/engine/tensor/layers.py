@@ -33,7 +33,7 @@ def bind(module: nn.Module, forward: Any, boundary: Boundary, **dims: int) -> No
             shard_parameter(module, name, boundary.mesh, dim)
 
 
-# Forwards of linear layers. transformers' Conv1D is a linear layer with a transposed weight.
+# Forwards of linear layers, and of transformers' Conv1D, whose weight is transposed.
 
 
 def column_linear(self: nn.Linear, x: Tensor) -> Tensor:
@@ -44,30 +44,6 @@ def column_linear(self: nn.Linear, x: Tensor) -> Tensor:
 def row_linear(self: nn.Linear, x: Tensor) -> Tensor:
     """Split by input features: [.., in/tp] to partial sums of [.., out], or to their sum."""
     return _reduced(self, linear(self, x, local(self.weight), _bias_share(self)))
-
-
-def column_conv1d(self: nn.Module, x: Tensor) -> Tensor:
-    """Split by output features, weight [in, out/tp]."""
-    return linear(self, x, local(self.weight), local(self.bias), transposed=True)
-
-
-def row_conv1d(self: nn.Module, x: Tensor) -> Tensor:
-    """Split by input features, weight [in/tp, out]."""
-    return _reduced(self, linear(self, x, local(self.weight), _bias_share(self), transposed=True))
-
-
-def packed_linear(self: nn.Linear, x: Tensor) -> Tensor:
-    """Split by output features within each of n parts: weight [n, out/n/tp, in], bias likewise."""
-    return linear(self, x, local(self.weight), _flat(self.bias))
-
-
-def packed_conv1d(self: nn.Module, x: Tensor) -> Tensor:
-    """The same of a weight [in, n, out/n/tp]."""
-    return linear(self, x, local(self.weight), _flat(self.bias), transposed=True)
-
-
-def _flat(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else local(bias).flatten()
 
 
 def shared_kv_linear(self: nn.Linear, x: Tensor) -> Tensor:
@@ -120,25 +96,26 @@ def _reduced(self: nn.Module, partial: Tensor) -> Tensor:
     return self.boundary.leave(partial) if self.reduces_output else partial
 
 
-# kind of layer -> its forward, and the dim along which each of its parameters is split
-LINEAR: dict[str, tuple[Any, dict[str, int]]] = {
-    "column": (column_linear, {"weight": 0, "bias": 0}),
-    "packed": (packed_linear, {"weight": 1, "bias": 1}),
-    "row": (row_linear, {"weight": 1}),
+# kind of layer -> its forward, and the dim along which each of its parameters is split: of a packed
+# one within each of n parts, weight [n, out/n, in] and bias [n, out/n]
+FORWARDS = {"column": column_linear, "packed": column_linear, "row": row_linear}
+LINEAR: dict[str, dict[str, int]] = {
+    "column": {"weight": 0, "bias": 0},
+    "packed": {"weight": 1, "bias": 1},
+    "row": {"weight": 1},
 }
-CONV1D: dict[str, tuple[Any, dict[str, int]]] = {
-    "column": (column_conv1d, {"weight": 1, "bias": 0}),
-    "packed": (packed_conv1d, {"weight": 2, "bias": 1}),
-    "row": (row_conv1d, {"weight": 0}),
+CONV1D: dict[str, dict[str, int]] = {
+    "column": {"weight": 1, "bias": 0},
+    "packed": {"weight": 2, "bias": 1},
+    "row": {"weight": 0},
 }
-FORWARDS = {forward for kinds in (LINEAR, CONV1D) for forward, _ in kinds.values()}
 
 
 def postpone_weight_gradients(model: nn.Module) -> None:
     """Let the weight gradients of the linear layers be put off: see pipeline/split_backward.py."""
     model.later = Later()
     for path, module in model.named_modules():
-        if getattr(module.forward, "__func__", None) in FORWARDS:
+        if getattr(module.forward, "__func__", None) in FORWARDS.values():
             module.later, module.weight_name = model.later, f"{path}.weight"
 
 

@@ -19,7 +19,7 @@ from .boundary import Boundary
 from .collectives import SharedPart
 from .ends import leave_blocks, split_ends
 from .in_parts import view_in_parts
-from .layers import CONV1D, LINEAR, bind
+from .layers import CONV1D, FORWARDS, LINEAR, bind
 from .partial_gradients import mark, mark_inside, mark_outside
 from .shards import shard_parameter
 
@@ -91,9 +91,9 @@ def split_block(
             layer = find(block, path, family)
             if kind == "packed":
                 view_in_parts(model, layer, f"{prefix}.{path}", family.packed[path])
-            forward, dims = (LINEAR if isinstance(layer, nn.Linear) else CONV1D)[kind]
+            dims = (LINEAR if isinstance(layer, nn.Linear) else CONV1D)[kind]
             _check_width(layer, kind, f"{prefix}.{path}", boundary.size)
-            bind(layer, forward, boundary, **dims)
+            bind(layer, FORWARDS[kind], boundary, **dims)
             layer.reduces_output = not parallel_residual
     for path in _present(block, family, family.shared_kv):
         split_kv(model, find(block, path, family), boundary, f"{prefix}.{path}")

@@ -193,7 +193,7 @@ def _of_layer(layer: nn.Module, path: str, name: str, family: Family) -> Held:
     if kind == "packed":  # is held with a dimension for its parts
         dim, parts = 0 if linear else -1, family.packed[path]
         sizes = getattr(layer, name).unflatten(dim, (parts, -1)).shape
-    _, cuts = (LINEAR if linear else CONV1D)[kind]
+    cuts = (LINEAR if linear else CONV1D)[kind]
     return Held(tuple(sizes), cuts.get(name))
 
 

@@ -45,6 +45,8 @@ def table(found: dict[int, list[Row]]) -> str:
 def _cells(length: int, row: Row) -> list[str]:
     if row.failure:
         return compare.short(HEAD, f"{length:,}", row.peer.title, row.failure)
+    if not row.share:
+        return compare.short(HEAD, f"{length:,}", row.peer.title, "nothing to compare with")
     _, share, _ = compare.quartiles(row.share)
     seconds = sorted(row.step_s[i] for i in row.timed)[len(row.timed) // 2]
     held = held_bytes(row)

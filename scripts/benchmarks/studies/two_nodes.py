@@ -70,6 +70,8 @@ def table(rows: Sequence[Row], work: Work) -> str:
 def _cells(row: Row, rows: Sequence[Row], work: Work) -> list[str]:
     if row.failure:
         return compare.short(HEAD, row.peer.title, row.failure)
+    if not row.timed:
+        return compare.short(HEAD, row.peer.title, "nothing to compare with")
     found = to_dict(row, work)
     low, middle, high = compare.quartiles([row.step_s[i] for i in row.timed])
     times = faster(row, rows)

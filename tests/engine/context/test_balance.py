@@ -73,6 +73,8 @@ def test_of_one_document_block_i_goes_with_block_2n_1_i(ranks):
 
 
 def test_contiguous_parts_wait_for_the_last():
+    with pytest.raises(UserError, match="split is one of balanced, contiguous, not 'contigous'"):
+        shares_of_work([4096], 4, "contigous")
     found = shares_of_work([4096], 4, "contiguous")
     assert found == pytest.approx([1 / 16, 3 / 16, 5 / 16, 7 / 16], abs=1e-3)
 

@@ -218,6 +218,16 @@ def test_every_parameter_is_counted_where_it_is(name):
     assert costs.embedding.memory >= config.vocab_size * config.hidden_size
 
 
+def test_costs_of_a_model_without_a_list_of_blocks_are_refused():
+    transformers = pytest.importorskip("transformers")
+    small = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(encoder_layers=4, decoder_layers=2, vocab_size=32, **small)
+    model = transformers.BartForCausalLM(config)
+    for costs in (lambda: model_costs(model, seq_len=8), lambda: auto_partition(model, 2)):
+        with pytest.raises(UserError, match="cannot be cut into stages"):
+            costs()
+
+
 def test_what_turns_hidden_states_before_the_head_counts_with_it():
     model = tiny.fresh("bert-mlm", torch.float32)
     every = model.named_parameters(remove_duplicate=False)
