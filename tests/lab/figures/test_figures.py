@@ -38,7 +38,6 @@ def write_run(folder, *, losses, speeds, states, device="cpu", wall_s=20.0) -> R
         "device": device,
         "phases_s": phases,
         "state_bytes": states,
-        "peak_memory_bytes": [None] * len(states),
         "final_loss": losses[-1],
     }
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -149,6 +148,20 @@ def test_plot_memory_takes_the_fullest_rank(runs):
     assert "equal to the byte" in figures.plot_memory(exact, runs)[2]
     with pytest.raises(UserError, match="no prediction for the run 'tp=2'"):
         figures.plot_memory({"one process": predicted["one process"]}, runs)
+
+
+ONE = {"parameters": 1, "gradients": 1, "optimizer": 1}
+
+
+@pytest.mark.parametrize(
+    "states",
+    [7, {"parameters": 1}, [3], [{}], [ONE, ONE | {"optimizer": []}]]
+    + [[ONE | {"optimizer": value}] for value in (None, -1, math.inf, math.nan, 10**400, True)],
+)
+def test_states_that_no_rank_has_are_one_line(states, tmp_path):
+    run = write_run(tmp_path / "run", losses=[1.0], speeds=[5.0], states=states)
+    with pytest.raises(UserError, match=r"summary\.json has no list of ranks' state_bytes$"):
+        figures.plot_memory({"run": StateBytes(1, 1, 1)}, {"run": run})
 
 
 def test_plot_phases_adds_up_to_the_wall_clock(runs):
