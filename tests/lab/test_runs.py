@@ -9,37 +9,12 @@ import pytest
 from helpers.engine.errors import UserError
 from helpers.engine.files.run_record import warmup_steps
 from helpers.lab.runs.run import compare, load_run
-
-PHASES = {
-    "start": 4.0,
-    "load": 1.5,
-    "check": 0.5,
-    "compile": 0.0,
-    "train": 10.0,
-    "evaluate": 1.0,
-    "save": 0.5,
-}
-
-
-def write_run(folder: Path, *, speeds: list[float], launch: bool = True, **summary) -> Path:
-    folder.mkdir()
-    rows = [
-        {"step": n + 1, "loss": 3.0 - n / 10, "tokens": 50_000, "tokens_per_s": speed}
-        for n, speed in enumerate(speeds)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    whole = {"phases_s": PHASES, "final_loss": rows[-1]["loss"], "status": "done"}
-    (folder / "summary.json").write_text(json.dumps({**whole, **summary}))
-    if launch:
-        record = {"command": "torchrun x", "nproc": 2, "state": "done"}
-        record |= {"wall_s": 20.0, "before_ranks_s": 2.0}
-        (folder / "launch.json").write_text(json.dumps(record))
-    return folder
+from tests.lab.comparison.finished_runs import PHASES, write_speeds
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    return write_run(tmp_path / "run", speeds=[1.0] * 2 + [100.0] * 18)
+    return write_speeds(tmp_path / "run", [1.0] * 2 + [100.0] * 18)
 
 
 def test_every_second_is_in_the_table_and_on_the_bill(folder):
@@ -59,7 +34,7 @@ def test_every_second_is_in_the_table_and_on_the_bill(folder):
 
 
 def test_a_run_started_by_hand_has_only_its_own_phases(tmp_path):
-    run = load_run(write_run(tmp_path / "run", speeds=[1.0], launch=False))
+    run = load_run(write_speeds(tmp_path / "run", [1.0], launch=False))
     assert list(run.phases.index) == [*PHASES, "total"]
     assert run.phases.loc["total", "seconds"] == sum(PHASES.values())
     assert run.wall_s is None and "launched by hand" in repr(run)
@@ -69,7 +44,7 @@ def test_a_run_started_by_hand_has_only_its_own_phases(tmp_path):
 
 def test_runs_are_compared_without_their_warmup(folder, tmp_path):
     assert warmup_steps(20) == 2
-    fast = write_run(tmp_path / "fast", speeds=[1.0] * 2 + [200.0] * 17 + [220.0])
+    fast = write_speeds(tmp_path / "fast", [1.0] * 2 + [200.0] * 17 + [220.0])
     table = compare({"one rank": load_run(folder), "two ranks": load_run(fast)})
     assert list(table.index) == ["one rank", "two ranks"]
     assert list(table["tokens_per_s"]) == [100.0, 200.0]
@@ -80,7 +55,7 @@ def test_runs_are_compared_without_their_warmup(folder, tmp_path):
 
 
 def test_a_step_without_a_speed_is_left_out(tmp_path):
-    path = write_run(tmp_path / "run", speeds=[1.0] * 2 + [None] * 9 + [100.0] * 9)
+    path = write_speeds(tmp_path / "run", [1.0] * 2 + [None] * 9 + [100.0] * 9)
     row = compare({"run": load_run(path)}).loc["run"]
     assert row["p10"] == row["tokens_per_s"] == 100 and row["steps"] == 20
 
@@ -137,7 +112,7 @@ def test_folders_without_a_run(tmp_path):
 
 def test_a_run_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    write_run(tmp_path / "run", speeds=[1.0], launch=False)
+    write_speeds(tmp_path / "run", [1.0], launch=False)
     assert load_run("~/run").path == tmp_path / "run"
 
 
@@ -199,10 +174,10 @@ def test_losses_that_are_not_finite_are_none(folder):
 @pytest.mark.parametrize("value", [-1, math.inf, math.nan, 10**400, True])
 def test_seconds_that_cannot_be_are_one_line(value, tmp_path):
     phases_s = PHASES | {"train": value}
-    run = load_run(write_run(tmp_path / "run", speeds=[1.0], phases_s=phases_s))
+    run = load_run(write_speeds(tmp_path / "run", [1.0], phases_s=phases_s))
     with pytest.raises(UserError, match=r"summary\.json has no phases_s in seconds"):
         _ = run.phases
-    folder = write_run(tmp_path / "launched", speeds=[1.0])
+    folder = write_speeds(tmp_path / "launched", [1.0])
     (folder / "launch.json").write_text(json.dumps({"wall_s": value}))
     with pytest.raises(UserError, match="which launch\\(\\) does not write"):
         load_run(folder)
