@@ -207,7 +207,6 @@ def test_a_log_that_is_not_there_is_one_line(folder):
         (run.log, "there is no .*launch.log"),
         (lambda: run.log(0), "has no log of rank 0"),
         (lambda: run.log(-1), "rank must be a whole number"),
-        (lambda: run.log(0, stream="x"), "stream is one of both, stdout, stderr, not 'x'"),
     ):
         with pytest.raises(UserError, match=words):
             ask()

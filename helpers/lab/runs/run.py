@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from helpers.trace.traces import Trace
 
 BEFORE, REST = "torchrun", "rest"  # what no phase of the ranks claims, measured by the launcher
-STREAMS = ("both", "stdout", "stderr")
 
 
 @dataclass(frozen=True)
@@ -102,18 +101,15 @@ class Run:
         """One for each launch; none where torchrun was run by hand."""
         return [folder for folder in self.path.glob("logs*") if folder.is_dir()]
 
-    def log(self, rank: int | None = None, *, stream: str = "both") -> str:
-        """What was written: all ranks merged, or one rank's `stdout`, `stderr` or `both`."""
+    def log(self, rank: int | None = None) -> str:
+        """What was written: by all ranks, merged, or by one, its stdout before its stderr."""
         if rank is None:
             return shorten(read_text(self.logs / "launch.log"))
-        if stream not in STREAMS:
-            raise UserError(f"stream is one of {', '.join(STREAMS)}, not {stream!r:.40}")
         check_count("rank", rank, least=0)
         folder = rank_folder(self.logs, rank)
         if folder is None:
             raise UserError(f"{shown(self.path)} has no log of rank {rank}")
-        names = STREAMS[1:] if stream == "both" else (stream,)
-        return shorten("".join(read_text(folder / f"{name}.log") for name in names))
+        return shorten("".join(read_text(folder / f"{name}.log") for name in ("stdout", "stderr")))
 
     @property
     def phases(self) -> "pd.DataFrame":
