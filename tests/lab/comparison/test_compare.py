@@ -88,15 +88,10 @@ def test_two_meanings_of_faster_are_refused(sides):
     }
     with pytest.raises(UserError, match="two clocks"):
         side_by_side({"a": bar, "b": Claim(20, "rate", "billed")})
-    found = compare_runs(sides)
     alone = compare_runs({name: runs[0] for name, runs in sides.items()})
     assert alone.sentence == compare_runs({name: runs[:1] for name, runs in sides.items()}).sentence
-    assert found.claim("compiled", "rate", "training").percent == pytest.approx(100)
-    assert found.claim("compiled", "time", "training").percent == pytest.approx(50)
-    with pytest.raises(UserError, match="meaning is one of rate, time"):
-        found.claim("compiled", "faster", "training")
     with pytest.raises(UserError, match="clock is one of training, with compile, billed"):
-        found.ratios("compiled", "wall")
+        alone.ratios("compiled", "wall")
 
 
 @pytest.mark.parametrize(
