@@ -218,20 +218,6 @@ except UserError as error:
     assert done.stdout.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"nodes": 0}, "nodes must be a whole number"),
-        ({"max_restarts": -1}, "max_restarts must be a whole number"),
-        ({"nodes": 3, "link": LINK}, "a link joins two nodes, but nodes is 3"),
-    ],
-)
-def test_mistakes_are_said_before_anything_starts(tmp_path, options, words):
-    with pytest.raises(UserError, match=words):
-        launch(FAULT, out=tmp_path / "new", **options)
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_link_must_carry_something():
     with pytest.raises(UserError, match="a link of 0 Mbit/s"):
         Link(mbit=0)
