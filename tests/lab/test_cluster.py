@@ -254,7 +254,6 @@ def test_hyperparameters_come_back_as_the_scripts_flags(job):
         ({"script": "none.py"}, "there is no script none.py"),
         ({"script": sys.executable}, "lies outside the project"),
         ({"nodes": 2, "nproc": 8, "tp": 4}, "the plan is for 4 ranks, but nodes x nproc is 16"),
-        ({"data": {"a": 1}}, "data is a dict, which no flag can carry"),
     ],
 )
 def test_mistakes_are_said_before_a_job_waits_in_a_queue(options, words):

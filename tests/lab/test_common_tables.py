@@ -7,7 +7,7 @@ import pytest
 pandas = pytest.importorskip("pandas")
 from helpers.lab.notebook.common_tables import cost_table, parity_table, prediction_table  # noqa: E402
 from helpers.lab.runs.run import load_run  # noqa: E402
-from tests.lab.comparison.test_compare import write_run  # noqa: E402
+from tests.lab.comparison.finished_runs import write_run  # noqa: E402
 
 
 def test_layers_are_one_kind_and_the_worst_of_them_counts():

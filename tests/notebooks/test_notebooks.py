@@ -14,6 +14,7 @@ from helpers.engine.errors import UserError
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
 from helpers.lab import paths
+from helpers.lab.exercises.check import check
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.exercises.solutions import SOLUTIONS, show_solution
 from helpers.lab.launch.launch import launch
@@ -71,8 +72,11 @@ def test_stubs_run_and_say_not_done_yet(number, names, warm, capsys):
     stubs = tagged(number, "exercise")
     for stub in stubs:  # as a notebook's, whose functions go to the ranks by value
         exec(stub, {**names[number], "ranks": warm, "__name__": "__main__"})
-    wanted = [name for name, one in EXERCISES.items() if one.lesson == number]
-    assert capsys.readouterr().out.count(": not done yet. ") == len(stubs) == len(wanted) >= 3
+    shown = capsys.readouterr().out
+    wanted = [one for one in EXERCISES.values() if one.lesson == number]
+    assert shown.count(": not done yet. ") == len(stubs) == len(wanted) >= 3
+    assert all(f"{one.name}: not done yet. {one.question}" in shown for one in wanted)
+    assert all(check(one.name, None).state == "not done yet" for one in wanted)
 
 
 @pytest.mark.parametrize("number", LESSONS)

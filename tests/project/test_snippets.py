@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.lab.comparison.test_compare import write_run
+from tests.lab.comparison.finished_runs import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("engine", "text", "trace", "planner", "lab", "leave", "configurations")

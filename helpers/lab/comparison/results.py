@@ -10,7 +10,6 @@ always how many times as fast as the first side, over runs of one seed, and alwa
 
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING
 
 from helpers.engine.errors import UserError, need
@@ -19,7 +18,6 @@ from helpers.lab.figures.tables import table_of
 from helpers.lab.runs.run import Run
 from helpers.planner.cost import money
 from helpers.planner.published.equal_work import AMOUNTS, Difference
-from helpers.planner.published.speed_claims import Claim, claim
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,11 +137,6 @@ class Comparison:
         if clock not in CLOCKS:
             raise UserError(f"clock is one of {', '.join(CLOCKS)}, not {clock!r}")
         return self._ratios.loc[name][clock].tolist()
-
-    def claim(self, name: str, meaning: str, clock: str) -> Claim:
-        """So many percent faster than the baseline, in the meaning and on the clock that you name;
-        see helpers.planner.published.speed_claims."""
-        return claim(median(self.ratios(name, clock)), meaning, clock)
 
     @property
     def sentence(self) -> str:

@@ -21,6 +21,8 @@ from helpers.lab.figures.style import (
     title,
     unit_of,
 )
+from helpers.lab.paths import shown
+from helpers.lab.runs.reading import are_sizes
 from helpers.lab.runs.run import Run, compare
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def plot_throughput(runs: Mapping[str, Run]) -> Picture:
         UserError: a run has no step whose speed was measured.
     """
     names = _names(runs)
-    measured = compare(*(runs[name] for name in names), names=names)
+    measured = compare(runs)
     speed, low, high = (measured[key] for key in ("tokens_per_s", "p10", "p90"))
     if speed.isna().any():
         raise UserError(f"{speed.isna().idxmax()} has no step whose speed was measured")
@@ -126,7 +128,7 @@ def plot_throughput(runs: Mapping[str, Run]) -> Picture:
     axes.set(xlim=(0, 1.15 * high.max()), xlabel="tokens per second")
     heading = "Throughput: median after warm-up, 10th to 90th percentile"
     title(axes, heading, plain_numbers=True)
-    table = measured[["tokens_per_s", "p10", "p90", "relative", "steps", "final_loss"]].rename(
+    table = measured.rename(
         columns={
             "tokens_per_s": "tokens/s (median)",
             "p10": "10th percentile",
@@ -218,8 +220,14 @@ def _fullest(run: Run) -> dict[str, int]:
     by_rank = run.summary.get("state_bytes")
     if not by_rank:
         raise UserError(f"{run!r} has no state_bytes in its summary")
+    if not isinstance(by_rank, list) or not all(map(_are_states, by_rank)):
+        raise UserError(f"{shown(run.path / 'summary.json')} has no list of ranks' state_bytes")
     most = max(by_rank, key=lambda states: sum(states[state] for state in STATES))
     return {state: most[state] for state in STATES}
+
+
+def _are_states(values: object) -> bool:
+    return are_sizes(values) and all(values.get(state) is not None for state in STATES)
 
 
 def _state_bars(table: "pd.DataFrame") -> "Figure":

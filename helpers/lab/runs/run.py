@@ -1,6 +1,6 @@
 """A finished run as tables: what it measured, where its time went, what all of it cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from helpers.trace.traces import Trace
 
 BEFORE, REST = "torchrun", "rest"  # what no phase of the ranks claims, measured by the launcher
-STREAMS = ("both", "stdout", "stderr")
 
 
 @dataclass(frozen=True)
@@ -102,18 +101,15 @@ class Run:
         """One for each launch; none where torchrun was run by hand."""
         return [folder for folder in self.path.glob("logs*") if folder.is_dir()]
 
-    def log(self, rank: int | None = None, *, stream: str = "both") -> str:
-        """What was written: all ranks merged, or one rank's `stdout`, `stderr` or `both`."""
+    def log(self, rank: int | None = None) -> str:
+        """What was written: by all ranks, merged, or by one, its stdout before its stderr."""
         if rank is None:
             return shorten(read_text(self.logs / "launch.log"))
-        if stream not in STREAMS:
-            raise UserError(f"stream is one of {', '.join(STREAMS)}, not {stream!r:.40}")
         check_count("rank", rank, least=0)
         folder = rank_folder(self.logs, rank)
         if folder is None:
             raise UserError(f"{shown(self.path)} has no log of rank {rank}")
-        names = STREAMS[1:] if stream == "both" else (stream,)
-        return shorten("".join(read_text(folder / f"{name}.log") for name in names))
+        return shorten("".join(read_text(folder / f"{name}.log") for name in ("stdout", "stderr")))
 
     @property
     def phases(self) -> "pd.DataFrame":
@@ -186,32 +182,6 @@ class Run:
         return pandas.DataFrame(findings, columns=columns).set_index("kind")
 
     @property
-    def memory(self) -> "pd.DataFrame":
-        """Bytes by rank: the peak that was measured, and the states as counted from the tensors.
-
-        Raises:
-            UserError: summary.json is missing, or what it has of them is broken.
-        """
-        pandas = need("pandas", "notebooks")
-        peaks = self._of_ranks("peak_memory_bytes", is_size)
-        states = self._of_ranks("state_bytes", are_sizes) or [{}] * len(peaks)
-        peaks = peaks or [None] * len(states)
-        rows = [
-            {"peak_bytes": peak, **{f"{kind}_bytes": size for kind, size in state.items()}}
-            for peak, state in zip(peaks, states)
-        ]
-        return pandas.DataFrame(rows).astype("float").rename_axis("rank")
-
-    def _of_ranks(self, name: str, fits: Callable[[Any], bool]) -> list[Any]:
-        """What summary.json has of each rank; nothing where it has none."""
-        values = self.summary.get(name)
-        if values is None:
-            return []
-        if not isinstance(values, list) or not all(map(fits, values)):
-            raise UserError(f"{shown(self.path / 'summary.json')} has no list of ranks' {name}")
-        return values
-
-    @property
     def _phases_s(self) -> dict[str, float]:
         phases = self.summary.get("phases_s")
         if not are_sizes(phases):
@@ -265,23 +235,16 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in ("metrics.jsonl", "summary.json"))
 
 
-def compare(*runs: Run, names: list[str] | None = None) -> "pd.DataFrame":
+def compare(runs: Mapping[str, Run]) -> "pd.DataFrame":
     """Runs beside each other, a row per run; `relative` is the throughput over the first run's.
 
     Throughput is the median over the steps with the 10th and 90th percentile, the warm-up left out
-    (`warmup_steps` of engine/files/run_record.py). `tokens` is there because only runs on equal
-    data are comparable, `final_loss` because a faster run that learns less is not faster.
-    `peak_memory_bytes` is the largest rank's.
+    (`warmup_steps` of engine/files/run_record.py). `final_loss` is there because a faster run that
+    learns less is not faster.
     """
     pandas = need("pandas", "notebooks")
-    if not runs:
-        raise UserError("compare() needs at least one run")
-    names = names or [run.path.name for run in runs]
-    if len(names) != len(runs):
-        raise UserError(f"{len(names)} names for {len(runs)} runs: give one a run")
-    table = pandas.DataFrame(
-        [_measures(run) for run in runs], index=pandas.Index(names, name="run")
-    )
+    rows = [_measures(run) for run in runs.values()]
+    table = pandas.DataFrame(rows, index=pandas.Index(runs, name="run"))
     speed = table["tokens_per_s"]
     table.insert(3, "relative", speed / speed.iloc[0])
     return table
@@ -290,15 +253,12 @@ def compare(*runs: Run, names: list[str] | None = None) -> "pd.DataFrame":
 def _measures(run: Run) -> dict[str, Any]:
     speed = run.numbers("tokens_per_s")
     speed = speed.iloc[warmup_steps(len(speed)) :].dropna()
-    peaks = [peak for peak in run._of_ranks("peak_memory_bytes", is_size) if peak is not None]
     if not is_loss(run.summary.get("final_loss")):
         raise UserError(f"{shown(run.path / 'summary.json')} has a final_loss that is no number")
     return {
         "tokens_per_s": speed.median(),
         "p10": speed.quantile(0.1),
         "p90": speed.quantile(0.9),
-        "peak_memory_bytes": max(peaks, default=float("nan")),
+        "steps": len(run.numbers("step")),
         "final_loss": run.summary.get("final_loss"),
-        "steps": len(run.metrics),
-        "tokens": run.numbers("tokens").sum(),
     }

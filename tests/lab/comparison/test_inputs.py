@@ -23,6 +23,7 @@ TRIAL = {"number": 0, "flags": {"lr": 1}, "state": "done", "value": 2, "steps": 
         ({"most": None}, "most must be a whole number"),
         ({"step": 2.0}, "step must be a whole number"),
         ({"step": True}, "step must be a whole number"),
+        ({"first": 2, "step": 4, "most": 64}, "must lie between step=4 and most=64"),
         ({"limit_bytes": math.nan}, "limit_bytes is nan"),
         ({"limit_bytes": "8"}, "limit_bytes is '8'"),
         ({"out": None}, "out is None"),
@@ -41,8 +42,9 @@ def test_a_rate_of_nonsense(wrong):
     for numbers in ((wrong, 1, 1), (1, wrong, 1), (1, 1, wrong)):
         with pytest.raises(UserError, match="must be numbers above 0"):
             scaled_lr(*numbers, "sqrt")
-    with pytest.raises(UserError, match="no rule"):
-        scaled_lr(1, 1, 1, [])
+    for rule in ("cubic", []):
+        with pytest.raises(UserError, match=r"no rule .*; there is: linear, sqrt"):
+            scaled_lr(1, 1, 1, rule)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,11 @@
 """The exercises on real ranks: solutions pass, and mistakes are named, a deadlock after seconds."""
 
 import time
-from importlib import import_module
 
 import pytest
 
 pytest.importorskip("cloudpickle")
 from helpers.lab.exercises.check import check
-from helpers.lab.exercises.on_ranks import (
-    attention_parts,
-    buckets,
-    owner_update,
-    ring,
-    split_layers,
-    two_stages,
-)
 from helpers.lab.exercises.on_ranks.judge import verdict
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.launch.warm.ranks import Ranks
@@ -22,19 +13,7 @@ from tests.lab.exercises.wrong_answers import answer_of
 from tests.lab.exercises.wrong_on_ranks import DEADLOCKS, WRONG_ON_RANKS
 from tests.support.ranks import pool
 
-EXAMS = {
-    "1d f and g": split_layers.exam_f_and_g,
-    "1e column and row": split_layers.exam_layers,
-    "2d two stages": two_stages.exam,
-    "5d ring": ring.exam,
-    "5e buckets": buckets.exam,
-    "5f owner update": owner_update.exam,
-    "9a joined": attention_parts.exam_joined,
-    "9b ring attention": attention_parts.exam_ring,
-    "9c heads for tokens": attention_parts.exam_heads,
-}
-PAIRS = ("1d f and g", "9c heads for tokens")  # of functions
-STUBS = {name: (None, None) if name in PAIRS else lambda *_: None for name in EXAMS}
+EXAMS = [name for name, exercise in EXERCISES.items() if exercise.on_ranks]
 pytestmark = pytest.mark.slow
 
 
@@ -46,25 +25,19 @@ def ranks(warm: Ranks) -> Ranks:
 def wrong_one(name: str, place: int) -> str:
     """In a rank of the tests' pool, what the exam says."""
     try:
-        return EXAMS[name](WRONG_ON_RANKS[name][place][0])
+        return EXERCISES[name].function(WRONG_ON_RANKS[name][place][0])
     except Exception as error:
         return f"raised {error}"
 
 
-def ranks_of(name: str) -> int:
-    file = EXERCISES[name].judge.rpartition(".")[0]
-    return import_module(f"helpers.lab.exercises.{file}").RANKS
-
-
 def test_every_exercise_on_ranks_is_here():
-    assert list(EXAMS) == [name for name, exercise in EXERCISES.items() if exercise.on_ranks]
-    assert list(WRONG_ON_RANKS) == list(EXAMS) and min(map(len, WRONG_ON_RANKS.values())) >= 6
+    assert list(WRONG_ON_RANKS) == EXAMS and min(map(len, WRONG_ON_RANKS.values())) >= 6
 
 
 @pytest.mark.parametrize("name", EXAMS)
-def test_a_solution_passes_and_a_stub_is_not_done_yet(name, ranks):
-    assert check(name, answer_of(name), ranks=ranks).passed
-    assert check(name, STUBS[name], ranks=ranks).state == "not done yet"
+def test_a_solution_passes(name, ranks):
+    found = check(name, answer_of(name), ranks=ranks)
+    assert found.passed and found.message == EXERCISES[name].praise != ""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +45,7 @@ def test_a_solution_passes_and_a_stub_is_not_done_yet(name, ranks):
     [(name, place) for name, wrong in WRONG_ON_RANKS.items() for place in range(len(wrong))],
 )
 def test_a_wrong_answer_is_refused_and_told_why(name, place):
-    seen = pool(ranks_of(name)).run(wrong_one, name, place)
+    seen = pool(EXERCISES[name].file.RANKS).run(wrong_one, name, place)
     found = verdict(seen, "")
     assert found.done and not found.right and WRONG_ON_RANKS[name][place][1] in found.words, seen
 
@@ -85,7 +58,7 @@ def test_ranks_that_wait_for_each_other_are_named_with_their_lines(name, ranks):
     message = check(name, answer, ranks=ranks).message
     assert time.monotonic() - began < 15
     assert "The ranks wait for each other, and nothing comes in 5 s: rank 0 waits" in message
-    assert message.count(line) == ranks_of(name), message
+    assert message.count(line) == EXERCISES[name].file.RANKS, message
 
 
 def test_what_the_readers_code_raises_is_shown_with_its_line(ranks):

@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 from helpers.lab.exercises.check import check
+from helpers.lab.exercises.on_ranks import judge
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.exercises.topics import planning
 from tests.lab.exercises.wrong_answers import answer_of
@@ -90,6 +91,19 @@ def test_a_plans_fields_may_be_a_packages_numbers():
 
 def test_the_question_states_the_judges_limit():
     assert f"at most {planning.MOST_S} s" in EXERCISES["6b layout"].question
+
+
+@pytest.mark.parametrize("name", ["1d f and g", "5d ring"])
+def test_what_is_no_function_starts_no_ranks(name, monkeypatch):
+    monkeypatch.setattr(judge, "on_ranks", None)
+    for wrong in (np.ones(2), [str, str], Incomparable()):
+        refused(name, wrong, "A function is wanted, or a pair if the question says so, not a")
+
+
+def test_the_stub_of_a_pair_starts_no_ranks(monkeypatch):
+    monkeypatch.setattr(judge, "on_ranks", None)
+    for name in ("1d f and g", "9c heads for tokens"):
+        assert check(name, (None, None)).state == "not done yet"
 
 
 @pytest.mark.parametrize("wrong", [["input"], {}, np.ones(2), pd.NA, 3, Incomparable()])

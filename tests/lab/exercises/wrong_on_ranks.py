@@ -473,6 +473,7 @@ WRONG_ON_RANKS: dict[str, list[tuple[Any, str]]] = {
         ((RIGHT_F, operator(lambda x: summed(x) / 2, same)), "y is a mean"),
         ((RIGHT_F, lambda x: None), "g returned nothing"),
         ((RIGHT_F, 3), "f and g are functions"),
+        (RIGHT_F, "a pair is wanted, (f, g)"),
     ],
     "1e column and row": [
         (mlp_without_f, "x enters by f"),

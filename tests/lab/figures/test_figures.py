@@ -1,6 +1,5 @@
 """Figures and tables as a reader meets them: picture, real table, sentence, and files on disk."""
 
-import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -22,29 +21,13 @@ from helpers.lab.figures.alternative_text import alternative_text  # noqa: E402
 from helpers.lab.figures.style import new_figure, title  # noqa: E402
 from helpers.lab.notebook.results import Results  # noqa: E402
 from helpers.lab.runs.run import Run, load_run  # noqa: E402
+from tests.lab.comparison.finished_runs import write_speeds  # noqa: E402
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def write_run(folder, *, losses, speeds, states, device="cpu", wall_s=20.0) -> Run:
-    """The files that a finished run leaves, read back by load_run."""
-    folder.mkdir()
-    with open(folder / "metrics.jsonl", "w") as file:
-        for step, (loss, speed) in enumerate(zip(losses, speeds), 1):
-            line = {"step": step, "loss": loss, "tokens": 100, "tokens_per_s": speed}
-            file.write(json.dumps({**line, "step_s": 100 / speed, "samples": 4}) + "\n")
-    phases = {"start": 3.0, "load": 1.0, "compile": 0.0, "train": 10.0, "evaluate": 1.0, "save": 0}
-    summary = {
-        "device": device,
-        "phases_s": phases,
-        "state_bytes": states,
-        "peak_memory_bytes": [None] * len(states),
-        "final_loss": losses[-1],
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
-    launched = {"command": "", "state": "done", "wall_s": wall_s, "before_ranks_s": 2.0}
-    (folder / "launch.json").write_text(json.dumps(launched))
-    return load_run(folder)
+def finished(folder: Path, speeds: list[float], **what) -> Run:
+    return load_run(write_speeds(folder, speeds, **what))
 
 
 @pytest.fixture
@@ -54,17 +37,17 @@ def runs(tmp_path):
     large = {"parameters": 2100, "gradients": 2100, "optimizer": 4200}
     speeds = [10.0] * 2 + [1000.0] * 18
     return {
-        "one process": write_run(
+        "one process": finished(
             tmp_path / "one",
+            speeds,
             losses=[5 - i / 10 for i in range(20)],
-            speeds=speeds,
-            states=[whole],
+            state_bytes=[whole],
         ),
-        "tp=2": write_run(
+        "tp=2": finished(
             tmp_path / "two",
+            [s / 2 for s in speeds],
             losses=[5 - i / 10 + 1e-6 for i in range(20)],
-            speeds=[s / 2 for s in speeds],
-            states=[small, large],
+            state_bytes=[small, large],
         ),
     }
 
@@ -94,16 +77,14 @@ def test_plot_loss_marks_what_happened(runs):
 def test_plot_loss_of_one_run_and_of_runs_of_unequal_length(runs, tmp_path):
     _, table, sentence = figures.plot_loss({"alone": runs["tp=2"]})
     assert len(table) == 1 and "no step" not in sentence
-    short = write_run(tmp_path / "short", losses=[5.0, 4.9], speeds=[1, 1], states=[{}])
+    short = finished(tmp_path / "short", [1, 1], losses=[5.0, 4.9])
     _, table, _ = figures.plot_loss({"long": runs["one process"], "short": short})
     assert table.loc["short", "largest difference"] == pytest.approx(0)  # over the shared steps
 
 
 def test_plot_loss_of_runs_that_lost_their_loss(tmp_path):
-    states = {"parameters": 1, "gradients": 1, "optimizer": 1}
-
     def run(name: str, losses: list) -> Run:
-        return write_run(tmp_path / name, losses=losses, speeds=[1.0] * 3, states=[states])
+        return finished(tmp_path / name, [1.0] * 3, losses=losses)
 
     whole, holed = run("whole", [3.0, 2.0, 1.0]), run("holed", [3.0, None, 1.0])
     gone = run("gone", [None] * 3)
@@ -116,9 +97,7 @@ def test_plot_loss_of_runs_that_lost_their_loss(tmp_path):
 
 
 def test_plot_throughput_of_a_run_without_a_speed(tmp_path):
-    states = {"parameters": 1, "gradients": 1, "optimizer": 1}
-    one = write_run(tmp_path / "one", losses=[3.0], speeds=[1.0], states=[states])
-    slow = write_run(tmp_path / "slow", losses=[3.0], speeds=[math.nan], states=[states])
+    one, slow = finished(tmp_path / "one", [1.0]), finished(tmp_path / "slow", [math.nan])
     with pytest.raises(UserError, match="slow has no step whose speed was measured"):
         figures.plot_throughput({"one": one, "slow": slow})
 
@@ -132,9 +111,7 @@ def test_plot_throughput_leaves_warm_up_out(runs):
 
 
 def test_plot_throughput_says_nothing_of_cpus_on_a_gpu(tmp_path):
-    run = write_run(
-        tmp_path / "gpu", losses=[1.0] * 9, speeds=[5.0] * 9, states=[{}], device="NVIDIA H200"
-    )
+    run = finished(tmp_path / "gpu", [5.0] * 9, device="NVIDIA H200")
     assert "CPU" not in figures.plot_throughput({"gpu": run})[2]
 
 
@@ -149,6 +126,20 @@ def test_plot_memory_takes_the_fullest_rank(runs):
     assert "equal to the byte" in figures.plot_memory(exact, runs)[2]
     with pytest.raises(UserError, match="no prediction for the run 'tp=2'"):
         figures.plot_memory({"one process": predicted["one process"]}, runs)
+
+
+ONE = {"parameters": 1, "gradients": 1, "optimizer": 1}
+
+
+@pytest.mark.parametrize(
+    "states",
+    [7, {"parameters": 1}, [3], [{}], [ONE, ONE | {"optimizer": []}]]
+    + [[ONE | {"optimizer": value}] for value in (None, -1, math.inf, math.nan, 10**400, True)],
+)
+def test_states_that_no_rank_has_are_one_line(states, tmp_path):
+    run = finished(tmp_path / "run", [5.0], state_bytes=states)
+    with pytest.raises(UserError, match=r"summary\.json has no list of ranks' state_bytes$"):
+        figures.plot_memory({"run": StateBytes(1, 1, 1)}, {"run": run})
 
 
 def test_plot_phases_adds_up_to_the_wall_clock(runs):

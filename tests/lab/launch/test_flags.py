@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.engine.errors import UserError
 from helpers.lab.launch.flags import from_words, to_words
 
 names = st.from_regex(r"[a-z]+(_[a-z]+){0,2}", fullmatch=True).filter(
@@ -59,10 +58,3 @@ def test_how_they_are_written():
 )
 def test_how_they_are_read(words, flags):
     assert from_words(words.split()) == flags
-
-
-def test_what_no_flag_can_carry():
-    with pytest.raises(UserError, match="config is a dict, which no flag can carry"):
-        to_words({"config": {"a": 1}})
-    with pytest.raises(UserError, match="'4' is no flag: flags begin with --"):
-        from_words(["4"])

@@ -1,6 +1,5 @@
 """launch() against ranks that go wrong: the right words, and no process left behind."""
 
-import json
 import os
 import re
 import signal
@@ -19,10 +18,12 @@ from helpers.lab.launch import command as job
 from helpers.lab.launch import launch as launch_module
 from helpers.lab.launch import process_guard as guard
 from helpers.lab.launch import progress, verdict
+from helpers.lab.launch.flags import to_words
 from helpers.lab.launch.launch import launch
+from helpers.lab.launch.nodes.network_namespaces import Link
 from helpers.lab.launch.processes import Stopped
 from helpers.lab.paths import shown
-from helpers.lab.runs.failure_report import RunFailed, explain
+from helpers.lab.runs.failure_report import RunFailed
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,71 +107,6 @@ def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it(tmp_path, mark):
     first, *rest = error.message.splitlines()
     assert first == ("rank 1 was killed by signal 9 (SIGKILL); out of memory is the usual cause")
     assert "allocating" in rest and "Connection" not in error.message
-
-
-def write_failures(logs: Path, *ranks: tuple[int, bool, str]) -> None:
-    """What torchrun_agent.py leaves behind; per rank: exit code, closed by torchrun, stderr."""
-    failures = []
-    for rank, (code, closed, stderr) in enumerate(ranks):
-        folder = logs / "id" / "attempt_0" / str(rank)
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").write_text(stderr)
-        failures.append({"rank": rank, "exit_code": code, "pid": 1, "closed": closed})
-    (logs / "failures.json").write_text(json.dumps(failures))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "rank", "words"),
-    [
-        ([(-15, True, ""), (3, False, "")], 1, "rank 1 ended with code 3 and wrote nothing to"),
-        ([(1, False, "later"), (1, False, "first")], 1, "rank 1 ended with code 1:\nfirst"),
-        ([(2, False, ""), (2, False, "a warning\nerror: tp is 3\n")], 0, "tp is 3"),
-        ([(2, False, "")], 0, "the script refused its arguments"),
-        ([(-9, True, ""), (-11, False, "")], 1, "rank 1 was killed by signal 11 (SIGSEGV)"),
-        ([(1, False, "Connection reset"), (-6, False, "")], 1, "rank 1 was killed by signal 6"),
-    ],
-)  # fmt: skip
-def test_the_cause_is_told_from_its_consequences(ranks, rank, words, tmp_path):
-    write_failures(tmp_path, *ranks)
-    if ranks[0][2] == "later":
-        now = time.time_ns()
-        os.utime(tmp_path / "id/attempt_0/0/stderr.log", ns=(now, now + 10**6))
-        os.utime(tmp_path / "id/attempt_0/1/stderr.log", ns=(now, now))
-    error = explain(tmp_path, tmp_path, 1, [])
-    assert (error.rank, error.exit_code) == (rank, ranks[rank][0])
-    assert error.message.startswith(words)
-
-
-@pytest.mark.parametrize("words", ["[]", '{"message": null}', '{"message": {"extraInfo": "x"}}'])
-def test_words_of_a_program_of_another_shape_hide_no_failure(words, tmp_path):
-    write_failures(tmp_path, (1, False, "what happened"))
-    (tmp_path / "id/attempt_0/0/error.json").write_text(words)
-    assert "what happened" in explain(tmp_path, tmp_path, 1, []).message
-
-
-@pytest.mark.parametrize(
-    ("recorded", "rank"),
-    [("RuntimeError: mat1 and mat2", 1), ("Connection closed by peer", 0), (None, 0)],
-)
-def test_a_rank_that_said_why_is_the_cause_though_torchrun_closed_it(recorded, rank, tmp_path):
-    """A machine with much to do: a peer lost its connection, and was seen to end, first."""
-    write_failures(tmp_path, (1, False, "Connection closed by peer"), (-15, True, ""))
-    if recorded:
-        error = tmp_path / "id/attempt_0/1/error.json"
-        error.write_text(json.dumps({"message": recorded}))
-    found = explain(tmp_path, tmp_path, 1, [])
-    assert found.rank == rank
-    if rank:
-        assert found.message.startswith(f"rank 1 failed: {recorded}")
-
-
-def test_a_torchrun_that_failed_by_itself_is_quoted(tmp_path):
-    error = explain(tmp_path, tmp_path, 1, ["no port is free"])
-    assert error.message.splitlines() == [
-        "torchrun ended with code 1 before any rank failed",
-        "Last lines:",
-        "no port is free",
-    ]
 
 
 def test_refused_arguments_are_one_line(tmp_path, mark):
@@ -387,9 +323,9 @@ def test_a_training_that_did_not_finish_is_a_failure(tmp_path, mark):
     ("arguments", "words"),
     [
         ({"script": "scripts/no.py"}, "there is no script scripts/no.py"),
-        ({"nproc": 0}, "nproc must be a whole number"),
+        ({"nodes": 3, "link": Link(mbit=400)}, "a link joins two nodes, but nodes is 3"),
         ({"out": __file__}, "is a file, not a folder"),
-        ({"config": {"a": 1}}, "config is a dict"),
+        ({"config": {"a": 1}}, "config is a dict, which no flag can carry"),
     ],
 )
 def test_mistakes_are_said_before_anything_starts(arguments, words, tmp_path, monkeypatch):
@@ -421,12 +357,10 @@ def test_new_folders_never_collide(tmp_path, monkeypatch):
 
 
 def test_flags_go_to_the_script_and_into_the_record(tmp_path):
-    flags = {"batch_size": 8, "lr": 1e-3, "compile": True, "tie": False, "x": None, "at": [1, 2]}
-    prepared = job.prepare(FAULT, 1, tmp_path, flags)
-    expected = ["--batch-size", "8", "--lr", "0.001", "--compile", "--no-tie", "--at", "1", "2"]
-    assert prepared.torchrun[prepared.torchrun.index(FAULT) + 1 : -2] == expected
-    assert prepared.torchrun[-2:] == ["--out", str(tmp_path)]
-    del flags["x"]
+    flags = {"batch_size": 8, "tie": False, "at": [1, 2]}
+    prepared = job.prepare(FAULT, 1, tmp_path, flags | {"x": None})
+    words = prepared.torchrun[prepared.torchrun.index(FAULT) + 1 :]
+    assert words == [*to_words(flags), "--out", str(tmp_path)]
     assert prepared.flags == flags
 
 

@@ -19,6 +19,7 @@ from helpers.lab.launch.nodes.network_namespaces import DEVICE, Link, joined
 from helpers.lab.runs.failure_report import RunFailed, explain
 from tests.lab.launch import test_launch
 from tests.lab.launch.test_launch import FAULT, marked
+from tests.lab.launch.test_words_of_ranks import write_failures
 from tests.support import scripts
 from tests.support.waiting import wait_for
 from tests.train.test_resume import losses
@@ -116,12 +117,7 @@ def test_a_killed_agent_is_started_again_and_the_losses_are_the_same(tmp_path, m
 
 def test_a_node_that_no_restart_is_left_for_is_named(tmp_path):
     logs = tmp_path / "logs"
-    for number in range(2):
-        folder = logs / f"node-{number}" / "id" / "attempt_0" / "0"
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").write_text("Connection reset by peer\n")
-    ranks = [{"rank": 0, "exit_code": 1, "pid": 1, "closed": False}]
-    (logs / "node-0" / "failures.json").write_text(json.dumps(ranks))
+    write_failures(logs / "node-0", (1, False, "Connection reset by peer\n"))
     (logs / "failures.json").write_text(json.dumps([{"node": 1, "exit_code": -9}]))
     error = explain(tmp_path, logs, 1, [])
     first, *_ = error.message.splitlines()
@@ -216,20 +212,6 @@ except UserError as error:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("cannot make a network namespace, which root can: unshare")
     assert done.stdout.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"nodes": 0}, "nodes must be a whole number"),
-        ({"max_restarts": -1}, "max_restarts must be a whole number"),
-        ({"nodes": 3, "link": LINK}, "a link joins two nodes, but nodes is 3"),
-    ],
-)
-def test_mistakes_are_said_before_anything_starts(tmp_path, options, words):
-    with pytest.raises(UserError, match=words):
-        launch(FAULT, out=tmp_path / "new", **options)
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_link_must_carry_something():

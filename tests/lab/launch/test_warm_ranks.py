@@ -36,6 +36,15 @@ def ranks() -> Iterator[Ranks]:
     found.close()
 
 
+@pytest.fixture(scope="module")
+def single() -> Iterator[Ranks]:
+    """One more, whose server is killed and started again."""
+    found = Ranks(1, env={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
+    yield found
+    found.close()
+    found.close()  # nothing more to do, and no error
+
+
 def forked(ranks: Ranks) -> list[psutil.Process]:
     """The agents and ranks of runs: all that descends from the server."""
     return [
@@ -204,28 +213,23 @@ def test_a_kernel_that_ends_leaves_nothing(tmp_path, number):
         kernel.kill()
 
 
-def test_a_server_that_is_gone_is_started_again(tmp_path):
-    ranks = Ranks(1)
-    ranks._wait()
-    for process in psutil.Process(ranks._server.pid).children():
+def test_a_server_that_is_gone_is_started_again(tmp_path, single):
+    single._wait()
+    for process in psutil.Process(single._server.pid).children():
         process.kill()
-    ranks._server.wait(20)
-    run = launch(FAULT, out=tmp_path / "run", ranks=ranks, fault="fine", show=False)
+    single._server.wait(20)
+    run = launch(FAULT, out=tmp_path / "run", ranks=single, fault="fine", show=False)
     assert run.state == "done"
-    ranks.close()
-    ranks.close()
 
 
-def test_edited_code_is_imported_anew(tmp_path):
-    ranks = Ranks(1)
-    ranks._wait()
-    first = ranks._server.pid
-    launch(FAULT, out=tmp_path / "one", ranks=ranks, show=False)
-    assert ranks._server.pid == first
-    ranks._started_at = 0.0  # before any file of the package was written
-    launch(FAULT, out=tmp_path / "two", ranks=ranks, show=False)
-    assert ranks._server.pid != first and not psutil.pid_exists(first)
-    ranks.close()
+def test_edited_code_is_imported_anew(tmp_path, single):
+    launch(FAULT, out=tmp_path / "one", ranks=single, show=False)
+    first = single._server.pid
+    launch(FAULT, out=tmp_path / "two", ranks=single, show=False)
+    assert single._server.pid == first
+    single._started_at = 0.0  # before any file of the package was written
+    launch(FAULT, out=tmp_path / "three", ranks=single, show=False)
+    assert single._server.pid != first and not psutil.pid_exists(first)
 
 
 @pytest.mark.parametrize(
@@ -245,15 +249,13 @@ def test_what_warm_ranks_cannot_do_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_libraries_read_when_loaded_is_given_to_the_ranks(tmp_path):
-    env = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+def test_what_libraries_read_when_loaded_is_given_to_the_ranks(tmp_path, single):
     script = tmp_path / "config.py"
     script.write_text(
         "import torch._inductor.config as config\nassert config.force_disable_caches is True\n"
     )
-    ranks = Ranks(1, env=env)
-    assert launch(script, out=tmp_path / "run", ranks=ranks, env=env, show=False).state == "done"
-    ranks.close()
+    out = tmp_path / "run"
+    assert launch(script, out=out, ranks=single, env=single.env, show=False).state == "done"
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])

@@ -11,32 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.lab.exercises.judges import Result
-from helpers.lab.exercises.on_ranks.judge import EMPTY, judge_on_ranks, near, random, wrong_kind
+from helpers.lab.exercises.on_ranks.judge import EMPTY, near, random, wrong_kind
 from helpers.lab.exercises.on_ranks.observed import only_sends
-from helpers.lab.launch.warm.ranks import Ranks
 
 RANKS = 3  # on two, the neighbour to the left is the one to the right
 HEADS, TOKENS, WIDTH = 2, 4, 5  # tokens of a rank
 LARGE = 50  # by which scores are multiplied: exp of them is more than a float64 holds
-
-
-def joined(answer: Any, ranks: Ranks | None = None) -> Result:
-    """9a: join(out, lse, rank, ranks), attention to all ranks' keys."""
-    praise = "Three partial results are one softmax, and no score was sent."
-    return judge_on_ranks(answer, exam_joined, RANKS, praise, ranks)
-
-
-def ring(answer: Any, ranks: Ranks | None = None) -> Result:
-    """9b: ring_attention(q, k, v, rank, ranks), causal, by send and receive."""
-    praise = "The attention of one process, and no rank held more than two parts of the keys."
-    return judge_on_ranks(answer, exam_ring, RANKS, praise, ranks)
-
-
-def heads_for_tokens(answer: Any, ranks: Ranks | None = None) -> Result:
-    """9c: (to_heads, to_tokens), each a function of (x, rank, ranks)."""
-    praise = "All tokens of some heads, and back, and each number was sent once."
-    return judge_on_ranks(answer, exam_heads, RANKS, praise, ranks)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -48,7 +28,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> tu
 
 
 def exam_joined(answer: Callable[..., Any]) -> str:
-    """In a rank: partial results of ordinary scores, and of scores too large for exp."""
+    """9a: join(out, lse, rank, ranks), of ordinary scores and of scores too large for exp."""
     for factor in (1, LARGE):
         if words := _joined(answer, factor):
             return words
@@ -88,7 +68,7 @@ def _joined(answer: Callable[..., Any], factor: float) -> str:
 
 
 def exam_ring(answer: Callable[..., Any]) -> str:
-    """In a rank: its part of the queries against the whole, and what it sent."""
+    """9b: ring_attention(q, k, v, rank, ranks), causal, against the whole, and what was sent."""
     rank = dist.get_rank()
     every = [[random(HEADS, TOKENS, WIDTH, seed=3 * r + n) for n in range(3)] for r in range(RANKS)]
     q, k, v = (torch.cat(parts, 1) for parts in zip(*every))
@@ -143,9 +123,9 @@ def _blocks(seen: Tensor) -> list[Tensor]:
 
 
 def exam_heads(answer: Any) -> str:
-    """In a rank: there, back, and what it sent."""
+    """9c: (to_heads, to_tokens), each of (x, rank, ranks): there, back, and what was sent."""
     if not (isinstance(answer, tuple) and len(answer) == 2 and all(map(callable, answer))):
-        return EMPTY if answer == (None, None) else "to_heads and to_tokens are functions"
+        return "to_heads and to_tokens are functions"
     rank, heads = dist.get_rank(), 2 * RANKS
     every = [random(TOKENS, heads, WIDTH, seed=one) for one in range(RANKS)]
     whole, own = torch.cat(every), every[rank]

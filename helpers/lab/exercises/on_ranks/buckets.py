@@ -7,24 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from helpers.lab.exercises.judges import Result
-from helpers.lab.exercises.on_ranks.judge import EMPTY, judge_on_ranks, near, random
+from helpers.lab.exercises.on_ranks.judge import EMPTY, near, random
 from helpers.lab.exercises.on_ranks.observed import sums_that_wait
-from helpers.lab.launch.warm.ranks import Ranks
 
 RANKS, LAYERS, WIDTH, STEPS = 2, 6, 8, 2
 LAYER_BYTES = 8 * WIDTH * WIDTH
 BUCKET_BYTES = 2 * LAYER_BYTES
 
 
-def overlapped(answer: Any, ranks: Ranks | None = None) -> Result:
-    """5e: overlap(model, bucket_bytes) registers hooks and returns finish()."""
-    praise = f"{LAYERS // 2} sums, the first of them under way long before the backward ends."
-    return judge_on_ranks(answer, exam, RANKS, praise, ranks)
-
-
 def exam(answer: Callable[..., Any]) -> str:
-    """In a rank: two steps of a small model, each rank on data of its own."""
+    """5e: overlap(model, bucket_bytes), in two steps of a model, each rank on data of its own."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))).double()
     for number, parameter in enumerate(model.parameters()):
         parameter.data = random(WIDTH, WIDTH, seed=number) / WIDTH**0.5

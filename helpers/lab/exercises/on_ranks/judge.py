@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers.lab.calls.on_ranks import CallFailed, on_ranks
-from helpers.lab.exercises.judges import NOT_DONE, Result, no_function
+from helpers.lab.exercises.judges import NOT_DONE, Result, kind_of
 from helpers.lab.launch.warm.ranks import Ranks
 
 DEADLOCK_S = 5.0
@@ -26,8 +26,11 @@ def judge_on_ranks(
         praise: what to say where no rank saw anything wrong.
         ranks: warm ranks, on which an exam takes a second; else it starts its own in ten.
     """
+    if isinstance(answer, tuple) and all(part is None for part in answer):
+        return NOT_DONE  # the stub of a pair, for which no rank need start
     if not callable(answer) and not isinstance(answer, tuple):
-        return no_function(answer)
+        words = f"A function is wanted, or a pair if the question says so, not {kind_of(answer)}."
+        return Result(words=words)
     try:
         seen = on_ranks(exam, answer, nproc=nproc, ranks=ranks, timeout_s=DEADLOCK_S)
     except CallFailed as failed:

@@ -7,22 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.lab.exercises.judges import Result
-from helpers.lab.exercises.on_ranks.judge import EMPTY, judge_on_ranks, near, random
-from helpers.lab.launch.warm.ranks import Ranks
+from helpers.lab.exercises.on_ranks.judge import EMPTY, near, random
 
 RANKS, SIZE, STEPS = 2, 12, 3
 LR, BETA = 0.1, 0.9
 
 
-def owner_update(answer: Any, ranks: Ranks | None = None) -> Result:
-    """5f: update(weights, gradient, momentum, lr, beta, rank, ranks), weights in place."""
-    praise = "Half of the optimizer's state on each rank, and the weights of one process."
-    return judge_on_ranks(answer, exam, RANKS, praise, ranks)
-
-
 def exam(answer: Callable[..., Any]) -> str:
-    """In a rank: three steps against descent with momentum on the mean gradient."""
+    """5f: update(weights, gradient, momentum, lr, beta, rank, ranks), weights in place: three steps
+    against descent with momentum on the mean gradient."""
     rank, part = dist.get_rank(), SIZE // RANKS
     mine = slice(rank * part, (rank + 1) * part)
     weights, momentum = random(SIZE), torch.zeros(part, dtype=torch.float64)

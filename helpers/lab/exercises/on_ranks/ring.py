@@ -7,23 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from helpers.lab.exercises.judges import Result
-from helpers.lab.exercises.on_ranks.judge import judge_on_ranks, near, random, wrong_kind
+from helpers.lab.exercises.on_ranks.judge import near, random, wrong_kind
 from helpers.lab.exercises.on_ranks.observed import only_sends
-from helpers.lab.launch.warm.ranks import Ranks
 
 RANKS = 3  # on two, the neighbour to the left is the one to the right
 SIZES = (12, 10)
 
 
-def all_reduce(answer: Any, ranks: Ranks | None = None) -> Result:
-    """5d: ring_all_reduce(x, rank, ranks), the sum of all ranks' x."""
-    praise = "2 (n - 1) messages per rank, each a piece of 1/n: no ring can send less."
-    return judge_on_ranks(answer, exam, RANKS, praise, ranks)
-
-
 def exam(answer: Callable[..., Any]) -> str:
-    """In a rank: tensors that divide by the ranks and one that does not."""
+    """5d: ring_all_reduce(x, rank, ranks), of a tensor that divides by the ranks and one that does
+    not."""
     for size in SIZES:
         if words := _one(answer, size):
             return f"with {size} numbers, {words}" if words.startswith("the sum") else words

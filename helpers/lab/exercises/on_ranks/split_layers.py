@@ -9,32 +9,16 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.engine.tensor.collectives import copy_in, reduce_out
-from helpers.lab.exercises.judges import NOT_DONE, Result
-from helpers.lab.exercises.on_ranks.judge import EMPTY, judge_on_ranks, near, random, wrong_kind
-from helpers.lab.launch.warm.ranks import Ranks
+from helpers.lab.exercises.on_ranks.judge import EMPTY, near, random, wrong_kind
 
 RANKS = 2
 TOKENS, WIDTH, MIDDLE = 5, 6, 8
 
 
-def f_and_g(answer: Any, ranks: Ranks | None = None) -> Result:
-    """1d: the pair (f, g), in a layer that is cut over two ranks."""
-    if answer == (None, None):
-        return NOT_DONE
+def exam_f_and_g(answer: Any) -> str:
+    """1d: the pair (f, g), with x through f, a column layer, tanh, a row layer and g."""
     if not isinstance(answer, tuple) or len(answer) != 2:
-        return Result(words="A pair is wanted, (f, g).")
-    praise = "One message forward, one backward, and every gradient is that of one process."
-    return judge_on_ranks(answer, exam_f_and_g, RANKS, praise, ranks)
-
-
-def layers(answer: Any, ranks: Ranks | None = None) -> Result:
-    """1e: split_mlp(x, w1, b1, w2, b2, f, g, rank, ranks)."""
-    praise = "Each rank multiplied half, and together they are the whole."
-    return judge_on_ranks(answer, exam_layers, RANKS, praise, ranks)
-
-
-def exam_f_and_g(answer: tuple[Any, Any]) -> str:
-    """In a rank: x through f, a column layer, tanh, a row layer and g."""
+        return "a pair is wanted, (f, g)"
     if not all(map(callable, answer)):
         return "f and g are functions; of a torch.autograd.Function F, hand over F.apply"
     f, g = answer
@@ -95,7 +79,8 @@ NAMES = ("x", "w1", "b1", "w2", "b2")
 
 
 def exam_layers(answer: Callable[..., Any]) -> str:
-    """In a rank: the split MLP against the whole one, its gradients, and how much it multiplied."""
+    """1e: split_mlp(x, w1, b1, w2, b2, f, g, rank, ranks) against the whole one, its gradients, and
+    how much it multiplied."""
     rank = dist.get_rank()
     shapes = ((TOKENS, WIDTH), (WIDTH, MIDDLE), (MIDDLE,), (MIDDLE, WIDTH), (WIDTH,))
     given = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]

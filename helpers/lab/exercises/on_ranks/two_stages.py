@@ -7,9 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from helpers.lab.exercises.judges import Result
-from helpers.lab.exercises.on_ranks.judge import EMPTY, judge_on_ranks, near, random
-from helpers.lab.launch.warm.ranks import Ranks
+from helpers.lab.exercises.on_ranks.judge import EMPTY, near, random
 
 RANKS, MICROBATCHES, ROWS, WIDTH = 2, 4, 3, 5
 SHAPE = (ROWS, WIDTH)  # of what one stage hands to the next
@@ -31,14 +29,9 @@ class Stage(nn.Module):
         return y if target is None else (y - target).square().mean()
 
 
-def one_f_one_b(answer: Any, ranks: Ranks | None = None) -> Result:
-    """2d: run_stage(stage, batches, rank, shape), on two ranks."""
-    praise = "The gradients of one process, and never more than two micro-batches held."
-    return judge_on_ranks(answer, exam, RANKS, praise, ranks)
-
-
 def exam(answer: Callable[..., Any]) -> str:
-    """In a rank: four micro-batches, against both stages in one process."""
+    """2d: run_stage(stage, batches, rank, shape) of four micro-batches, against both stages in one
+    process."""
     rank, seen = dist.get_rank(), []
     stage = Stage(rank, seen)
     inputs = [random(*SHAPE, seed=10 + number) for number in range(MICROBATCHES)]
