@@ -20,9 +20,9 @@ from helpers.planner.hardware.cluster import REACHED, make_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import Job, make_job
-from helpers.planner.published.models import published_shape
+from helpers.planner.published.models import published_model
 from helpers.planner.search.estimate import named_program
-from helpers.planner.shape.shape import Shape, resized
+from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent
@@ -147,8 +147,10 @@ class Run(Published):
     @property
     def name(self) -> str:
         """Its title, or what it is."""
-        size = f" {self.layers} x {self.hidden}" if self.layers else ""
-        return self.title or f"{self.model}{size}, {self.machine}, {self.layout}"
+        if self.title:
+            return self.title
+        size = f" {self.shape.layers} x {self.shape.hidden}" if self.sizes else ""
+        return f"{self.model}{size}, {self.machine}, {self.layout}"
 
     @property
     def parallel_plan(self) -> ParallelPlan:
@@ -157,13 +159,15 @@ class Run(Published):
     @property
     def shape(self) -> Shape:
         """Of its model, with learned positions for all that it reads."""
-        shape = published_shape(self.model)
-        if self.layers:
-            shape = resized(shape, self.layers, self.hidden, self.heads)
-        if not shape.positions:
-            return shape
-        longest = max(shape.positions, self.seq_len)
-        return replace(shape, positions=longest, longest=longest)
+        model = published_model(self.model)
+        positions = max(model.positions, self.seq_len) if model.positions else 0
+        return replace(model, **self.sizes, positions=positions).shape
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those that are other than the model's."""
+        given = {name: getattr(self, name) for name in ("layers", "hidden", "heads")}
+        return {name: size for name, size in given.items() if size is not None}
 
     @property
     def measured_s(self) -> float | None:

@@ -15,7 +15,7 @@ from helpers.planner.hardware.cluster import make_cluster, tile_fill
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.models import published_shape
+from helpers.planner.published.models import published_model
 from helpers.planner.published.runs import cluster_of, figure_1, job_of, runs
 from helpers.planner.search.estimate import estimate
 from helpers.planner.time.block_time import block_time
@@ -62,7 +62,7 @@ def test_published_states_and_the_embedding_that_they_leave_out():
     """The paper counts 18 bytes for each of 12·layers·hidden^2 parameters, over tp and pp."""
     states = {row.model: row.states_gib for row in figure_1()}
     for run in memory.eight()[::2]:
-        name, shape = run.title.split(",")[0], published_shape(run.model)
+        name, shape = run.title.split(",")[0], published_model(run.model).shape
         ours, *_ = memory.first_rank_gib(name)
         published = states[name]
         ranks = 8 * run.plan.get("pp", 1)
@@ -333,7 +333,8 @@ def test_a_precision_that_the_gpu_has_not():
 def test_the_host_starts_the_ends_of_the_model_too():
     """Their operations were counted and then left out."""
     cluster = replace(make_cluster("ND96asr_v4"), host_operation_s=1e-3)  # all wait for the host
-    job = estimate(published_shape("llama3-8b"), ParallelPlan(tp=2, pp=4), cluster, 4, 512).job
+    shape = published_model("llama3-8b").shape
+    job = estimate(shape, ParallelPlan(tp=2, pp=4), cluster, 4, 512).job
     layers = job.layers[-1] * block_time(job, cluster).host_forward_s
     assert stage_times(job, cluster)[-1].forward_s == pytest.approx(layers + 20e-3)
 
