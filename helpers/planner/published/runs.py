@@ -19,9 +19,9 @@ from helpers.planner.hardware.catalog import GIB, GIGA, MICRO, TERA, network
 from helpers.planner.hardware.cluster import REACHED, make_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
+from helpers.planner.model.block_tensors import program_for
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.published.models import published_model
-from helpers.planner.search.estimate import named_program
 from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
 
@@ -216,7 +216,7 @@ def job_of(run: Run) -> Job:
     """
     plan, shape = run.parallel_plan, run.shape
     cluster = cluster_of(run)
-    way = named_program(run.program, shape, plan, cluster, run.seq_len)
+    way = program_for(run.program, shape, plan, cluster, run.seq_len)
     return make_job(shape, plan, run.batch, run.seq_len, way, device=cluster.device)
 
 
