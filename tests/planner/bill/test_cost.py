@@ -15,26 +15,8 @@ transformers = pytest.importorskip("transformers")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-
-def gptj(**changes):
-    return transformers.GPTJConfig(**changes)
-
-
-def gpt2(**changes):
-    return transformers.GPT2Config(**changes)
-
-
-def neox(**changes):
-    return transformers.GPTNeoXConfig(**changes)
-
-
-def falcon(**changes):
-    return transformers.FalconConfig(**changes)
-
-
-def llama(**changes):
-    return transformers.LlamaConfig(**changes)
-
+gptj, gpt2, neox = transformers.GPTJConfig, transformers.GPT2Config, transformers.GPTNeoXConfig
+falcon, llama = transformers.FalconConfig, transformers.LlamaConfig
 
 SMALL_J = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 131, "rotary_dim": 4}
 SMALL_2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 131, "n_positions": 40}
