@@ -98,8 +98,7 @@ def test_a_layer_takes_what_was_measured(way):
     )
     time = block_time(job_of(run), cluster_of(run))
     forward_s = time.forward_s + time.tensor_forward_s
-    backward_s = time.input_s + time.weight_s + time.tensor_backward_s
-    backward_s += time.again_s + time.tensor_again_s
+    backward_s = time.input_s + time.weight_s + time.again_s + time.tensor_backward_s
     measured = [ms / 1000 for ms in LAYER_OF_22B_MS[way]]
     assert [forward_s, backward_s] == pytest.approx(measured, rel=0.08)
 
