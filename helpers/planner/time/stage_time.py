@@ -19,7 +19,7 @@ from helpers.planner.time.block_time import (
     start_s,
     tensor_s,
 )
-from helpers.planner.time.overlapped_messages import Beside, shown_data_s, shown_expert_s
+from helpers.planner.time.overlapped_messages import shown_data_s, shown_expert_s
 from helpers.planner.time.pipeline_messages import link_s
 from helpers.planner.time.roofline import product_s
 
@@ -111,13 +111,7 @@ def with_data_messages(job: Job, cluster: Cluster, alone: list[StageTime]) -> li
 
 
 def _with_data_messages(job: Job, cluster: Cluster, time: StageTime, rank: int) -> StageTime:
-    beside = Beside(
-        time.forward_s,
-        time.input_s + time.weight_s,
-        time.tensor_forward_s,
-        time.tensor_backward_s,
-    )
-    forward_s, backward_s = shown_data_s(job, cluster, rank, beside)
+    forward_s, backward_s = shown_data_s(job, cluster, rank, time)
     if job.plan.ep > 1:
         of_experts = shown_expert_s(job, cluster, rank)
         forward_s, backward_s = forward_s + of_experts[0], backward_s + of_experts[1]
