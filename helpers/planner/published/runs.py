@@ -16,7 +16,7 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.catalog import GIB, GIGA, MICRO, TERA, network
-from helpers.planner.hardware.cluster import REACHED, make_cluster
+from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
 from helpers.planner.model.block_tensors import program_for
@@ -53,9 +53,7 @@ class Machine:
     date: str
     source: str
     devices_per_node: int | None = None
-    memory_gib: int | None = None
     context_gib: float | None = None
-    memory_gb_per_s: float | None = None
     inter_gbit_per_s: float | None = None
     rails: int | None = None
     network: str = ""
@@ -238,13 +236,8 @@ def _node_of(machine: Machine) -> Cluster:
     node = replace(make_cluster(machine.instance), name=machine.name)
     if machine.devices_per_node is not None:
         node = replace(node, devices_per_node=machine.devices_per_node)
-    if machine.memory_gib is not None:
-        node = replace(node, memory_bytes=machine.memory_gib * GIB)
     if machine.context_gib is not None:
         node = replace(node, context_bytes=machine.context_gib * GIB)
-    if machine.memory_gb_per_s is not None:
-        bytes_per_s = machine.memory_gb_per_s * GIGA * REACHED["memory"]
-        node = replace(node, memory_bytes_per_s=bytes_per_s)
     if machine.inter_gbit_per_s is not None:
         out = network(machine.network or "infiniband")
         each = machine.inter_gbit_per_s / 8 * GIGA / node.devices_per_node
