@@ -13,28 +13,15 @@ Sources: Liu et al. 2023, Ring Attention, section 3; Dubey et al. 2024, The Llam
 section 3.3.2; Jacobs et al. 2023, DeepSpeed Ulysses, section 3. The engine's context/.
 """
 
-from typing import NamedTuple
-
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import KEEPS
 from helpers.planner.model.training_job import Job
-from helpers.planner.time.messages import Message, seconds
-
-
-class Sent(NamedTuple):
-    """What attention of one block sends.
-
-    what: as wide as `queries` or as `keys`, or `gradients of` them. each: how many.
-    """
-
-    when: str
-    kind: str
-    what: str
-    each: int
+from helpers.planner.time.messages import Message, Sent, seconds
 
 
 def sent(way: str, ranks: int) -> tuple[Sent, ...]:
-    """What one block sends in each direction."""
+    """What attention of one block sends in each direction: as wide as `queries` or as `keys`, or
+    `gradients of` them."""
     if way == "ring":
         return (
             Sent("forward", "send", "keys", ranks - 1),
@@ -43,16 +30,16 @@ def sent(way: str, ranks: int) -> tuple[Sent, ...]:
         )
     if way == "gather":
         return (
-            Sent("forward", "all_gather", "keys", 1),
-            Sent("backward", "all_gather", "keys", 1),
-            Sent("backward", "reduce_scatter", "gradients of keys", 1),
+            Sent("forward", "all_gather", "keys"),
+            Sent("backward", "all_gather", "keys"),
+            Sent("backward", "reduce_scatter", "gradients of keys"),
         )
     return (
         Sent("forward", "all_to_all", "queries", 2),
         Sent("forward", "all_to_all", "keys", 2),
         Sent("backward", "all_to_all", "queries", 2),
         Sent("backward", "all_to_all", "keys", 2),
-        Sent("backward", "all_to_all", "gradients of queries", 1),
+        Sent("backward", "all_to_all", "gradients of queries"),
         Sent("backward", "all_to_all", "gradients of keys", 2),
     )
 
