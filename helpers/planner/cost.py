@@ -1,6 +1,6 @@
 """What a training run costs: parameters, FLOPs, bytes, money. Every function is one formula.
 
-    shape = model_shape(config)                        # of helpers.planner.shape
+    shape = model_shape(config)                        # of helpers.planner
     flops = train_flops_per_token(shape, seq_len=1024)
     mfu(tokens_per_s=15_000, flops_per_token=flops, devices=8, peak_flops=312e12)   # 0.23
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks.registry import Peer
 from benchmarks.work import Work, config
 from helpers.planner.cost import train_flops_per_token
-from helpers.planner.shape import model_shape
+from helpers.planner.shape.families import model_shape
 
 SIZE, SPAN_S, SPANS = 2048, 0.3, 5  # rows of a square matrix; seconds of a span; how many of them
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -2,10 +2,10 @@
 
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.model.training_job import Job, make_job
-from helpers.planner.published.models import PublishedModel, published_shape
+from helpers.planner.published.models import PublishedModel, published_model
 from helpers.planner.shape.shape import Shape
 
-GPTJ_6B = published_shape("gptj-6b")
+GPTJ_6B = published_model("gptj-6b").shape
 
 
 def gpt(hidden: int, layers: int, heads: int, vocab: int = 51200, positions: int = 2048) -> Shape:

@@ -16,7 +16,7 @@ from helpers.planner.hardware import catalog
 from helpers.planner.model import block_tensors, eight_bits
 from helpers.planner.model.block_tensors import program
 from helpers.planner.published import models, posts, runs
-from helpers.planner.published.models import PublishedModel, published_shape
+from helpers.planner.published.models import PublishedModel, published_model
 from helpers.planner.published.posts import find_post
 from helpers.planner.published.runs import Machine
 from helpers.planner.search import ranges
@@ -193,24 +193,50 @@ def test_your_own_gpu_is_a_row_more(tmp_path):
     assert len(catalog.gpus(path)) == len(catalog.gpus()) + 1
 
 
-def test_your_own_run_is_a_row_more(tmp_path):
-    path = tmp_path / "runs.json"
-    own = {
-        "title": "8B on one machine",
-        "model": "llama3-8b",
-        "machine": "p5.48xlarge",
-        "plan": {"dp_shard": 8, "precision": "bf16"},
-        "batch": 16,
-        "seq_len": 8192,
-        "tokens_per_s_per_gpu": 4096,
-        "date": "2026-01-01",
-        "source": "our cluster",
-    }
-    path.write_text(json.dumps([own]), "utf-8")
+OWN_RUN = {
+    "model": "llama3-8b",
+    "machine": "p5.48xlarge",
+    "layout": "dp_shard=8 precision=bf16",
+    "batch": 16,
+    "seq_len": 8192,
+    "tokens_per_s_per_gpu": 4096,
+    "date": "2026-01-01",
+    "source": "our cluster",
+}
+
+
+def own_run(folder, **changes):
+    path = folder / "runs.json"
+    path.write_text(json.dumps([OWN_RUN | changes]), "utf-8")
     (run,) = runs.runs(path)
+    return run
+
+
+def test_your_own_run_is_a_row_more(tmp_path):
+    run = own_run(tmp_path, layout="", plan={"dp_shard": 8, "precision": "bf16"}, title="8B")
+    assert run.name == "8B"
     assert run.measured_s == 16 * 8192 / (4096 * 8) == 4.0
     assert runs.cluster_of(run).devices == 8
-    assert runs.job_of(run).shape == published_shape("llama3-8b")
+    assert runs.job_of(run).shape == published_model("llama3-8b").shape
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({"layers": 16}, (16, 4096, 32)),
+        ({"hidden": 2048, "heads": 16}, (32, 2048, 16)),
+        ({"layers": 32, "hidden": 4096, "heads": 32}, (32, 4096, 32)),
+    ],
+)
+def test_a_run_may_have_other_sizes_than_its_model(given, sizes, tmp_path):
+    """Without layers they were left out, layers alone were a TypeError, and of all three there
+    were as many key-value heads as heads."""
+    run = own_run(tmp_path, **given)
+    assert (run.shape.layers, run.shape.hidden, run.shape.heads) == sizes
+    assert run.name.startswith(f"llama3-8b {sizes[0]} x {sizes[1]}, p5.48xlarge")
+    keys_and_values = run.shape.block[1]
+    assert run.shape.kv_heads == 8
+    assert keys_and_values.outputs == 2 * 8 * run.shape.head_dim
 
 
 @pytest.mark.parametrize(
@@ -219,6 +245,7 @@ def test_your_own_run_is_a_row_more(tmp_path):
         ({"machine": "p9"}, "unknown instance 'p9'"),
         ({"plan": {"tensor": 8}}, "a plan has no field 'tensor'"),
         ({"plan": {"tp": 7}}, "tp=7 does not divide 64 heads"),
+        ({"heads": 0}, "heads must be a whole number of at least 1, not 0"),
         ({"program": "by hand"}, "no program 'by hand' in programs.json"),
         (
             {"samples_per_s": 4.0},
@@ -243,7 +270,7 @@ def test_what_is_wrong_with_a_run_is_said_with_its_place(change, words, tmp_path
     ("ask", "words"),
     [
         (lambda: find_post("gptj"), "no post 'gptj' in posts.json; there is gptj-tensor-parallel"),
-        (lambda: published_shape("gptj"), "no model 'gptj' in models.csv; there is megatron-22b"),
+        (lambda: published_model("gptj"), "no model 'gptj' in models.csv; there is megatron-22b"),
         (lambda: program("gptj"), "no program 'gptj' in programs.json; there is GPT-J"),
     ],
 )

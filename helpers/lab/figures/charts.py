@@ -36,16 +36,17 @@ def stacked_bars(
         left = [start + length for start, length in zip(left, table[column])]
     name_bars(axes, list(table.index))
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    longest = max(left) or 1.0  # an axis has two ends where all bars are of nothing, too
     for row, end in enumerate(left):
-        place = end + 0.012 * max(left)
+        place = end + 0.012 * longest
         axes.text(place, row, total.format(end), va="center", size=9.5, bbox=behind)
-    axes.set_xlim(0, 1.15 * max(left))
+    axes.set_xlim(0, 1.15 * longest)
     key(axes.figure, dict(zip(table, looks)))
 
 
 def paired_bars(axes: "Axes", table: "pd.DataFrame") -> None:
     """Two bars per row, one a column, each with its value behind it."""
-    largest = table.max().max()
+    largest = table.max().max() or 1.0
     for i, (column, shift) in enumerate(zip(table, (-0.19, 0.19), strict=True)):
         rows = [row + shift for row in range(len(table))]
         colour, hatch = part_look(i)

@@ -1,6 +1,6 @@
-"""The planner against what others measured: printed row by row, and as the page docs/planner.md.
+"""The planner against what others measured, as the page docs/planner.md.
 
-    python -m helpers.planner.audit              # prints every row, and writes the page anew
+    python -m helpers.planner.audit              # prints the page, and writes it anew
     python -m helpers.planner.audit --fit        # fits the constants anew, which takes minutes
 
 Read constants.py first: the few numbers of the time model that were fitted to published runs, and

@@ -1,11 +1,10 @@
-"""Print every row, and write docs/planner.md. See the docstring of the package."""
+"""Print the page, and write it to docs/planner.md. See the docstring of the package."""
 
 import argparse
 
 from helpers.commands import say
 from helpers.planner.audit import page, spread
 from helpers.planner.audit.constants import fit_all
-from helpers.planner.audit.rows import lines
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m helpers.planner.audit", description=__doc__)
@@ -13,7 +12,8 @@ if __name__ == "__main__":
     if parser.parse_args().fit:
         say("\n".join(fit_all()))
         spread.write()
-    say("\n".join(lines()))
+    text = page.markdown()
+    say(text)
     page.PAGE.parent.mkdir(exist_ok=True)
-    page.PAGE.write_text(page.markdown(), encoding="utf-8")
+    page.PAGE.write_text(text, encoding="utf-8")
     say(f"written: {page.PAGE.name}")

@@ -1,11 +1,10 @@
 """Every published row, predicted with the constants as they are and without those of its source.
 
 for row in rows(): row.run, row.fitted, row.unseen            # errors, as shares
-in_words(rows())                                              # their errors in a line
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import mean
@@ -80,35 +79,6 @@ def title(source: str) -> str:
     """What a source is called."""
     known = sources().get(source)
     return f"{known.by}: {known.title}" if known else f"NVIDIA: Megatron-LM on A100, {source}"
-
-
-def lines() -> Iterator[str]:
-    """Every row by source, then the sums, as text."""
-    for source, found in grouped(rows(), lambda row: row.run.source).items():
-        yield f"\n{title(source)}"
-        yield f"{'measured s':>12} {'ours s':>10} {'fitted':>8} {'unseen':>8}  run"
-        for row in found:
-            run = row.run
-            yield (
-                f"{run.measured_s:12.3f} {row.fitted_s:10.3f} {percent(row.fitted):>8} "
-                f"{percent(row.unseen):>8}  {run.name}, batch {run.batch} x {run.seq_len}"
-            )
-        yield in_words(found)
-    for generation, found in grouped(rows(), lambda row: row.generation).items():
-        yield f"\n{generation}: {in_words(found)}"
-    yield f"\nall: {in_words(rows())}"
-
-
-def in_words(found: Sequence[Row]) -> str:
-    """Errors of some rows in a line."""
-    words = []
-    for name in ("fitted", "unseen"):
-        errors = Errors.of([getattr(row, name) for row in found])
-        words.append(
-            f"{name} mean {percent(errors.size)[1:]}, bias {percent(errors.bias)}, "
-            f"worst {percent(errors.worst)}"
-        )
-    return f"{len(found)} rows: {'; '.join(words)}"
 
 
 def percent(share: float) -> str:

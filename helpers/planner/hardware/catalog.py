@@ -78,16 +78,6 @@ class GPU:
         return None if self.matmul_tflops is None else self.matmul_tflops * TERA
 
     @property
-    def matmul_fp8_flops(self) -> float | None:
-        """The best matrix product in 8 bits measured, FLOP/s."""
-        return None if self.matmul_fp8_tflops is None else self.matmul_fp8_tflops * TERA
-
-    @property
-    def attention_flops(self) -> float | None:
-        """Measured of attention in one kernel, forward and backward, FLOP/s."""
-        return None if self.attention_tflops is None else self.attention_tflops * TERA
-
-    @property
     def memory_bytes(self) -> int:
         """What a program can have of it."""
         return int((self.usable_gib or USABLE * self.memory_gib) * GIB)
@@ -123,16 +113,6 @@ class Instance:
             raise UserError("intra_gb_per_s is between GPUs: several need it, one has none")
         if self.wire and self.wire not in WIRES:
             raise UserError(f"wire is {' or '.join(WIRES)}, not {self.wire!r}")
-
-    @property
-    def intra_node_bytes_per_s(self) -> float | None:
-        """Between GPUs of the machine, one direction, per GPU; None for one GPU."""
-        return None if self.intra_gb_per_s is None else self.intra_gb_per_s * GIGA
-
-    @property
-    def inter_node_bits_per_s(self) -> float:
-        """Network of the whole machine, one direction."""
-        return self.inter_gbit_per_s * GIGA
 
 
 @dataclass(frozen=True)

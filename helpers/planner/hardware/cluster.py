@@ -16,6 +16,7 @@ from helpers.planner.hardware.catalog import (
     GIGA,
     GPU,
     MICRO,
+    TERA,
     Instance,
     generation,
     meshes,
@@ -164,10 +165,12 @@ def _cluster(
     usd_per_hour: float | None,
 ) -> Cluster:
     gpu, out = find_gpu(machine.gpu), network(machine.network)
-    inter = machine.inter_node_bits_per_s / 8 / machine.gpus
+    inter = machine.inter_gbit_per_s * GIGA / 8 / machine.gpus
+    intra = machine.intra_gb_per_s * GIGA if machine.intra_gb_per_s else inter
     reached = generation(gpu.generation)
     flops = _matmul_flops(gpu, reached.products)
     low = flops.get("bf16", flops.get("fp16", flops.get("fp32", 0.0)))
+    attention = gpu.attention_tflops * TERA if gpu.attention_tflops else low / 2
     watts = gpu.watts * machine.gpus if gpu.watts else None
     wire = machine.wire or "pcie"
     return Cluster(
@@ -177,12 +180,7 @@ def _cluster(
         memory_bytes=gpu.memory_bytes,
         matmul_flops=flops,
         memory_bytes_per_s=gpu.memory_bytes_per_s * REACHED["memory"],
-        intra=Link(
-            (machine.intra_node_bytes_per_s or inter) * REACHED["intra"],
-            0.0,
-            1,
-            wire,
-        ),
+        intra=Link(intra * REACHED["intra"], 0.0, 1, wire),
         few={
             row.ranks: Link(row.gb_per_s * GIGA * REACHED["intra"], 0.0, 1, wire)
             for row in meshes()
@@ -190,9 +188,7 @@ def _cluster(
         },
         inter=Link(inter * out.share, out.extra_us * MICRO),
         multiprocessors=gpu.multiprocessors,
-        attention_flops=dict.fromkeys(
-            ("bf16", "fp16"), (gpu.attention_flops or low / 2) * reached.attention
-        ),
+        attention_flops=dict.fromkeys(("bf16", "fp16"), attention * reached.attention),
         usd_per_hour=_usd(machine.name, service, usd_per_hour),
         rails=math.ceil((machine.rails or 0) * used / machine.gpus),
         oversubscription=oversubscription,
@@ -210,8 +206,8 @@ def _matmul_flops(gpu: GPU, reached: float) -> dict[str, float]:
     if gpu.matmul_flops is not None:
         share *= gpu.matmul_flops / gpu.peak_flops["bf16"]
     flops = {dtype: peak * share for dtype, peak in gpu.peak_flops.items()}
-    if gpu.matmul_fp8_flops is not None:
-        flops["fp8"] = gpu.matmul_fp8_flops * reached
+    if gpu.matmul_fp8_tflops is not None:
+        flops["fp8"] = gpu.matmul_fp8_tflops * TERA * reached
     return flops
 
 

@@ -18,7 +18,8 @@ from helpers.engine.adapters.linear_layers import linear_paths
 from helpers.engine.adapters.lora import add_adapters, trainable_parameters
 from helpers.engine.adapters.nf4 import nf4_bytes
 from helpers.engine.adapters.qlora import check_layout
-from helpers.engine.errors import UserError, check_count, is_number, need
+from helpers.engine.errors import UserError, check_count, is_number
+from helpers.engine.models.objectives import CAUSAL, build
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.cost import StateBytes
 from helpers.planner.model.stage_layers import balanced_layers
@@ -107,14 +108,16 @@ def adapted_state(
         base_bytes: of each other number of the base.
 
     Raises:
-        UserError: peft is missing, or there can be no such rank or number of bytes.
+        UserError: peft is missing, it is no configuration of a causal language model, or there can
+            be no such rank or number of bytes.
     Source: LoRA (arXiv 2106.09685), section 4.1; QLoRA (arXiv 2305.14314), section 3.
     """
+    if not hasattr(config, "model_type"):
+        raise UserError(f"give a configuration, as load_config('gptj-6b'), not {config!r:.40}")
     if not is_number(base_bytes) or not 0 < base_bytes < math.inf:
         raise UserError(f"base_bytes must be a finite number above 0, not {base_bytes!r:.40}")
-    transformers = need("transformers", "hf")
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = build(config, CAUSAL.task)
     whole = sum(parameter.numel() for parameter in model.parameters())
     matrices = [model.get_submodule(path).weight.numel() for path in linear_paths(model)]
     trained = trainable_parameters(add_adapters(model, rank))

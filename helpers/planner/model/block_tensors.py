@@ -6,7 +6,7 @@ tensors are as wide as. The engine's are counted, not estimated: tests/engine/mo
 runs the engine with a counter on every operation and every tensor that stays alive, and compares.
 
     program("torchtitan")                                # of programs.json
-    program_for("megatron", shape, "bf16", "ampere", "cuda")     # as that generation's GPUs ran it
+    program_for("megatron", shape, plan, cluster, 2048)  # as its generation of GPUs ran it
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from helpers.engine.data_parallel.buckets import BUCKET_BYTES
 from helpers.engine.errors import UserError
+from helpers.engine.plan import ParallelPlan
+from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.eight_bits import in_8_bits
 from helpers.planner.model.holds import Holds
 from helpers.planner.model.measured_kept import measured_kept
@@ -227,33 +229,30 @@ def program_names() -> list[str]:
     return list(dict.fromkeys(names))
 
 
-@cache
 def program_for(
-    name: str,
-    shape: Shape,
-    precision: str,
-    generation: str,
-    device: str,
-    saves: bool = False,
-    narrow: bool = False,
-    dealt: bool = False,
+    program: str | Program, shape: Shape, plan: ParallelPlan, cluster: Cluster, seq_len: int
 ) -> Program:
-    """The program that a name means for a model's blocks, on GPUs of a generation.
+    """The program that a name means for a model's blocks under a plan on a cluster; a compiled plan
+    has the engine's compiled blocks.
 
     Args:
-        name: `engine`, or a row of programs.json; `megatron` is the edition whose tables were
-            published for that generation.
-        device: `cpu` or `cuda`.
-        saves: does the plan split sequences, or recompute in part?
-        narrow, dealt: as of `program_of`.
+        program: `engine`, or a row of programs.json; `megatron` is the edition whose tables were
+            published for the cluster's generation of GPUs. Or a Program of your own.
 
     Raises:
         UserError: there is no such program, or it is not known how it multiplies 8 bits.
     """
-    if name == "engine":
-        return program_of(shape, precision, device, narrow, dealt)
-    row = _by_others(name, generation, saves)
-    return in_8_bits(row) if precision == "fp8" else row
+    if not isinstance(program, str | Program):
+        raise UserError(f"program is a name, as 'megatron', or a Program, not {program!r:.40}")
+    if program == "engine" and not plan.compile:
+        narrow = shape.narrow(seq_len)
+        return program_of(shape, plan.precision, cluster.device, narrow, plan.ep > 1)
+    if program == "engine":
+        program = "engine-compiled"
+    if isinstance(program, str):
+        saves = plan.sequence_parallel or plan.activation == "selective"
+        program = _by_others(program, cluster.generation, saves)
+    return in_8_bits(program) if plan.precision == "fp8" else program
 
 
 def _by_others(name: str, generation: str, saves: bool) -> Program:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.planner.shape.families import model_shape
 from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
@@ -42,6 +42,8 @@ class PublishedModel:
             raise UserError(f"family is one of {', '.join(FAMILIES)}, not {self.family!r}")
         if self.family == "llama" and self.ffn is None:
             raise UserError("a llama needs its ffn: its MLP has no usual width")
+        for size in ("hidden", "layers", "heads"):
+            check_count(size, getattr(self, size))
 
     @property
     def shape(self) -> Shape:
@@ -66,8 +68,8 @@ class PublishedModel:
 
 
 @cache
-def published_shape(name: str) -> Shape:
-    """The shape of the model with this name in models.csv.
+def published_model(name: str) -> PublishedModel:
+    """The model with this name in models.csv.
 
     Raises:
         UserError: there is none, or a row is wrong.
@@ -75,4 +77,4 @@ def published_shape(name: str) -> Shape:
     by_name = {row.name: row for row in read_table(MODELS, PublishedModel)}
     if name not in by_name:
         raise UserError(f"no model {name!r} in {MODELS.name}; there is {', '.join(by_name)}")
-    return by_name[name].shape
+    return by_name[name]

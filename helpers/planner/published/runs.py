@@ -16,13 +16,13 @@ from typing import Any
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.catalog import GIB, GIGA, MICRO, TERA, network
-from helpers.planner.hardware.cluster import REACHED, make_cluster
+from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
+from helpers.planner.model.block_tensors import program_for
 from helpers.planner.model.training_job import Job, make_job
-from helpers.planner.published.models import published_shape
-from helpers.planner.search.estimate import named_program
-from helpers.planner.shape.shape import Shape, resized
+from helpers.planner.published.models import published_model
+from helpers.planner.shape.shape import Shape
 from helpers.tables import read_table
 
 HERE = Path(__file__).parent
@@ -53,9 +53,7 @@ class Machine:
     date: str
     source: str
     devices_per_node: int | None = None
-    memory_gib: int | None = None
     context_gib: float | None = None
-    memory_gb_per_s: float | None = None
     inter_gbit_per_s: float | None = None
     rails: int | None = None
     network: str = ""
@@ -147,8 +145,10 @@ class Run(Published):
     @property
     def name(self) -> str:
         """Its title, or what it is."""
-        size = f" {self.layers} x {self.hidden}" if self.layers else ""
-        return self.title or f"{self.model}{size}, {self.machine}, {self.layout}"
+        if self.title:
+            return self.title
+        size = f" {self.shape.layers} x {self.shape.hidden}" if self.sizes else ""
+        return f"{self.model}{size}, {self.machine}, {self.layout}"
 
     @property
     def parallel_plan(self) -> ParallelPlan:
@@ -157,13 +157,15 @@ class Run(Published):
     @property
     def shape(self) -> Shape:
         """Of its model, with learned positions for all that it reads."""
-        shape = published_shape(self.model)
-        if self.layers:
-            shape = resized(shape, self.layers, self.hidden, self.heads)
-        if not shape.positions:
-            return shape
-        longest = max(shape.positions, self.seq_len)
-        return replace(shape, positions=longest, longest=longest)
+        model = published_model(self.model)
+        positions = max(model.positions, self.seq_len) if model.positions else 0
+        return replace(model, **self.sizes, positions=positions).shape
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those that are other than the model's."""
+        given = {name: getattr(self, name) for name in ("layers", "hidden", "heads")}
+        return {name: size for name, size in given.items() if size is not None}
 
     @property
     def measured_s(self) -> float | None:
@@ -212,7 +214,7 @@ def job_of(run: Run) -> Job:
     """
     plan, shape = run.parallel_plan, run.shape
     cluster = cluster_of(run)
-    way = named_program(run.program, shape, plan, cluster, run.seq_len)
+    way = program_for(run.program, shape, plan, cluster, run.seq_len)
     return make_job(shape, plan, run.batch, run.seq_len, way, device=cluster.device)
 
 
@@ -234,13 +236,8 @@ def _node_of(machine: Machine) -> Cluster:
     node = replace(make_cluster(machine.instance), name=machine.name)
     if machine.devices_per_node is not None:
         node = replace(node, devices_per_node=machine.devices_per_node)
-    if machine.memory_gib is not None:
-        node = replace(node, memory_bytes=machine.memory_gib * GIB)
     if machine.context_gib is not None:
         node = replace(node, context_bytes=machine.context_gib * GIB)
-    if machine.memory_gb_per_s is not None:
-        bytes_per_s = machine.memory_gb_per_s * GIGA * REACHED["memory"]
-        node = replace(node, memory_bytes_per_s=bytes_per_s)
     if machine.inter_gbit_per_s is not None:
         out = network(machine.network or "infiniband")
         each = machine.inter_gbit_per_s / 8 * GIGA / node.devices_per_node

@@ -9,7 +9,7 @@ Both say that the second is 1.53 times as fast, so that is what is compared here
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, is_number
 
 MEANINGS = {"rate": "more in the same time", "time": "less time for the same"}
 
@@ -29,6 +29,8 @@ class Claim:
     def __post_init__(self) -> None:
         if self.meaning not in MEANINGS:
             raise UserError(f"meaning is one of {', '.join(MEANINGS)}, not {self.meaning!r}")
+        if not is_number(self.percent):
+            raise UserError(f"percent must be a number, not {self.percent!r:.40}")
         least, most = (-100, float("inf")) if self.meaning == "rate" else (-float("inf"), 100)
         if not least < self.percent < most:
             raise UserError(f"{self.percent} % {MEANINGS[self.meaning]} cannot be")
@@ -50,8 +52,8 @@ class Claim:
 
 def claim(ratio: float, meaning: str, of: str) -> Claim:
     """ "`ratio` times as fast" in percent of one meaning."""
-    if not ratio > 0:
-        raise UserError(f"a ratio of speeds is above 0, not {ratio!r}")
+    if not is_number(ratio) or not ratio > 0:
+        raise UserError(f"a ratio of speeds is a number above 0, not {ratio!r:.40}")
     return Claim(100 * (ratio - 1 if meaning == "rate" else 1 - 1 / ratio), meaning, of)
 
 
@@ -59,8 +61,11 @@ def side_by_side(claims: Mapping[str, Claim]) -> dict[str, float]:
     """The claims' ratios, by name, where they mean the same.
 
     Raises:
-        UserError: they mean different things by "faster", or are of different clocks.
+        UserError: they mean different things by "faster", or are of different clocks, or there are
+            none.
     """
+    if not claims:
+        raise UserError("give claims by name, as {'the chart': claim(1.5, 'rate', 'training')}")
     first_name, first = next(iter(claims.items()))
     for name, other in claims.items():
         if other.meaning != first.meaning:

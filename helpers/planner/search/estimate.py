@@ -14,12 +14,10 @@ from helpers.planner.hardware.devices import Cluster
 from helpers.planner.memory.peak import fullest
 from helpers.planner.model.adapters import Adapters
 from helpers.planner.model.block_tensors import Program, program_for
-from helpers.planner.model.eight_bits import in_8_bits
 from helpers.planner.model.job_checks import check_timed
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.search.planned import Choice
 from helpers.planner.shape.families import model_shape
-from helpers.planner.shape.shape import Shape
 from helpers.planner.time.step_time import step_time
 
 
@@ -76,7 +74,7 @@ def planned_job(
     way = None
     check_counts(batch, seq_len)
     if isinstance(plan, ParallelPlan):
-        way = named_program(program, shape, plan, cluster, seq_len)
+        way = program_for(program, shape, plan, cluster, seq_len)
     job = make_job(shape, plan, batch, seq_len, way, adapters, optimizer, cluster.device)
     if plan.world_size != cluster.devices:
         raise UserError(
@@ -85,20 +83,3 @@ def planned_job(
         )
     cluster.rate(plan.precision)
     return job
-
-
-def named_program(
-    program: str | Program, shape: Shape, plan: ParallelPlan, cluster: Cluster, seq_len: int
-) -> Program:
-    """The program that a name means for a plan on a cluster; a compiled plan has the engine's
-    compiled blocks."""
-    if isinstance(program, Program):
-        return in_8_bits(program) if plan.precision == "fp8" else program
-    if program == "engine" and plan.compile:
-        program = "engine-compiled"
-    saves = plan.sequence_parallel or plan.activation == "selective"
-    if not isinstance(program, str):
-        raise UserError(f"program is a name, as 'megatron', or a Program, not {program!r:.40}")
-    on = cluster.generation, cluster.device
-    seen = saves, shape.narrow(seq_len), plan.ep > 1
-    return program_for(program, shape, plan.precision, *on, *seen)

@@ -2,7 +2,7 @@
 one block as a list of linear layers.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -142,25 +142,3 @@ def token_flops(shape: Shape, seq_len: int) -> float:
     matrices = sum(linear.inputs * linear.outputs for linear in shape.block)
     scores = 4 * seq_len * shape.heads * shape.head_dim
     return shape.layers * (2 * matrices + scores) + 2 * shape.hidden * shape.vocab
-
-
-def resized(shape: Shape, layers: int, hidden: int, heads: int) -> Shape:
-    """A model of the same family and proportions with other numbers of layers and heads and another
-    width; as many key-value heads as heads."""
-    factor = hidden / shape.hidden
-
-    def widths(linear: Linear) -> Linear:
-        inputs, outputs = round(linear.inputs * factor), round(linear.outputs * factor)
-        return replace(linear, inputs=inputs, outputs=outputs)
-
-    return replace(
-        shape,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        block=tuple(map(widths, shape.block)),
-        block_norm=round(shape.block_norm * factor),
-        final_norm=round(shape.final_norm * factor),
-    )

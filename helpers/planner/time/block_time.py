@@ -39,7 +39,7 @@ class BlockTime:
 
     forward_s; input_s and weight_s of the backward; again_s of what is recomputed; tensor_*: the
     messages of the tensor axis, which the others do not count; context_*: those of the context axis
-    that show; host_*: of starting it all.
+    that show; backward, both are with what is sent again; host_*: of starting it all.
     """
 
     forward_s: float
@@ -48,10 +48,8 @@ class BlockTime:
     again_s: float
     tensor_forward_s: float
     tensor_backward_s: float
-    tensor_again_s: float
     context_forward_s: float
     context_backward_s: float
-    context_again_s: float
     host_forward_s: float = 0.0
     host_backward_s: float = 0.0
 
@@ -261,29 +259,33 @@ def _local_sizes(linear: Linear, block: Block) -> tuple[float, float]:
     return linear.inputs, linear.outputs * share
 
 
-def _messages_s(job: Job, cluster: Cluster) -> tuple[float, float, float]:
-    """Seconds of the tensor axis' messages of one block and one micro-batch, by when, with the
-    copies around them."""
-    if job.plan.tp == 1:
-        return 0.0, 0.0, 0.0
+def _messages_s(job: Job, cluster: Cluster) -> tuple[float, float]:
+    """Seconds of the tensor axis' messages of one block and one micro-batch, forward and backward,
+    with the copies around them."""
     rank = max(range(job.plan.pp), key=job.layers_of)
-    by_when, blocks = tensor_s(job, cluster, rank, "blocks"), job.layers_of(rank)
-    return tuple(by_when[when] / blocks for when in ("forward", "backward", "again"))
+    forward_s, backward_s = tensor_s(job, cluster, rank, "blocks")
+    return forward_s / job.layers_of(rank), backward_s / job.layers_of(rank)
 
 
-def tensor_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> dict[str, float]:
-    """Seconds of the rank's messages for these parts of the model in one micro-batch, by when."""
+def tensor_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> tuple[float, float]:
+    """Seconds of the rank's messages for these parts of the model in one micro-batch: forward, and
+    backward with what is sent again before it."""
     copies = job.program.message_copies / cluster.memory_bytes_per_s
     hidden = job.program.hidden
-    by_when = dict.fromkeys(("forward", "backward", "again"), 0.0)
+    forward_s = backward_s = 0.0
     for message in tensor_messages(job, rank):
-        if message.what.startswith(parts):
-            beside = hidden.tensor
-            if message.when == "backward":
-                beside = max(beside, hidden.tensor_backward)
-            shown = 1 - beside * (1 - hidden.slows)
-            handed_s = HANDED_OVER_S if cluster.generation else 0.0
-            message_s = shown * (seconds(job, cluster, message) + handed_s)
-            message_s += copies * message.payload_bytes
-            by_when[message.when] += message.count / job.microbatches * message_s
-    return by_when
+        if not message.what.startswith(parts):
+            continue
+        beside = hidden.tensor
+        if message.when == "backward":
+            beside = max(beside, hidden.tensor_backward)
+        shown = 1 - beside * (1 - hidden.slows)
+        handed_s = HANDED_OVER_S if cluster.generation else 0.0
+        message_s = shown * (seconds(job, cluster, message) + handed_s)
+        message_s += copies * message.payload_bytes
+        all_s = message.count / job.microbatches * message_s
+        if message.when == "forward":
+            forward_s += all_s
+        else:
+            backward_s += all_s
+    return forward_s, backward_s

@@ -13,28 +13,15 @@ Sources: Liu et al. 2023, Ring Attention, section 3; Dubey et al. 2024, The Llam
 section 3.3.2; Jacobs et al. 2023, DeepSpeed Ulysses, section 3. The engine's context/.
 """
 
-from typing import NamedTuple
-
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.block_tensors import KEEPS
 from helpers.planner.model.training_job import Job
-from helpers.planner.time.messages import Message, seconds
-
-
-class Sent(NamedTuple):
-    """What attention of one block sends.
-
-    what: as wide as `queries` or as `keys`, or `gradients of` them. each: how many.
-    """
-
-    when: str
-    kind: str
-    what: str
-    each: int
+from helpers.planner.time.messages import Message, Sent, seconds
 
 
 def sent(way: str, ranks: int) -> tuple[Sent, ...]:
-    """What one block sends in each direction."""
+    """What attention of one block sends in each direction: as wide as `queries` or as `keys`, or
+    `gradients of` them."""
     if way == "ring":
         return (
             Sent("forward", "send", "keys", ranks - 1),
@@ -43,16 +30,16 @@ def sent(way: str, ranks: int) -> tuple[Sent, ...]:
         )
     if way == "gather":
         return (
-            Sent("forward", "all_gather", "keys", 1),
-            Sent("backward", "all_gather", "keys", 1),
-            Sent("backward", "reduce_scatter", "gradients of keys", 1),
+            Sent("forward", "all_gather", "keys"),
+            Sent("backward", "all_gather", "keys"),
+            Sent("backward", "reduce_scatter", "gradients of keys"),
         )
     return (
         Sent("forward", "all_to_all", "queries", 2),
         Sent("forward", "all_to_all", "keys", 2),
         Sent("backward", "all_to_all", "queries", 2),
         Sent("backward", "all_to_all", "keys", 2),
-        Sent("backward", "all_to_all", "gradients of queries", 1),
+        Sent("backward", "all_to_all", "gradients of queries"),
         Sent("backward", "all_to_all", "gradients of keys", 2),
     )
 
@@ -92,8 +79,9 @@ def _payload(job: Job, row: Sent) -> float:
 
 def shown_context_s(
     job: Job, cluster: Cluster, forward_s: float, backward_s: float
-) -> tuple[float, float, float]:
-    """Seconds that they add to one block and one micro-batch: forward, backward and again.
+) -> tuple[float, float]:
+    """Seconds that they add to one block and one micro-batch: forward, and backward with what is
+    sent again before it.
 
     A ring has as many rounds as ranks. In each it computes a share of its attention, while the next
     keys are on their way, and in the backward the last round's gradients; those of the last of all
@@ -106,14 +94,13 @@ def shown_context_s(
     """
     ranks = job.plan.cp
     if ranks == 1:
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0
     rank = max(range(job.plan.pp), key=job.layers_of)
     times, messages = job.layers_of(rank) * job.microbatches, context_messages(job, rank)
-    all_s = dict.fromkeys(("forward", "backward", "again"), 0.0)
-    for message in messages:
-        all_s[message.when] += message.count / times * seconds(job, cluster, message)
     if job.plan.cp_attention != "ring" or not cluster.overlaps:
-        return tuple(all_s.values())
+        each_s = [(one.when, one.count / times * seconds(job, cluster, one)) for one in messages]
+        forward_s = sum(one_s for when, one_s in each_s if when == "forward")
+        return forward_s, sum(one_s for when, one_s in each_s if when != "forward")
     keys_s, gradients_s = (
         next(seconds(job, cluster, one) for one in messages if one.what == what)
         for what in ("keys", "gradients of keys")
@@ -121,4 +108,4 @@ def shown_context_s(
     rounds_s = [keys_s, *[keys_s + gradients_s] * (ranks - 2), gradients_s]
     forward_s = (ranks - 1) * max(0.0, keys_s - forward_s / ranks)
     backward_s = gradients_s + sum(max(0.0, one_s - backward_s / ranks) for one_s in rounds_s)
-    return forward_s, backward_s, forward_s if attends_again(job) else 0.0
+    return forward_s, backward_s + (forward_s if attends_again(job) else 0.0)

@@ -15,7 +15,6 @@ Sources: arXiv 1910.02054 (ZeRO), section 7; arXiv 2205.00119 (MiCS), section 3;
 """
 
 import math
-from typing import NamedTuple
 
 from helpers.engine.memory.recomputing import group_size
 from helpers.engine.models.architecture import text_config
@@ -25,7 +24,7 @@ from helpers.planner.model.training_job import Job
 from helpers.planner.model.units import units_of
 from helpers.planner.shape.parameters import EXPERTS
 from helpers.planner.shape.products import chosen_experts
-from helpers.planner.time.messages import Message
+from helpers.planner.time.messages import Message, Sent
 
 
 def data_messages(job: Job, rank: int) -> list[Message]:
@@ -119,16 +118,8 @@ def _in_units(
     return Message(axis, kind, payload_bytes / (units or 1), units * times, ranks, what, when)
 
 
-class Sent(NamedTuple):
-    """What one layer of experts sends: `tokens` and `sums` are as wide as hidden states, `experts`
-    and `weights` as many as a token chooses."""
-
-    when: str
-    kind: str
-    what: str
-
-
-# where blocks are recomputed, what the forward sent is sent again
+# One layer of experts: `tokens` and `sums` are as wide as hidden states, `experts` and `weights` as
+# many as a token chooses. Where blocks are recomputed, what the forward sent is sent again.
 EXPERTS_SEND = (
     Sent("forward", "all_gather", "tokens"),
     Sent("forward", "all_gather", "experts"),
@@ -160,7 +151,7 @@ def expert_messages(job: Job, rank: int) -> list[Message]:
     each = numbers | {"tokens": hidden, "sums": hidden}
     return [
         Message(shard_axis(job), kind, plan.ep * each[what], count, plan.ep, what, when)
-        for (when, kind, what), count in rows
+        for (when, kind, what, _), count in rows
         if count
     ]
 

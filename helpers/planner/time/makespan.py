@@ -26,14 +26,18 @@ def makespan_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> float:
 
 
 def _simulated_s(job: Job, cluster: Cluster, stages: list[StageTime], microbatches: int) -> float:
-    waits = 0.0 if job.program.waits_for_sends else link_s(job, cluster)
     times = Times(
         forward_s=[stage.forward_s for stage in stages],
         input_s=[stage.input_s for stage in stages],
         weight_s=[stage.weight_s for stage in stages],
-        link_s=waits,
+        link_s=_sent_beside_s(job, cluster),
     )
     return simulate(job.plan.schedule_of(microbatches), times).makespan_s
+
+
+def _sent_beside_s(job: Job, cluster: Cluster) -> float:
+    """Seconds of a message to the next stage that are no part of the stages' times."""
+    return 0.0 if job.program.waits_for_sends else link_s(job, cluster)
 
 
 def near_makespan_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> float:
@@ -52,14 +56,12 @@ class Pipeline:
     """What the closed forms are made of.
 
     ranks: the stages of each rank. microbatches: of a step.
-    hops_s: sending through all ranks and back.
-    sends_counted: are the sends a part of the stages' times?
+    hops_s: sending through all ranks and back; 0 where it is a part of the stages' times.
     """
 
     ranks: list[list[StageTime]]
     microbatches: int
     hops_s: float
-    sends_counted: bool
 
     @property
     def busy_s(self) -> list[float]:
@@ -78,15 +80,14 @@ def quick_makespan_s(job: Job, cluster: Cluster, stages: list[StageTime]) -> flo
     Source: Zheng et al. 2022 (Alpa), equation 2; the table of schedules.py.
     """
     ranks = [[stages[stage] for stage in job.stages_of(rank)] for rank in range(job.plan.pp)]
-    hops_s = 2 * (job.plan.pp - 1) * link_s(job, cluster)
-    pipeline = Pipeline(ranks, job.microbatches, hops_s, job.program.waits_for_sends)
+    hops_s = 2 * (job.plan.pp - 1) * _sent_beside_s(job, cluster)
+    pipeline = Pipeline(ranks, job.microbatches, hops_s)
     return max(CLOSED_FORMS[job.plan.schedule](pipeline), _through_s(pipeline))
 
 
 def _through_s(pipeline: Pipeline) -> float:
     """One micro-batch through all stages and back, which no order of work shortens."""
-    hops_s = 0.0 if pipeline.sends_counted else pipeline.hops_s
-    return sum(stage.forward_s + stage.input_s for stage in pipeline.stages) + hops_s
+    return sum(stage.forward_s + stage.input_s for stage in pipeline.stages) + pipeline.hops_s
 
 
 def _naive_s(pipeline: Pipeline) -> float:
@@ -112,8 +113,7 @@ def _filled_s(
     ranks so many times."""
     busy_s = pipeline.busy_s
     filling_s = max(0.0, share * (sum(busy_s) - max(busy_s)) - hidden_s)
-    hops_s = 0.0 if pipeline.sends_counted else times * pipeline.hops_s
-    return turns * max(busy_s) + filling_s + hops_s
+    return turns * max(busy_s) + filling_s + times * pipeline.hops_s
 
 
 def _one_forward_one_backward_s(pipeline: Pipeline) -> float:

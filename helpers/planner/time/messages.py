@@ -10,6 +10,7 @@ messages of a step are in tensor_messages.py, pipeline_messages.py and data_mess
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 from helpers.planner.hardware.catalog import MICRO, protocols
 from helpers.planner.hardware.devices import Cluster
@@ -50,6 +51,16 @@ class Message:
         Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms, theorem 1.
         """
         return self.count * self.payload_bytes * SENT[self.kind](self.ranks)
+
+
+class Sent(NamedTuple):
+    """What a part of the model sends, as tables of the axes say it: when, kind and what as of a
+    Message, and how many `each` time."""
+
+    when: str
+    kind: str
+    what: str
+    each: int = 1
 
 
 def message_s(message: Message, link: Link) -> float:

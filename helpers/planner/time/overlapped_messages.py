@@ -6,7 +6,7 @@ DDP, ZeRO-1       once, beside the last backward; new parameters after the updat
 A program says which of them run beside its computing at all, and how much they slow it down.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.model.training_job import Job
@@ -16,15 +16,8 @@ from helpers.planner.time.messages import Message, link_of, message_s, seconds
 from helpers.planner.time.pipeline_messages import pipeline_messages
 from helpers.planner.time.tensor_messages import shared_messages, tensor_messages
 
-
-class Beside(NamedTuple):
-    """Computing that messages can hide behind: its seconds forward and backward, and how many of
-    them are messages of the tensor axis."""
-
-    forward_s: float
-    backward_s: float
-    tensor_forward_s: float = 0.0
-    tensor_backward_s: float = 0.0
+if TYPE_CHECKING:
+    from helpers.planner.time.stage_time import StageTime
 
 
 def rank_messages(job: Job, rank: int) -> list[Message]:
@@ -40,7 +33,7 @@ def rank_messages(job: Job, rank: int) -> list[Message]:
     return [sent for sent in messages if sent.count and sent.payload_bytes and sent.ranks > 1]
 
 
-def shown_data_s(job: Job, cluster: Cluster, rank: int, beside: Beside) -> tuple[float, float]:
+def shown_data_s(job: Job, cluster: Cluster, rank: int, beside: "StageTime") -> tuple[float, float]:
     """What they add to the forward and to the backward of one of the rank's stages, of one
     micro-batch.
 
@@ -49,7 +42,7 @@ def shown_data_s(job: Job, cluster: Cluster, rank: int, beside: Beside) -> tuple
     axes lies in one node it waits for the tensor axis, which uses the same wire.
 
     Args:
-        beside: of one of the rank's stages.
+        beside: one of the rank's stages, without these messages.
 
     Source: arXiv 2304.11277 (PyTorch FSDP), section 3.3.
     """
@@ -57,7 +50,7 @@ def shown_data_s(job: Job, cluster: Cluster, rank: int, beside: Beside) -> tuple
     messages = data_messages(job, rank)
     parts = (
         ("forward", beside.forward_s, beside.tensor_forward_s),
-        ("backward", beside.backward_s, beside.tensor_backward_s),
+        ("backward", beside.input_s + beside.weight_s, beside.tensor_backward_s),
     )
     shown = []
     for when, computing_s, tensor_s in parts:

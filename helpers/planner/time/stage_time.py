@@ -19,7 +19,7 @@ from helpers.planner.time.block_time import (
     start_s,
     tensor_s,
 )
-from helpers.planner.time.overlapped_messages import Beside, shown_data_s, shown_expert_s
+from helpers.planner.time.overlapped_messages import shown_data_s, shown_expert_s
 from helpers.planner.time.pipeline_messages import link_s
 from helpers.planner.time.roofline import product_s
 
@@ -111,13 +111,7 @@ def with_data_messages(job: Job, cluster: Cluster, alone: list[StageTime]) -> li
 
 
 def _with_data_messages(job: Job, cluster: Cluster, time: StageTime, rank: int) -> StageTime:
-    beside = Beside(
-        time.forward_s,
-        time.input_s + time.weight_s,
-        time.tensor_forward_s,
-        time.tensor_backward_s,
-    )
-    forward_s, backward_s = shown_data_s(job, cluster, rank, beside)
+    forward_s, backward_s = shown_data_s(job, cluster, rank, time)
     if job.plan.ep > 1:
         of_experts = shown_expert_s(job, cluster, rank)
         forward_s, backward_s = forward_s + of_experts[0], backward_s + of_experts[1]
@@ -132,9 +126,9 @@ def _with_data_messages(job: Job, cluster: Cluster, time: StageTime, rank: int) 
 def _stage_time(job: Job, cluster: Cluster, block: BlockTime, stage: int) -> StageTime:
     layers, first, last = job.layers[stage], stage == 0, stage == len(job.layers) - 1
     tensor_forward_s = layers * block.tensor_forward_s
-    tensor_backward_s = layers * (block.tensor_backward_s + block.tensor_again_s)
+    tensor_backward_s = layers * block.tensor_backward_s
     context_forward_s = layers * block.context_forward_s
-    context_backward_s = layers * (block.context_backward_s + block.context_again_s)
+    context_backward_s = layers * block.context_backward_s
     forward_s = layers * block.forward_s + tensor_forward_s + context_forward_s
     input_s = layers * (block.input_s + block.again_s) + tensor_backward_s + context_backward_s
     weight_s = layers * block.weight_s
@@ -207,7 +201,7 @@ class EndTime(NamedTuple):
 def embedding_time(job: Job, cluster: Cluster) -> EndTime:
     """Of the look-up: rows are read and written once, and their gradients added to the table's."""
     once_s = 2 * job.tokens * job.shape.hidden * job.element_bytes / cluster.memory_bytes_per_s
-    messages = _end_messages_s(job, cluster, job.rank_of[0], "embedding")
+    messages = tensor_s(job, cluster, job.rank_of[0], "embedding")
     return EndTime(once_s, 2 * once_s, *messages, ENDS[0] * start_s(cluster, job.program))
 
 
@@ -227,18 +221,10 @@ def head_time(job: Job, cluster: Cluster) -> EndTime:
         for sizes in ((tokens, hidden, rows), (tokens, rows, hidden), (rows, tokens, hidden))
     )
     logits_s = cluster.others_s(tokens * rows * job.program.logit_bytes)
-    messages = _end_messages_s(job, cluster, job.rank_of[-1], "head", "loss")
+    messages = tensor_s(job, cluster, job.rank_of[-1], "head", "loss")
     if job.adapters is not None:  # a frozen head has no gradient
         other_s = other_s[:1]
     all_s = first_s + sum(other_s) + logits_s
     forward_s = all_s if job.program.gradients_in_loss else first_s + logits_s / 2
     host_s = ENDS[1] * start_s(cluster, job.program)
     return EndTime(forward_s, all_s - forward_s, *messages, host_s)
-
-
-def _end_messages_s(job: Job, cluster: Cluster, rank: int, *parts: str) -> tuple[float, float]:
-    """Seconds of the messages of an end of the model, forward and backward."""
-    if job.plan.tp == 1:
-        return 0.0, 0.0
-    by_when = tensor_s(job, cluster, rank, *parts)
-    return by_when["forward"], by_when["backward"]

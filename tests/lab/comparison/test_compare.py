@@ -327,11 +327,15 @@ def test_claims_that_cannot_be():
         (100, "time", "100 % .* cannot be"),
         (-100, "rate", "-100 % .* cannot be"),
         (5, "speed", "meaning is one of"),
+        ("5", "rate", "percent must be a number, not '5'"),
     ):
         with pytest.raises(UserError, match=words):
             Claim(percent, meaning, "training")
-    with pytest.raises(UserError, match="above 0"):
-        claim(0.0, "rate", "training")
+    for ratio in (0.0, "1.5"):
+        with pytest.raises(UserError, match="above 0"):
+            claim(ratio, "rate", "training")
+    with pytest.raises(UserError, match="give claims by name"):
+        side_by_side({})
 
 
 works = st.builds(

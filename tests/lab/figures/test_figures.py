@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from helpers.lab.drawings.tensor_block import draw_tensor_parallel  # noqa: E402
 from helpers.lab.figures import display as show  # noqa: E402
 from helpers.lab.figures import training_plots as figures  # noqa: E402
 from helpers.lab.figures.alternative_text import alternative_text  # noqa: E402
+from helpers.lab.figures.charts import paired_bars, stacked_bars  # noqa: E402
 from helpers.lab.figures.style import new_figure, title  # noqa: E402
 from helpers.lab.notebook.results import Results  # noqa: E402
 from helpers.lab.runs.run import Run, load_run  # noqa: E402
@@ -318,6 +320,16 @@ def test_show_table_leaves_no_picture(tmp_path, capsys):
     show.show_table(AWKWARD, "Caption", save_to=tmp_path / "t")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "t.txt"]
     assert "Caption" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bars", [stacked_bars, paired_bars])
+def test_bars_of_nothing_have_an_axis(bars):
+    """Both of its ends were 0, of which matplotlib warned."""
+    _, axes = new_figure(grid="x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bars(axes, pd.DataFrame({"one": [0.0, 0.0], "other": [0.0, 0.0]}, index=["a", "b"]))
+    assert axes.get_xlim()[1] > 0
 
 
 CELL = """

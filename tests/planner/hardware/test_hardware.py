@@ -10,7 +10,7 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.catalog import gpus, instances, prices
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.lookup import find_gpu, find_instance, peak_flops, price
-from helpers.planner.published.models import published_shape
+from helpers.planner.published.models import published_model
 from helpers.planner.search.estimate import estimate
 
 
@@ -58,7 +58,7 @@ def test_an_mi300x_does_not_reach_more_than_its_best_product():
     REPORT.md): it was said to be the slower."""
     amd, nvidia = (make_cluster(name, gpus=1) for name in ("BM.GPU.MI300X.8", "hgx-h200"))
     assert amd.rate("bf16") < 668.4e12
-    plan, shape = ParallelPlan(precision="bf16"), published_shape("llama3-8b")
+    plan, shape = ParallelPlan(precision="bf16"), published_model("llama3-8b").shape
     slow, fast = (estimate(shape, plan, one, 4, 4096).time.total_s for one in (amd, nvidia))
     assert 1.1 < slow / fast < 1.5
 

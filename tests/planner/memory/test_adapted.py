@@ -215,3 +215,8 @@ def test_the_largest_rank_of_use_is_taken():
 def test_a_state_of_no_rank_or_no_bytes_is_refused(rank, base_bytes, words):
     with pytest.raises(UserError, match=words):
         adapted_state(load_config("gptj-tiny"), rank, base_bytes=base_bytes)
+
+
+def test_a_state_of_no_causal_language_model_is_refused():
+    with pytest.raises(UserError, match="transformers cannot build this t5"):
+        adapted_state(transformers.T5Config(), 8)

@@ -13,7 +13,7 @@ from helpers.planner.memory.peak import fullest, rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.stage_layers import balance_costs, balanced_layers
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.models import published_shape
+from helpers.planner.published.models import published_model
 from tests.planner.shapes import GPTJ_6B, SMALL, gpt, job, llama
 
 
@@ -140,7 +140,7 @@ def test_a_job_that_makes_no_sense(arguments, words):
 )
 def test_no_rank_holds_more_than_the_fullest(schedule, virtual, microbatches):
     """A rank in the middle of the pipeline held up to 10 % more, and was not asked."""
-    shape = published_shape("llama2-70b")
+    shape = published_model("llama2-70b").shape
     plan = ParallelPlan(
         pp=8,
         schedule=schedule,

@@ -24,7 +24,7 @@ from helpers.planner.memory.peak import fullest, rank_memory
 from helpers.planner.memory.states import rank_states
 from helpers.planner.model.block_tensors import program
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.models import PublishedModel, published_shape
+from helpers.planner.published.models import PublishedModel, published_model
 from helpers.planner.search.estimate import estimate
 from helpers.planner.time.block_time import block_time
 
@@ -99,7 +99,7 @@ def test_logits_of_the_whole_vocabulary_or_of_a_rank_s_part():
 
 def test_a_loss_that_is_compiled_holds_a_third_of_the_logits():
     """From December 2024 to June 2025 torchtitan's peak fell by 15 GiB, for just that."""
-    shape = published_shape("llama3-8b")
+    shape = published_model("llama3-8b").shape
     before, after = (
         fullest(job(name, shape, 128, 8192, dp_shard=64, activation="selective")).reserved / GIB
         for name in ("torchtitan-2024", "torchtitan")
@@ -165,7 +165,7 @@ def test_gradients_that_are_summed_in_16_bits_are_held_so():
     cluster = make_cluster("dgx-h100")
     in_16, in_32 = (
         estimate(
-            published_shape("llama3-8b"), ParallelPlan(reduce_dtype=dtype, **fields), cluster,
+            published_model("llama3-8b").shape, ParallelPlan(reduce_dtype=dtype, **fields), cluster,
             128, 8192, program="megatron",
         )
         for dtype in ("bf16", "fp32")

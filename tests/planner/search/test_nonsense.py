@@ -18,6 +18,7 @@ from helpers.planner.hardware.devices import ABOVE_0, FROM_0
 from helpers.planner.hardware.links import Link
 from helpers.planner.hardware.lookup import peak_flops
 from helpers.planner.hardware.rank_groups import coordinates, groups
+from helpers.planner.model.adapters import adapted_state
 from helpers.planner.published.posts import find_post
 from helpers.planner.scaling import efficiencies, speedups
 from helpers.planner.search.estimate import estimate
@@ -58,6 +59,8 @@ WRONG_OBJECTS = {
     "a search to describe": (lambda: describe(found()), "give a choice"),
     "no cluster": (lambda: with_nodes(None, 2), "give a cluster"),
     "a name for a dry run": (lambda: dry_run("gptj-6b", PLAN, **SIZES), "load_config"),
+    "a name for adapters": (lambda: adapted_state("gptj-6b", 8), "load_config"),
+    "a shape for adapters": (lambda: adapted_state(GPTJ_6B, 8), "load_config"),
     "no plan": (lambda: dry_run(CONFIG, None, **SIZES), "give a plan"),
     "no device": (lambda: dry_run(CONFIG, PLAN, device="x", **SIZES), "cpu or meta, not 'x'"),
     "no rank": (lambda: dry_run(CONFIG, PLAN, True, **SIZES), "rank must be 0 to 7"),

@@ -60,7 +60,7 @@ def test_a_ring_hides_behind_attention_where_that_takes_longer():
     ring = job(cp=4)
     last = next(m for m in context_messages(ring, 0) if m.what == "gradients of keys")
     last_s = seconds(ring, P5, last)
-    assert shown_context_s(ring, P5, 1.0, 1.0) == (0.0, last_s, 0.0)
+    assert shown_context_s(ring, P5, 1.0, 1.0) == (0.0, last_s)
     all_s = sum(m.count / SMALL.layers * seconds(ring, P5, m) for m in context_messages(ring, 0))
     assert sum(shown_context_s(ring, P5, 0.0, 0.0)) == pytest.approx(all_s)
     alone = replace(P5, overlaps=False)

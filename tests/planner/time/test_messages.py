@@ -151,8 +151,8 @@ def test_what_is_recomputed_is_sent_again_but_for_its_end():
     [("engine", True), ("engine-compiled", True), ("megatron", False), ("torchtitan", False)],
 )
 def test_scales_of_8_bits_are_sent_by_who_agrees_on_them(program: str, agree: bool):
-    made = job(GPTJ_6B, tp=4, precision="fp8")
-    made = replace(made, program=program_for(program, GPTJ_6B, "fp8", "hopper", "cuda"))
+    made, cluster = job(GPTJ_6B, tp=4, precision="fp8"), make_cluster("dgx-h100")
+    made = replace(made, program=program_for(program, GPTJ_6B, made.plan, cluster, 1024))
     scales = [m for m in tensor_messages(made, 0) if m.what == "blocks: scales"]
     assert bool(scales) == agree
 

@@ -14,8 +14,9 @@ from helpers.planner.audit.rows import Errors, rows
 from helpers.planner.hardware.cluster import make_cluster, tile_fill
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
+from helpers.planner.model.block_tensors import program
 from helpers.planner.model.training_job import make_job
-from helpers.planner.published.models import published_shape
+from helpers.planner.published.models import published_model
 from helpers.planner.published.runs import cluster_of, figure_1, job_of, runs
 from helpers.planner.search.estimate import estimate
 from helpers.planner.time.block_time import block_time
@@ -62,7 +63,7 @@ def test_published_states_and_the_embedding_that_they_leave_out():
     """The paper counts 18 bytes for each of 12·layers·hidden^2 parameters, over tp and pp."""
     states = {row.model: row.states_gib for row in figure_1()}
     for run in memory.eight()[::2]:
-        name, shape = run.title.split(",")[0], published_shape(run.model)
+        name, shape = run.title.split(",")[0], published_model(run.model).shape
         ours, *_ = memory.first_rank_gib(name)
         published = states[name]
         ranks = 8 * run.plan.get("pp", 1)
@@ -97,8 +98,7 @@ def test_a_layer_takes_what_was_measured(way):
     )
     time = block_time(job_of(run), cluster_of(run))
     forward_s = time.forward_s + time.tensor_forward_s
-    backward_s = time.input_s + time.weight_s + time.tensor_backward_s
-    backward_s += time.again_s + time.tensor_again_s
+    backward_s = time.input_s + time.weight_s + time.again_s + time.tensor_backward_s
     measured = [ms / 1000 for ms in LAYER_OF_22B_MS[way]]
     assert [forward_s, backward_s] == pytest.approx(measured, rel=0.08)
 
@@ -217,6 +217,17 @@ def test_the_closed_form_is_near_the_simulator(schedule, pp, microbatches, tp):
     assert quick == pytest.approx(exact, rel=0.06)
 
 
+@pytest.mark.parametrize("schedule", ["naive", "gpipe"])
+def test_sends_that_a_program_waits_for_are_counted_once(schedule):
+    """By naive and gpipe twice: 2.8 and 1.5 % too long. They are a part of the stages' times."""
+    plan = {"tp": 8, "pp": 4, "microbatches": 4, "schedule": schedule}
+    made = job(LLAMA, 4, 2048, **plan)
+    made = replace(made, program=program("megatron-2021"))
+    stages = stage_times(made, P4D)
+    exact, quick = makespan_s(made, P4D, stages), quick_makespan_s(made, P4D, stages)
+    assert quick == pytest.approx(exact, rel=0.005)
+
+
 def test_the_parts_of_a_step_add_up_and_none_is_negative():
     for plan in (
         {"dp_shard": 32},
@@ -333,7 +344,8 @@ def test_a_precision_that_the_gpu_has_not():
 def test_the_host_starts_the_ends_of_the_model_too():
     """Their operations were counted and then left out."""
     cluster = replace(make_cluster("ND96asr_v4"), host_operation_s=1e-3)  # all wait for the host
-    job = estimate(published_shape("llama3-8b"), ParallelPlan(tp=2, pp=4), cluster, 4, 512).job
+    shape = published_model("llama3-8b").shape
+    job = estimate(shape, ParallelPlan(tp=2, pp=4), cluster, 4, 512).job
     layers = job.layers[-1] * block_time(job, cluster).host_forward_s
     assert stage_times(job, cluster)[-1].forward_s == pytest.approx(layers + 20e-3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.hardware.cluster import make_cluster
-from helpers.planner.published.models import published_shape
+from helpers.planner.published.models import published_model
 from helpers.planner.search.estimate import estimate
 from helpers.planner.time.messages import seconds
 from helpers.planner.time.overlapped_messages import rank_messages
@@ -49,7 +49,7 @@ def by_stage(program: str, microbatches: int):
         tp=8, sequence_parallel=True, pp=4, dp_shard=4, zero_stage=1, precision="bf16",
         reduce_dtype="bf16", schedule="interleaved", virtual_stages=12, microbatches=microbatches,
     )  # fmt: skip
-    shape = published_shape("nemotron4-340b")
+    shape = published_model("nemotron4-340b").shape
     return estimate(shape, plan, cluster, 4 * microbatches, 4096, program=program).time
 
 

@@ -108,7 +108,7 @@ def calibrated(report: Report) -> None:
 def share_of_peak(config: Any, device: str, batch: int, seq: int, step_s: float) -> float | None:
     from helpers.planner.cost import mfu, train_flops_per_token
     from helpers.planner.hardware.lookup import peak_flops
-    from helpers.planner.shape import model_shape
+    from helpers.planner.shape.families import model_shape
 
     flops = train_flops_per_token(model_shape(config), seq)
     return mfu(batch * seq / step_s, flops, 1, peak_flops(device, torch.bfloat16))
