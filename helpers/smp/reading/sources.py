@@ -195,7 +195,8 @@ class _Cells:
         return Source(self.path, (whole, *self.written), tuple(self.unread))
 
     def _add(self, number: int, text: str) -> None:
-        lines = textwrap.dedent(text).rstrip("\n").split("\n")  # as Python does, not as str.splitlines
+        # Python's lines: str.splitlines cuts in more places
+        lines = textwrap.dedent(text).rstrip("\n").split("\n")
         places = [Place(str(self.path), number, line) for line in range(1, len(lines) + 1)]
         first = lines[0].strip() if lines else ""
         if first.startswith("%%") and not PYTHON_CELLS.match(first):
