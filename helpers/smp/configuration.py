@@ -98,13 +98,14 @@ def version_of(given: Iterable[str]) -> int:
 
 def _version_1(values: dict[str, Any], world_size: int) -> SmpConfig:
     pp, tp = _pipeline_degree(values), values["tensor_parallel_degree"]
-    rdp = _data_ranks(world_size, {"pipeline_parallel_degree": pp, "tensor_parallel_degree": tp})
+    rdp = ranks_left(world_size, {"pipeline_parallel_degree": pp, "tensor_parallel_degree": tp})
     sharded = values["sharded_data_parallel_degree"]
     _check_v1(values, pp, tp, rdp, sharded)
     schedule = SCHEDULE[values["pipeline"]]
     _check_in_flight(values, pp, schedule)
     shares = rdp if values["shard_optimizer_state"] else sharded
-    precision = _precision(values)
+    half = values["fp16"] or values["fp16_params"]  # the same, under an older name
+    precision = precision_of(half, values["bf16"])
     sums_low = values["_fp32_grad_accumulation"] is False
     plan = ParallelPlan(
         dp_replicate=rdp // shares,
@@ -133,7 +134,7 @@ def _version_1(values: dict[str, Any], world_size: int) -> SmpConfig:
 def _version_2(values: dict[str, Any], world_size: int) -> SmpConfig:
     tp, shards = values["tensor_parallel_degree"], values["hybrid_shard_degree"]
     degrees = {"tensor_parallel_degree": tp, "hybrid_shard_degree": max(1, shards)}
-    replicas, cp = _data_ranks(world_size, degrees), values["context_parallel_degree"]
+    replicas, cp = ranks_left(world_size, degrees), values["context_parallel_degree"]
     if shards == 0:  # native FSDP, over all ranks
         replicas, shards = 1, replicas
     if shards % cp:
@@ -197,18 +198,23 @@ def _pipeline_degree(values: dict[str, Any]) -> int:
     return old or new or 1
 
 
-def _data_ranks(world_size: int, degrees: dict[str, int]) -> int:
-    """Ranks that other axes leave for the data axis."""
-    product, named = 1, []
-    for key, degree in degrees.items():
-        product *= degree
-        named += [f"{key}={degree}"] if degree > 1 else []
-    if world_size % product:
-        raise UserError(
-            f"{' x '.join(named)} does not divide {world_size} processes: "
-            f"start a multiple of {product}"
-        )
-    return world_size // product
+def ranks_left(ranks: int, degrees: dict[str, int]) -> int:
+    """Ranks that axes of these degrees leave for another.
+
+    Raises:
+        UserError: they do not divide the ranks.
+    """
+    product = math.prod(degrees.values())
+    if ranks % product:
+        words = f"{in_words(degrees)} does not divide {ranks} ranks"
+        raise UserError(f"{words}: start a multiple of {product}")
+    return ranks // product
+
+
+def in_words(degrees: dict[str, int]) -> str:
+    """Those above 1, each with its name."""
+    named = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    return " x ".join(named) or "one rank"
 
 
 def _check_v1(values: dict[str, Any], pp: int, tp: int, rdp: int, sharded: int) -> None:
@@ -257,8 +263,12 @@ def _check_in_flight(values: dict[str, Any], pp: int, schedule: str) -> None:
         )
 
 
-def _precision(values: dict[str, Any]) -> str:
-    half = values["fp16"] or values["fp16_params"]  # the same, under an older name
-    if half and values["bf16"]:
+def precision_of(fp16: Any, bf16: Any) -> str:
+    """The precision of two switches.
+
+    Raises:
+        UserError: both are on.
+    """
+    if fp16 and bf16:
         raise UserError("fp16 and bf16 exclude each other: keep one")
-    return "fp16" if half else "bf16" if values["bf16"] else "fp32"
+    return "fp16" if fp16 else "bf16" if bf16 else "fp32"

@@ -59,9 +59,9 @@ from helpers.smp.keys import keys
         (
             {"ddp": True, "partitions": 3, "tensor_parallel_degree": 2},
             8,
-            "pipeline_parallel_degree=3 x tensor_parallel_degree=2 does not divide 8 processes",
+            "pipeline_parallel_degree=3 x tensor_parallel_degree=2 does not divide 8 ranks",
         ),
-        ({"hybrid_shard_degree": 3}, 8, "hybrid_shard_degree=3 does not divide 8 processes"),
+        ({"hybrid_shard_degree": 3}, 8, "hybrid_shard_degree=3 does not divide 8 ranks"),
         # what the engine cannot do, and the nearest
         ({"partitions": 2, "auto_partition": False}, 2, "as partition=7,7,7,7"),
         ({"horovod": True}, 1, "ddp is PyTorch's data axis"),
