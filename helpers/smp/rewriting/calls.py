@@ -109,9 +109,6 @@ class Replacer:
         else:
             yield self.text.replace(node, text)
 
-    def _attribute(self, node: ast.Attribute, text: str, use: Use) -> Iterator[Edit]:
-        yield Edit(self.text.end(node.value), self.text.end(node), f".{text}")
-
     def _call(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
         call = self._call_of(node)
         if call is None:
@@ -160,6 +157,3 @@ class Replacer:
             yield self.text.replace(node, ", ".join(f'"{word}"' for word in words))
             return
         yield self.text.replace(node, f"({text})")
-
-    def _start(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
-        yield self.text.replace(node, text)
