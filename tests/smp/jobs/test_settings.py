@@ -17,11 +17,10 @@ TORCH = {"torch_distributed": {"enabled": True}}
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(file):
     def reading(given, answers=None, instance="ml.p4d.24xlarge", distribution=TORCH):
-        path = tmp_path / "job.py"
-        path.write_text(JOB.format(given=given, instance=instance, distribution=distribution))
-        return leave([path], answers)
+        text = JOB.format(given=given, instance=instance, distribution=distribution)
+        return leave([file(text, "job.py")], answers)
 
     return reading
 
