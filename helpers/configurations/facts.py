@@ -6,6 +6,7 @@ from typing import Any
 
 from helpers.engine.errors import UserError, one_line
 from helpers.engine.plan import ParallelPlan
+from helpers.smp.configuration import in_words, ranks_left
 from helpers.smp.jobs.lines import Line
 from helpers.smp.jobs.settings import NO_CLIP
 from helpers.smp.reading.catalogue import LEFT_OUT, REFUSED
@@ -112,22 +113,14 @@ def left_over(ranks: int | None, **degrees: int) -> int:
     """
     if ranks is None:
         raise Asked("ranks")
-    product = prod(degrees.values())
-    if ranks % product:
-        raise UserError(f"{_words(degrees)} does not divide {ranks} ranks")
-    return ranks // product
+    return ranks_left(ranks, degrees)
 
 
 def check_ranks(ranks: int | None, **degrees: int) -> None:
     """Raise a UserError if the axes are not for this number of ranks."""
     if ranks is not None and prod(degrees.values()) != ranks:
-        words = _words(degrees)
+        words = in_words(degrees)
         raise UserError(f"{words} is for {prod(degrees.values())} ranks, and there are {ranks}")
-
-
-def _words(degrees: dict[str, int]) -> str:
-    named = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
-    return " x ".join(named) or "one rank"
 
 
 def batches(facts: Facts, dp: int) -> tuple[int | None, int]:

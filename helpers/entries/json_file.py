@@ -22,9 +22,9 @@ def read_json(path: Path) -> list[Entry]:
     text = text_of(path)
     try:
         found = json.loads(text)
+        values = dict(_values(found)) if isinstance(found, dict) else {}
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {str(error)[:120]}") from None
-    values = dict(_values(found)) if isinstance(found, dict) else {}
     return of_yaml(path, text.replace("\t", "    "), over=values)
 
 

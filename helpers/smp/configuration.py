@@ -5,22 +5,21 @@
     config.global_batch(4)        # 16: without prescaled_batch each tensor rank brings its own 4
 
 Every key of both versions stands in the tables of keys.py. It becomes a part of the plan or a
-setting beside it; or it is left out with the reason (`config.left_out`); or the configuration is
-refused with the reason and the nearest thing. Words keep their meaning: `interleaved` is roughly
-1f1b and not the interleaved schedule, `simple` is gpipe, D of a placement is what is left of the
-ranks when pipeline and tensor ranks are taken out (`rdp`).
+setting beside it; or it is left out, with the reason there; or the configuration is refused with
+the reason and the nearest thing. Words keep their meaning: `interleaved` is roughly 1f1b and not
+the interleaved schedule, `simple` is gpipe, D of a placement is what is left of the ranks when
+pipeline and tensor ranks are taken out (`rdp`).
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import MEMORY, SPEED, Costs, balance
 from helpers.engine.plan import ParallelPlan
-from helpers.smp.distribution.argument import beside, parameters_in
 from helpers.smp.keys import Key, does_nothing, elsewhere, keys, wants_whole
 
 SCHEDULE = {"interleaved": "1f1b", "simple": "gpipe"}
@@ -31,24 +30,18 @@ CP_ATTENTION = {"p2p": "ring", "all_gather": "gather"}
 class SmpConfig:
     """A configuration as the engine understands it.
 
-    version: 1 or 2 of the library.
     batch_of: whose a process's batch is: `rdp`, all tensor ranks see the same samples
         (prescaled_batch, and version 2); `dp`, each tensor rank brings samples of its own.
     memory_weight: for the automatic partition, from 0 (time) to 1 (memory).
     clip: the largest gradient norm, where the configuration says it.
     seed: as `clip`.
-    env: variables of every rank, of mpi's options beside the configuration.
-    left_out: keys and options that do nothing here, each with the reason.
     """
 
     plan: ParallelPlan
-    version: int
     batch_of: str = "rdp"
     memory_weight: float = SPEED
     clip: float | None = None
     seed: int | None = None
-    env: dict[str, str] = field(default_factory=dict, hash=False)
-    left_out: dict[str, str] = field(default_factory=dict, hash=False)
 
     def global_batch(self, batch: int) -> int:
         """Samples of a step where each process's loader yields `batch`: what --batch-size takes.
@@ -73,7 +66,7 @@ def read_smp_config(
     """The plan, and what stands beside it, of a configuration for `world_size` processes.
 
     Args:
-        config: the parameters, or the estimator's `distribution` around them.
+        config: the parameters inside the estimator's `distribution`.
         world_size: instances times processes of each.
         version: 1 or 2; unless given it is 1 where a key is version 1's own, else 2.
 
@@ -81,26 +74,21 @@ def read_smp_config(
         UserError: one line: an unknown key, a value of the wrong kind, keys that exclude each
             other, degrees that do not divide the processes, or what the engine cannot do.
     """
-    given = parameters_in(config)
+    if not isinstance(config, dict):
+        raise UserError(f"a configuration is a dictionary, not {config!r}")
     wants = wants_whole(world_size, least=1)
     if wants:
         raise UserError(f"world_size must be {wants}, not {world_size!r}")
     if version is None:
-        version = version_of(given)
+        version = version_of(config)
     if version not in (1, 2):
         raise UserError(f"the library had version 1 and 2, not {version!r}")
     table = keys(version)
-    for key, value in given.items():
+    for key, value in config.items():
         check_key(key, value, table, version)
-    notes = {key: record.note for key, record in table.items() if record.note} | does_nothing()
-    left_out = {key: notes[key] for key in given if key in notes}
-    values = {key: record.default for key, record in table.items()} | given
+    values = {key: record.default for key, record in table.items()} | config
     read = _version_1 if version == 1 else _version_2
-    found = read(values, world_size, left_out)
-    if given is config:
-        return found
-    env, of_mpi = beside(config, world_size)
-    return replace(found, env=env, left_out=found.left_out | of_mpi)
+    return read(values, world_size)
 
 
 def version_of(given: Iterable[str]) -> int:
@@ -108,15 +96,16 @@ def version_of(given: Iterable[str]) -> int:
     return 1 if any(key in keys(1) and key not in keys(2) for key in given) else 2
 
 
-def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
+def _version_1(values: dict[str, Any], world_size: int) -> SmpConfig:
     pp, tp = _pipeline_degree(values), values["tensor_parallel_degree"]
-    rdp = _data_ranks(world_size, {"pipeline_parallel_degree": pp, "tensor_parallel_degree": tp})
+    rdp = ranks_left(world_size, {"pipeline_parallel_degree": pp, "tensor_parallel_degree": tp})
     sharded = values["sharded_data_parallel_degree"]
     _check_v1(values, pp, tp, rdp, sharded)
     schedule = SCHEDULE[values["pipeline"]]
-    left_out = left_out | _check_in_flight(values, pp, schedule)
+    _check_in_flight(values, pp, schedule)
     shares = rdp if values["shard_optimizer_state"] else sharded
-    precision = _precision(values)
+    half = values["fp16"] or values["fp16_params"]  # the same, under an older name
+    precision = precision_of(half, values["bf16"])
     sums_low = values["_fp32_grad_accumulation"] is False
     plan = ParallelPlan(
         dp_replicate=rdp // shares,
@@ -136,18 +125,16 @@ def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]
         weight = SPEED if values["optimize"] == "speed" else MEMORY
     return SmpConfig(
         plan,
-        version=1,
         batch_of="rdp" if values["prescaled_batch"] else "dp",
         memory_weight=weight,
         clip=values["sdp_gradient_clipping"] if sharded > 1 else None,
-        left_out=left_out,
     )
 
 
-def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
+def _version_2(values: dict[str, Any], world_size: int) -> SmpConfig:
     tp, shards = values["tensor_parallel_degree"], values["hybrid_shard_degree"]
     degrees = {"tensor_parallel_degree": tp, "hybrid_shard_degree": max(1, shards)}
-    replicas, cp = _data_ranks(world_size, degrees), values["context_parallel_degree"]
+    replicas, cp = ranks_left(world_size, degrees), values["context_parallel_degree"]
     if shards == 0:  # native FSDP, over all ranks
         replicas, shards = 1, replicas
     if shards % cp:
@@ -170,7 +157,7 @@ def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]
         tp=tp,
         offload=values["sm_activation_offloading"],
     )
-    return SmpConfig(plan, version=2, seed=values["random_seed"], left_out=left_out)
+    return SmpConfig(plan, seed=values["random_seed"])
 
 
 def check_key(key: str, value: Any, table: dict[str, Key], version: int) -> None:
@@ -211,18 +198,23 @@ def _pipeline_degree(values: dict[str, Any]) -> int:
     return old or new or 1
 
 
-def _data_ranks(world_size: int, degrees: dict[str, int]) -> int:
-    """Ranks that other axes leave for the data axis."""
-    product, named = 1, []
-    for key, degree in degrees.items():
-        product *= degree
-        named += [f"{key}={degree}"] if degree > 1 else []
-    if world_size % product:
-        raise UserError(
-            f"{' x '.join(named)} does not divide {world_size} processes: "
-            f"start a multiple of {product}"
-        )
-    return world_size // product
+def ranks_left(ranks: int, degrees: dict[str, int]) -> int:
+    """Ranks that axes of these degrees leave for another.
+
+    Raises:
+        UserError: they do not divide the ranks.
+    """
+    product = math.prod(degrees.values())
+    if ranks % product:
+        words = f"{in_words(degrees)} does not divide {ranks} ranks"
+        raise UserError(f"{words}: start a multiple of {product}")
+    return ranks // product
+
+
+def in_words(degrees: dict[str, int]) -> str:
+    """Those above 1, each with its name."""
+    named = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    return " x ".join(named) or "one rank"
 
 
 def _check_v1(values: dict[str, Any], pp: int, tp: int, rdp: int, sharded: int) -> None:
@@ -257,11 +249,11 @@ def _check_v1(values: dict[str, Any], pp: int, tp: int, rdp: int, sharded: int) 
         )
 
 
-def _check_in_flight(values: dict[str, Any], pp: int, schedule: str) -> dict[str, str]:
+def _check_in_flight(values: dict[str, Any], pp: int, schedule: str) -> None:
     """How many micro-batches may be in flight, against how many the schedule keeps there."""
     limit = values["active_microbatches"]
     if limit is None or pp == 1:
-        return {}
+        return
     most = min(values["microbatches"], pp) if schedule == "1f1b" else values["microbatches"]
     if limit < most:
         nearest = "pipeline=interleaved" if schedule == "gpipe" else "the plan's schedule=naive"
@@ -269,11 +261,14 @@ def _check_in_flight(values: dict[str, Any], pp: int, schedule: str) -> dict[str
             f"active_microbatches={limit} cannot be kept: {schedule} has {most} of "
             f"{values['microbatches']} in flight; the nearest is {nearest}, or fewer microbatches"
         )
-    return {"active_microbatches": f"{schedule} has {most} in flight by itself"}
 
 
-def _precision(values: dict[str, Any]) -> str:
-    half = values["fp16"] or values["fp16_params"]  # the same, under an older name
-    if half and values["bf16"]:
+def precision_of(fp16: Any, bf16: Any) -> str:
+    """The precision of two switches.
+
+    Raises:
+        UserError: both are on.
+    """
+    if fp16 and bf16:
         raise UserError("fp16 and bf16 exclude each other: keep one")
-    return "fp16" if half else "bf16" if values["bf16"] else "fp32"
+    return "fp16" if fp16 else "bf16" if bf16 else "fp32"

@@ -24,22 +24,7 @@ from helpers.engine.models.objectives import IGNORED
 from helpers.text import instructions
 from helpers.text import readers as text_files
 from helpers.text.readers import Example, Task
-from helpers.text.rows import TokenData, tokenize
-from helpers.text.tokenizer import Tokenizer, load_tokenizer
-
-__all__ = [
-    "IGNORED",
-    "Batch",
-    "Example",
-    "Task",
-    "TokenData",
-    "Tokenizer",
-    "batches",
-    "load_examples",
-    "load_tokenizer",
-    "steps_per_epoch",
-    "tokenize",
-]
+from helpers.text.rows import TokenData
 
 WINDOW = 64  # batches: rows are grouped by length inside a shuffled window of this many
 

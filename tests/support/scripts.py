@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import json
 import os
 import socket
 import subprocess
@@ -166,6 +167,15 @@ def process(
         )
     assert code is not None, f"{script} runs longer than {TIMEOUT_S} s: {stderr}"
     return subprocess.CompletedProcess(words[0], code, stdout, stderr)
+
+
+def trained(ranks: int = 1, *, out: Path, **flags: object) -> tuple[dict, list[dict]]:
+    """A run of scripts/train.py to its good end, as `process` has it: its summary, and its lines of
+    metrics."""
+    done = process(ranks, out=out, **flags)
+    assert done.returncode == 0, done.stderr
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return json.loads((out / "summary.json").read_text()), list(map(json.loads, lines))
 
 
 def _words(flags: dict[str, object]) -> Iterator[str]:

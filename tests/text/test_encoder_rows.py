@@ -161,10 +161,6 @@ def test_plain_text_can_be_masked_and_not_classified(tmp_path: Path) -> None:
         load_examples(tmp_path / "x.jsonl", "classify-head")
 
 
-def test_shares_are_the_papers() -> None:
-    assert (encoder_rows.CHOSEN, encoder_rows.MASKED, encoder_rows.OTHER) == (0.15, 0.8, 0.1)
-
-
 KINDS = {
     "bpe": lambda: tokenizers.Tokenizer.from_file(str(bundled("tokenizer") / "tokenizer.json")),
     "unigram": lambda: tokenizers.Tokenizer(

@@ -180,6 +180,6 @@ def test_a_step_begins_at_0_and_keeps_its_times(tmp_path):
     at_s, path = 2.0**30, tmp_path / "timeline.json"
     forward, backward = ["F", 0, 2, at_s + 2, at_s + 3.5], ["B", 1, 2, at_s + 1, at_s + 1.25]
     write_timelines(path, [[[forward], [backward]], [[forward], []]])
-    both, alone = read_timelines(path)
+    both, alone = read_timelines(str(path))
     assert both.spans == ((Span(Action("F", 0, 2), 1, 2.5),), (Span(Action("B", 1, 2), 0, 0.25),))
     assert alone.spans == ((Span(Action("F", 0, 2), 0, 1.5),), ())

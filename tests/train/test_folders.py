@@ -31,8 +31,10 @@ def write_model(folder: Path, kind: str, **fields: object) -> Path:
     return folder
 
 
-def losses(out: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+def run(ranks: int = 1, **flags: object) -> tuple[dict, list[float]]:
+    """Its summary and its losses."""
+    summary, lines = scripts.trained(ranks, **FLAGS | flags)
+    return summary, [line["loss"] for line in lines]
 
 
 @pytest.mark.long
@@ -58,10 +60,7 @@ def test_a_model_without_a_record_trains_alike_in_every_layout(
     by_layout = {}
     for name, layout in layouts.items():
         out, ranks = tmp_path / name, 2 if layout else 1
-        done = scripts.process(ranks, model=folder, out=out, save=True, **FLAGS | layout)
-        assert done.returncode == 0, done.stderr
-        by_layout[name] = losses(out)
-        summary = json.loads((out / "summary.json").read_text())
+        summary, by_layout[name] = run(ranks, model=folder, out=out, save=True, **layout)
         assert summary["weights"].startswith(f"{folder}, digest ")
         transformers.AutoModelForCausalLM.from_pretrained(out / "model")
     for found in by_layout.values():
@@ -145,11 +144,9 @@ def test_from_scratch_begins_with_random_weights_and_says_so(tmp_path: Path) -> 
     shutil.copy(folder / "config.json", bare)
     found = []
     for name, model in (("with", folder), ("without", bare)):
-        done = scripts.process(model=model, out=tmp_path / name, from_scratch=True, **FLAGS)
-        assert done.returncode == 0, done.stderr
-        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        summary, losses = run(model=model, out=tmp_path / name, from_scratch=True)
         assert summary["weights"] == "random, of seed 0"
-        found.append(losses(tmp_path / name))
+        found.append(losses)
     assert found[0] == found[1]
-    done = scripts.process(model=folder, out=tmp_path / "read", **FLAGS)
-    assert done.returncode == 0 and losses(tmp_path / "read") != found[0]
+    _, losses = run(model=folder, out=tmp_path / "read")
+    assert losses != found[0]

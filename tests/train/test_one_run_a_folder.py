@@ -94,8 +94,7 @@ def test_a_claim_ends_with_its_file(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    done = scripts.process(out=out, steps=2, checkpoint_every=1, **SMALL)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(out=out, steps=2, checkpoint_every=1, **SMALL)
     return out
 
 
@@ -131,8 +130,7 @@ def test_a_file_in_the_way_is_one_line(out: Path) -> None:
 def test_checkpoints_that_a_link_leads_to_are_the_runs_own(out: Path, tmp_path: Path) -> None:
     (out / "checkpoints").rename(tmp_path / "elsewhere")
     (out / "checkpoints").symlink_to(tmp_path / "elsewhere")
-    done = scripts.process(out=out, **RESUMED)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(out=out, **RESUMED)
     kept = {path.name for path in (tmp_path / "elsewhere").iterdir()}
     assert kept == {"step-00000003", "step-00000004"}
 
@@ -140,9 +138,8 @@ def test_checkpoints_that_a_link_leads_to_are_the_runs_own(out: Path, tmp_path: 
 def test_a_renamed_checkpoint_has_the_steps_that_it_says(out: Path) -> None:
     folder = out / "checkpoints"
     (folder / "step-00000002").rename(folder / "step-00000003")
-    done = scripts.process(out=out, **RESUMED)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((out / "summary.json").read_text())["resumed_after"] == 2
+    summary, _ = scripts.trained(out=out, **RESUMED)
+    assert summary["resumed_after"] == 2
 
 
 def test_lines_of_metrics_that_a_summary_cannot_count_are_left_out(out: Path) -> None:
@@ -150,8 +147,7 @@ def test_lines_of_metrics_that_a_summary_cannot_count_are_left_out(out: Path) ->
     metrics = out / "metrics.jsonl"
     whole = metrics.read_text().splitlines()
     metrics.write_text("\n".join([*map(json.dumps, rows), *whole]) + "\n")
-    done = scripts.process(out=out, **RESUMED)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(out=out, **RESUMED)
     after = metrics.read_text().splitlines()
     assert after[:2] == whole and len(after) == 4
 
@@ -193,5 +189,4 @@ def test_another_configuration_of_the_same_sizes_is_refused(out: Path, tmp_path:
     line = scripts.refusal(*flags, "--model", tmp_path / "other", out=out)
     assert line == "the checkpoint was made with layer_norm_epsilon 1e-05, this run has 0.001"
     own = {"model": tmp_path / "same", "from_scratch": True}
-    done = scripts.process(out=out, **RESUMED | own)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(out=out, **RESUMED | own)

@@ -42,8 +42,7 @@ ZERO3 = {"dp_shard": 2}
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of a run that nothing disturbs."""
     out = tmp_path_factory.mktemp("whole")
-    done = scripts.process(ranks=2, out=out, **RUN, **ZERO3)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(2, out=out, **RUN, **ZERO3)
     return losses(out)
 
 
@@ -115,20 +114,17 @@ def is_rank(process: psutil.Process, rank: int, mark: dict[str, str]) -> bool:
 def test_the_same_plan_goes_on_to_the_last_digit(whole, killed, tmp_path) -> None:
     out = shutil.copytree(killed, tmp_path / "run")
     flags = RUN | ZERO3 | {"resume": True, "checkpoint_every": 10}
-    done = scripts.process(ranks=2, out=out, **flags)
-    assert done.returncode == 0, done.stderr
+    summary, lines = scripts.trained(2, out=out, **flags)
     assert losses(out) == whole
-    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     assert all(line["peak_memory_bytes"] > 0 for line in lines)
     assert names(out) == ["step-00000010", "step-00000020"]
-    assert json.loads((out / "summary.json").read_text())["resumed_after"] == 10
+    assert summary["resumed_after"] == 10
 
 
 @pytest.mark.parametrize("ranks", (2, 1))
 def test_another_plan_goes_on_alike(whole, killed, tmp_path, ranks: int) -> None:
     flags = {"resume": killed / "checkpoints" / "step-00000010", "out": tmp_path / "run"}
-    done = scripts.process(ranks, tp=ranks, **RUN, **flags)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(ranks, tp=ranks, **RUN, **flags)
     assert losses(tmp_path / "run") == pytest.approx(whole[10:], rel=1e-5)
 
 
@@ -163,12 +159,10 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(whole, tmp_path, backgroun
     assert 1 < done < STEPS
     flags = {"resume": True, "checkpoint_every": STEPS}
     if background:
-        ended = scripts.process(ranks=2, **RUN, **ZERO3, **flags, background=True, out=out)
-        assert ended.returncode == 0, ended.stderr
+        scripts.trained(2, **RUN, **ZERO3, **flags, background=True, out=out)
         assert losses(out) == whole
     else:
-        ended = scripts.process(**RUN, **flags, out=out)
-        assert ended.returncode == 0, ended.stderr
+        scripts.trained(**RUN, **flags, out=out)
         assert losses(out)[:done] == whole[:done]
         assert losses(out)[done:] == pytest.approx(whole[done:], rel=1e-5)
     assert names(out) == [newest, f"step-{STEPS:08d}"]  # the draft is gone
@@ -185,8 +179,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_works(whole, killed,
     line = scripts.the_line(refused.stderr)
     assert line == f"{victim} is damaged: its checksum differs; the one before it is {before}"
     assert len(losses(out)) == len(losses(killed))
-    done = scripts.process(**RUN, out=out, resume=before, checkpoint_every=12, keep=1)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(**RUN, out=out, resume=before, checkpoint_every=12, keep=1)
     assert losses(out) == pytest.approx(whole, rel=1e-5)
     assert names(out) == ["step-00000012"]  # the damaged one was of a future that is not this run's
 
@@ -233,18 +226,17 @@ def test_other_data_of_as_many_tokens_is_refused(tmp_path: Path) -> None:
     for name, order in (("first", 1), ("other", -1)):
         (tmp_path / f"{name}.txt").write_text("\n".join(lines[::order] * 100))
     flags = SHORT | {"out": tmp_path / "run", "steps": 2, "checkpoint_every": 1}
-    done = scripts.process(data=tmp_path / "first.txt", **flags)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(data=tmp_path / "first.txt", **flags)
     flags |= {"steps": 4, "resume": True}
     done = scripts.process(data=tmp_path / "other.txt", **flags)
     assert done.returncode == 2
     assert "was made with data of digest " in scripts.the_line(done.stderr)
-    assert scripts.process(data=tmp_path / "first.txt", **flags).returncode == 0
+    scripts.trained(data=tmp_path / "first.txt", **flags)
 
 
 def test_what_a_resumed_run_may_change_is_told(tmp_path: Path) -> None:
     flags = SHORT | {"out": tmp_path / "run", "checkpoint_every": 2}
-    assert scripts.process(steps=2, **flags).returncode == 0
+    scripts.trained(steps=2, **flags)
     flags |= {"resume": True}
     flags |= {"steps": 4, "lr": 5e-4, "clip": 0.5, "precision": "bf16"}
     flags |= {"weight_decay": 0.1, "warmup": 1, "lr_schedule": "constant"}
@@ -269,8 +261,7 @@ def test_adapters_do_not_go_on_with_another_base(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / name)
     flags = {"seq_len": 32, "batch_size": 8, "lora_rank": 2, "out": tmp_path / "run"}
     flags |= {"checkpoint_every": 1}
-    done = scripts.process(model=tmp_path / "base", steps=1, **flags)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(model=tmp_path / "base", steps=1, **flags)
     done = scripts.process(model=tmp_path / "other", steps=2, resume=True, **flags)
     assert done.returncode == 2 and "base" in scripts.the_line(done.stderr)
 

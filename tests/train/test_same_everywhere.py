@@ -97,8 +97,7 @@ def test_every_layout_writes_the_same_kind_of_files(tmp_path: Path) -> None:
     for layout, plan in LAYOUTS.items():
         out = tmp_path / layout
         ranks = 2 if plan else 1
-        done = scripts.process(ranks, out=out, save=True, precision="bf16", **SMALL | plan)
-        assert done.returncode == 0, done.stderr
+        scripts.trained(ranks, out=out, save=True, precision="bf16", **SMALL | plan)
         tensors = load_file(out / "model" / "model.safetensors")
         config = json.loads((out / "model" / "config.json").read_text())
         shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
@@ -111,8 +110,7 @@ def test_every_layout_writes_the_same_kind_of_files(tmp_path: Path) -> None:
 def test_the_files_have_the_dtype_that_is_asked_for(tmp_path: Path, layout: str) -> None:
     plan = LAYOUTS[layout]
     out, ranks = tmp_path / "run", 2 if plan else 1
-    done = scripts.process(ranks, out=out, save=True, save_dtype="bf16", **SMALL | plan)
-    assert done.returncode == 0, done.stderr
+    scripts.trained(ranks, out=out, save=True, save_dtype="bf16", **SMALL | plan)
     model = transformers.AutoModelForCausalLM.from_pretrained(out / "model")
     assert model.dtype == torch.bfloat16
     tensors = load_file(out / "model" / "model.safetensors")

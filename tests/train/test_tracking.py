@@ -21,10 +21,7 @@ SMALL = {"layers": 2, "hidden": 32, "heads": 2, "seq_len": 16, "steps": 4, "batc
 
 def train(out: Path, **flags: object) -> tuple[dict, list[dict]]:
     """A run on forked processes; its summary and its lines of metrics."""
-    done = scripts.process(out=out, **SMALL | flags)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((out / "summary.json").read_text()), lines
+    return scripts.trained(out=out, **SMALL | flags)
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:

@@ -60,9 +60,8 @@ REVIEWS = [("good fun and well made", 1), ("a dull, long film", 0)] * 8
 
 def train(out: Path, **flags: object) -> dict:
     """Run the script in one process; its summary."""
-    done = scripts.process(out=out, **SMALL | flags)
-    assert done.returncode == 0, done.stderr
-    return json.loads((out / "summary.json").read_text())
+    summary, _ = scripts.trained(out=out, **SMALL | flags)
+    return summary
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +161,7 @@ def test_a_run_starts_from_the_weights_of_a_folder(tmp_path: Path) -> None:
     options = {"model": tmp_path / "model", "tokenizer": ROOT / "data/tokenizer"}
     flags = SMALL | dict.fromkeys(("layers", "hidden", "heads")) | options
     flags = {name: value for name, value in flags.items() if value is not None}
-    done = scripts.process(out=tmp_path / "run", **flags | {"steps": 1, "save": True})
-    assert done.returncode == 0, done.stderr
-    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    _, [first] = scripts.trained(out=tmp_path / "run", **flags | {"steps": 1, "save": True})
     from helpers import text as data
 
     tokenizer = data.load_tokenizer(ROOT / "data/tokenizer")

@@ -297,14 +297,12 @@ def test_a_run_leaves_what_its_watch_found(tmp_path) -> None:
     rows = [{"text": "a " * (2 if row % 8 else 100), "label": row % 2} for row in range(64)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = {"model": "gpt2-tiny", "layers": 2, "steps": 4, "batch_size": 64}
-    done = scripts.process(
-        1, out=tmp_path / "run", data=data, task="classify", watch=2, lr=1e-9, **flags
+    summary, _ = scripts.trained(
+        out=tmp_path / "run", data=data, task="classify", watch=2, lr=1e-9, **flags
     )
-    assert done.returncode == 0
     report = json.loads((tmp_path / "run" / "findings.json").read_text())
     assert {row["kind"] for row in report["findings"]} == {"update_too_small", "padding"}
-    warnings = json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
-    assert any(one.startswith("step 1: padding: ") for one in warnings)
+    assert any(one.startswith("step 1: padding: ") for one in summary["warnings"])
 
 
 def watch_over(losses: dict[int, float], held_out: dict[int, float]) -> Watch:

@@ -5,6 +5,7 @@ from typing import Any
 from helpers.configurations.facts import Asked, Facts, Layout, batches, left_over
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.smp.configuration import precision_of
 
 HALF = ("fp16", "bf16")
 DECAY_PEAK = 1e-3  # of WarmupDecayLR, whatever the optimizer's rate is; WarmupLR's until 0.17.2
@@ -119,9 +120,5 @@ def _shared(facts: Facts, dp: int, lost: list[str]) -> dict[str, int]:
 
 
 def _precision(facts: Facts) -> str:
-    half, brain = facts.get("fp16"), facts.get("bf16")
-    if half and brain:
-        raise UserError("fp16 and bf16 exclude each other: keep one")
-    if facts.get("autocast"):
-        return str(facts.get("autocast_dtype", "bf16"))
-    return "fp16" if half else "bf16" if brain else "fp32"
+    precision = precision_of(facts.get("fp16"), facts.get("bf16"))
+    return str(facts.get("autocast_dtype", "bf16")) if facts.get("autocast") else precision

@@ -6,6 +6,7 @@ from helpers.configurations.facts import Facts, Layout, batches, left_over
 from helpers.configurations.models import Sizes
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.smp.configuration import precision_of
 
 GPT2_TOKENS = 50257  # of the tokenizer whose vocabulary a file need not name
 GPT2_NAMES = ("GPT2BPETokenizer",)
@@ -96,7 +97,8 @@ def layout(facts: Facts, ranks: int | None, model: Sizes | None) -> Layout:
     dp = left_over(ranks, tp=tp, pp=pp, cp=cp)
     batch, parts = batches(facts, dp)
     lost: list[str] = []
-    precision = _precision(facts)
+    precision = precision_of(facts.get("fp16"), facts.get("bf16"))
+    precision = str(facts.get("precision", precision))
     sums = "fp16" if precision == "fp16" and dp > 1 and not facts.get("sums32") else "fp32"
     sums = "bf16" if facts.get("sums16") else facts.get("sums", sums)
     degrees = _data(facts, dp)
@@ -162,13 +164,6 @@ def _recomputing(facts: Facts, lost: list[str]) -> dict[str, str]:
         return {"activation": f"group_{layers}" if layers > 1 else "full"}
     lost.append(f"recompute-method block: {layers} blocks of each stage alone; here all of them")
     return {"activation": "full"}
-
-
-def _precision(facts: Facts) -> str:
-    if facts.get("bf16") and facts.get("fp16"):
-        raise UserError("fp16 and bf16 exclude each other: keep one")
-    said = "bf16" if facts.get("bf16") else "fp16" if facts.get("fp16") else "fp32"
-    return str(facts.get("precision", said))
 
 
 def _steps(facts: Facts, batch: int | None, lost: list[str]) -> None:

@@ -101,9 +101,14 @@ def _decoded(path: Path, data: bytes) -> str:
     """The text of a script, in the encoding that it names."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n").replace("\f", " ")
+        return _with_python_s_lines(data.decode(encoding))
     except (SyntaxError, UnicodeDecodeError, LookupError):
         raise UserError(f"{path} is no text in the encoding that it names") from None
+
+
+def _with_python_s_lines(text: str) -> str:
+    """Each ends in a line feed; and there is no form feed, at which Python counts columns anew."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", " ")
 
 
 def _program(text: str, places: Sequence[Place], name: str, shell: Any = ()) -> Program:
@@ -165,7 +170,8 @@ def _language(content: dict[str, Any]) -> str:
 
 def _source(cell: dict[str, Any]) -> str:
     source = cell.get("source", "")
-    return "".join(map(str, source)) if isinstance(source, list) else str(source)
+    text = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    return _with_python_s_lines(text)
 
 
 class _Cells:
@@ -195,7 +201,8 @@ class _Cells:
         return Source(self.path, (whole, *self.written), tuple(self.unread))
 
     def _add(self, number: int, text: str) -> None:
-        lines = textwrap.dedent(text).rstrip("\n").split("\n")  # Python knows no other line ends
+        # str.splitlines cuts where Python does not
+        lines = textwrap.dedent(text).rstrip("\n").split("\n")
         places = [Place(str(self.path), number, line) for line in range(1, len(lines) + 1)]
         first = lines[0].strip() if lines else ""
         if first.startswith("%%") and not PYTHON_CELLS.match(first):

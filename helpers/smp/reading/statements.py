@@ -6,7 +6,6 @@ what it binds is Unknown.
 """
 
 import ast
-from abc import abstractmethod
 from typing import Any
 
 from helpers.smp.reading.expressions import Expressions
@@ -50,7 +49,8 @@ class Once(ast.stmt):
 
 
 class Statements:
-    """Goes through statements; expressions are another's (expressions.py).
+    """Goes through statements; expressions are another's (expressions.py). The interpreter has the
+    count of steps (`spend`), names without a value (`unknown`) and other files (`elsewhere`).
 
     shared: names that functions bind outside of themselves.
     returns: of each function under way, what it gives where it may return early.
@@ -61,18 +61,6 @@ class Statements:
     shared: set[str]
     returns: list[list[Any]]
     unsure: bool
-
-    @abstractmethod
-    def spend(self, steps: int = 1) -> None:
-        """Count steps, so that no program holds us up."""
-
-    @abstractmethod
-    def unknown(self, name: str, value: Unknown | None = None) -> Any:
-        """What was answered for a name that the program does not give a value; else Unknown."""
-
-    @abstractmethod
-    def elsewhere(self, dotted: str) -> Any:
-        """What another file of those given has under this name."""
 
     def run(self, body: list[ast.stmt], names: Names) -> None:
         for node in body:

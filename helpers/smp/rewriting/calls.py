@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helpers.smp.reading.catalogue import below
 from helpers.smp.reading.uses import Use
-from helpers.smp.rewriting.edits import Edit, Removed, Text
+from helpers.smp.rewriting.edits import Edit, Removed, Text, ancestors
 from helpers.tables import read_table
 
 TABLE = Path(__file__).with_name("replacements.csv")
@@ -78,11 +78,7 @@ class Replacer:
             raise CannotReplace(f"{words}: give it a name before it")
 
     def _inside(self, node: ast.AST, kinds: tuple[type, ...]) -> bool:
-        while node in self.parents:
-            node = self.parents[node]
-            if isinstance(node, kinds):
-                return True
-        return False
+        return any(isinstance(one, kinds) for one in ancestors(node, self.parents))
 
     def _check_place(self, node: ast.AST, use: Use) -> None:
         """Before Python 3.12 the places of what stands in an f-string can be wrong."""
@@ -97,20 +93,12 @@ class Replacer:
         parent = self.parents.get(node)
         return parent if isinstance(parent, ast.Call) and parent.func is node else None
 
-    def _statement_of(self, node: ast.AST) -> ast.stmt:
-        while not isinstance(node, ast.stmt):
-            node = self.parents[node]
-        return node
-
     def _name(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
         if "{owner}" in text:
             owner = node.value
             yield Edit(self.text.end(owner), self.text.end(node), text.replace("{owner}", ""))
         else:
             yield self.text.replace(node, text)
-
-    def _attribute(self, node: ast.Attribute, text: str, use: Use) -> Iterator[Edit]:
-        yield Edit(self.text.end(node.value), self.text.end(node), f".{text}")
 
     def _call(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
         call = self._call_of(node)
@@ -135,7 +123,8 @@ class Replacer:
         yield Edit(self.text.end(node.value), self.text.end(whole), "")
 
     def _statement(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
-        statement = self._statement_of(node)
+        around = ancestors(node, self.parents)
+        statement = next(one for one in around if isinstance(one, ast.stmt))
         if not isinstance(statement, SIMPLE):
             raise CannotReplace(f"{use.text} stands in a condition")
         self.removed.add(statement)
@@ -160,6 +149,3 @@ class Replacer:
             yield self.text.replace(node, ", ".join(f'"{word}"' for word in words))
             return
         yield self.text.replace(node, f"({text})")
-
-    def _start(self, node: ast.AST, text: str, use: Use) -> Iterator[Edit]:
-        yield self.text.replace(node, text)

@@ -1,7 +1,7 @@
 """Changes of a text by spans of its syntax tree, applied at once."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -53,6 +53,13 @@ class Text:
             parts += [self.data[at : edit.start], edit.text.encode()]
             at = edit.end
         return b"".join([*parts, self.data[at:]]).decode()
+
+
+def ancestors(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:
+    """What a node stands in, the nearest first."""
+    while node in parents:
+        node = parents[node]
+        yield node
 
 
 def block_of(statement: ast.stmt, parents: dict[ast.AST, ast.AST]) -> list[ast.stmt]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from helpers.smp.reading.names import Names, takes_gradients, text_of
 from helpers.smp.rewriting.calls import CannotReplace
-from helpers.smp.rewriting.edits import Edit, Removed, Text
+from helpers.smp.rewriting.edits import Edit, Removed, Text, ancestors
 
 CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
 MAKERS = {"from_pretrained": "", "from_config": "config="}
@@ -174,8 +174,9 @@ class Steps:
     def _outermost_test(self, node: ast.AST) -> ast.expr | None:
         """The condition of the outermost `if` around a node, in its function."""
         found = None
-        while node in self.parents and not isinstance(node, (ast.FunctionDef, ast.Module)):
-            parent = self.parents[node]
+        for parent in ancestors(node, self.parents):
+            if isinstance(parent, ast.FunctionDef):
+                break
             if isinstance(parent, ast.If) and node in parent.body:
                 found = parent.test
             node = parent
@@ -192,6 +193,5 @@ class Steps:
         return not calls and here is there and roots <= used_before
 
     def _function_of(self, node: ast.AST) -> ast.AST:
-        while node in self.parents and not isinstance(node, (ast.FunctionDef, ast.Module)):
-            node = self.parents[node]
-        return node
+        around = ancestors(node, self.parents)
+        return next(one for one in around if isinstance(one, (ast.FunctionDef, ast.Module)))

@@ -239,12 +239,11 @@ def test_mistakes_are_refused(arguments: list, words: str, tmp_path: Path) -> No
 
 def run(out: Path, **flags: object) -> list[dict[str, Any]]:
     """The lines of metrics of a run on the bundled instructions."""
-    done = scripts.process(
+    _, lines = scripts.trained(
         model="falcon-tiny", task="instruct", layers=2, seq_len=256, batch_size=4,
         lr_schedule="constant", lr=3e-3, out=out, **flags,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return lines
 
 
 @pytest.mark.exhaustive
@@ -252,9 +251,7 @@ def test_stages_and_shards_count_together_what_is_trained(tmp_path: Path) -> Non
     flags = {"model": "falcon-tiny", "task": "instruct", "seq_len": 256, "batch_size": 4}
     flags |= {"layers": 2, "steps": 1, "lora_rank": 4}
     whole = adapted_state(weights.load_config("falcon-tiny", num_hidden_layers=2), 4)
-    done = scripts.process(ranks=4, pp=2, dp_shard=2, **flags, out=tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary, _ = scripts.trained(4, pp=2, dp_shard=2, **flags, out=tmp_path / "run")
     assert 4 * summary["trainable_parameters"] == whole.gradients
 
 

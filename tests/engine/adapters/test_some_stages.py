@@ -18,10 +18,9 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.ranks import on_all_ranks
 from helpers.engine.trainer import Trainer
 from tests.engine.adapters.loops import LR, OPTIONS, STEPS, plain_loop
-from tests.support import parity, tiny
+from tests.support import parity, scripts, tiny
 from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
-from tests.support.scripts import process
 
 peft = pytest.importorskip("peft")
 
@@ -191,10 +190,8 @@ def test_a_run_trains_saves_and_resumes_them(tmp_path: Path) -> None:
     for name, more in {"one": {}, "two": {"ranks": 2, "pp": 2}}.items():
         for steps in (1, 2):
             resume = {"resume": True} if steps == 2 else {}
-            done = process(steps=steps, out=tmp_path / name, **flags, **more, **resume)
-            assert done.returncode == 0, done.stderr
-        text = (tmp_path / name / "metrics.jsonl").read_text()
-        lines[name] = [json.loads(line)["loss"] for line in text.splitlines()]
+            _, found = scripts.trained(steps=steps, out=tmp_path / name, **flags, **more, **resume)
+        lines[name] = [line["loss"] for line in found]
     parity.close("losses", lines["two"], lines["one"], 1e-5)
     config = json.loads((tmp_path / "two/adapters/adapter_config.json").read_text())
     assert config["layers_to_transform"] == [3]

@@ -104,7 +104,7 @@ def test_nothing_is_left_when_what_keeps_the_nodes_is_killed(tmp_path, mark):
 def test_a_killed_agent_is_started_again_and_the_losses_are_the_same(tmp_path, mark):
     """That of node 0, which has rank 0 and what the ranks meet at."""
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert scripts.process(ranks=2, out=whole, **RUN).returncode == 0
+    scripts.trained(2, out=whole, **RUN)
     options = {"nodes": 2, "max_restarts": 1, "out": out, "env": mark, "show": False}
     with lost_agent(out, node=0, after_step=6) as lost:
         run = launch("scripts/train.py", **options, **RUN, checkpoint_every=5, resume="auto")

@@ -85,6 +85,17 @@ def test_a_value_is_asked_for_and_taken(asking, capsys):
     assert "--nnodes 4" in capsys.readouterr().out
 
 
+def test_a_value_that_no_run_can_have_is_a_refusal_of_its_job_alone(file, tmp_path, capsys):
+    whole, out = ASKING.replace("nodes", "1"), tmp_path / "out"
+    path = file(whole + whole.replace('"max_steps": 9', '"learning_rate": -1'), "job.py")
+    assert call(path, "--out", out) == 0
+    text = capsys.readouterr().out
+    assert text.count("-m helpers.train") == 1 and "--steps 9" in text
+    [refusal] = [line for line in text.splitlines() if line.startswith("Refused: ")]
+    assert "lr" in refusal and "-1" in refusal
+    assert [path.name for path in out.glob("run-*")] == ["run-1"]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

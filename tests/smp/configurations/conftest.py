@@ -6,10 +6,8 @@ from helpers.configurations import read_configuration
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(file):
     def of(text, name, ranks=None, program=None):
-        path = tmp_path / name
-        path.write_text(text, "utf-8")
-        return read_configuration(path, ranks, program)
+        return read_configuration(file(text, name), ranks, program)
 
     return of

@@ -1,6 +1,7 @@
 """Nonsense is one line; random files are a plan for their ranks, or one line."""
 
 import json
+import math
 import os
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from helpers.configurations.reading import LAYOUTS
 from helpers.configurations.report import report
 from helpers.engine.errors import UserError
 from helpers.engine.plan import ParallelPlan
+from helpers.entries.json_file import read_json
 from helpers.train.arguments import parse
 
 
@@ -102,6 +104,14 @@ def test_a_key_that_stands_twice_is_said(name, tmp_path):
 def test_a_mark_of_utf_8_is_read_past(name, text, read):
     marked = read(f"\ufeff{text}", name, 8)
     assert [line.text for line in marked.lines] == [line.text for line in read(text, name, 8).lines]
+
+
+def test_values_of_json_are_those_of_json(file):
+    """YAML takes NaN for a word, and two escapes of one character for halves of two."""
+    path = file('{"a": {"b": "\\ud83d\\ude00", "c": NaN}, "d": [-Infinity]}', "own.json")
+    values = {one.path: one.value for one in read_json(path)}
+    assert values["a.b"] == "\N{GRINNING FACE}" and math.isnan(values["a.c"])
+    assert values["d"] == [-math.inf] and [one.line for one in read_json(path)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ SMP = '{{"smdistributed": {{"modelparallel": {{"enabled": True, "parameters": {0
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(file):
     def reading(arguments, before="", answers=None):
-        path = tmp_path / "job.py"
-        path.write_text(ESTIMATOR.format(before=before, arguments=arguments))
-        return leave([path], answers)
+        return leave(
+            [file(ESTIMATOR.format(before=before, arguments=arguments), "job.py")], answers
+        )
 
     return reading
 

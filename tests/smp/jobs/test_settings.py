@@ -17,11 +17,10 @@ TORCH = {"torch_distributed": {"enabled": True}}
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(file):
     def reading(given, answers=None, instance="ml.p4d.24xlarge", distribution=TORCH):
-        path = tmp_path / "job.py"
-        path.write_text(JOB.format(given=given, instance=instance, distribution=distribution))
-        return leave([path], answers)
+        text = JOB.format(given=given, instance=instance, distribution=distribution)
+        return leave([file(text, "job.py")], answers)
 
     return reading
 
@@ -48,6 +47,33 @@ def test_adapters_whose_rank_the_files_do_not_say_are_asked_for_it(given, read):
     assert parse(words[words.index("helpers.train") + 1 :]).lora_rank == 8
     assert read({**given, "lora_r": 4}).jobs[0].flags["lora_rank"] == 4
     assert read(dict.fromkeys(given, False)).jobs[0].plan is not None
+
+
+def test_a_limit_of_0_is_one_that_no_norm_reaches(read):
+    """It was --clip 0, which helpers.train does not take."""
+    [job] = read({"max_grad_norm": 0}).jobs
+    words = shlex.split(torchrun_line(job))
+    assert parse(words[words.index("helpers.train") + 1 :]).clip == 1e9
+
+
+def test_a_number_beyond_all_floats_is_none(read):
+    """It was an OverflowError."""
+    [job] = read({"epochs": 10**400}).jobs
+    [row] = job.settings
+    assert row.words.endswith("is no count") and "epochs" not in job.flags
+
+
+@pytest.mark.parametrize("argument", ["action=['store_true']", "dest=['epochs']"])
+def test_an_argument_of_a_script_that_has_a_list_for_a_word_is_read_past(argument, read, file):
+    """It was a TypeError: no list is a key."""
+    script = file(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        f"parser.add_argument('--lr', type=float, default=0.5, {argument})\n"
+        "args = parser.parse_args()\n",
+        "train.py",
+    )
+    job = file(JOB.format(given={}, instance="ml.p4d.24xlarge", distribution=TORCH), "job.py")
+    assert leave([job, script]).jobs[0].flags["lr"] == 0.5
 
 
 @pytest.mark.parametrize(

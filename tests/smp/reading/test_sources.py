@@ -82,6 +82,24 @@ def test_a_notebook_s_lines_keep_their_cells_whatever_stands_between(tmp_path):
     assert place.cell == 6 and "no Python" in why
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\x0c", "\x1c"])
+def test_a_line_of_a_cell_ends_where_python_ends_it(separator, file):
+    """Elsewhere its string was cut in two, and the cell was no Python."""
+    cell = (
+        f"words = 'one{separator}two'\nfrom sagemaker.pytorch import PyTorch\n"
+        "PyTorch(entry_point='t.py', instance_type='ml.p4d.24xlarge', instance_count=1)"
+    )
+    found = leave([file(notebook(cell), "a.ipynb")])
+    [job] = found.jobs
+    assert not found.unread and (job.place.cell, job.place.line) == (1, 3)
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_lines_of_a_cell_end_in_any_way(end, file):
+    [line] = leave([file(notebook(f"x = 1{end}import smppy"), "a.ipynb")]).lines
+    assert (line.place.cell, line.place.line) == (1, 2)
+
+
 def test_a_script_in_another_encoding_keeps_its_columns(tmp_path):
     path = tmp_path / "a.py"
     path.write_bytes("# coding: latin-1\r\nname = 'Jürgen'; import smppy\r\n".encode("latin-1"))

@@ -133,6 +133,12 @@ def test_a_call_is_found_by_whatever_name_it_has(lines, tmp_path):
     assert any(line.place.line == last and "run.rank" in line.became for line in found)
 
 
+def test_a_class_under_the_step_s_decorator_is_read_past(file):
+    """It was an AttributeError: a class has no arguments."""
+    text = "import smdistributed.modelparallel.torch as smp\n@smp.step\nclass Step:\n    pass\n"
+    assert [line.place.line for line in leave([file(text, "train.py")]).lines] == [1, 2]
+
+
 def test_a_value_that_turns_a_thing_off_becomes_nothing(tmp_path):
     head = "from sagemaker.pytorch import PyTorch\nPyTorch(\n    {}\n)\n"
     script = tmp_path / "job.py"

@@ -22,11 +22,9 @@ ModelTrainer.from_recipe(training_recipe="training/llama/hf_llama",
 
 
 @pytest.fixture
-def job(tmp_path):
+def job(file):
     def writing(recipe='"training/llama/hf_llama"', overrides="None", before=""):
-        path = tmp_path / "job.py"
-        path.write_text(JOB.format(recipe=recipe, overrides=overrides, before=before))
-        return path
+        return file(JOB.format(recipe=recipe, overrides=overrides, before=before), "job.py")
 
     return writing
 

@@ -56,6 +56,13 @@ def test_a_warm_up_s_share_is_of_the_steps_where_they_are_known(write):
     assert "a part of the steps" in read_recipe(more, P5).job.refused
 
 
+def test_a_limit_of_0_is_one_that_no_norm_reaches(write):
+    path = write(HF.replace("train_batch_size", "grad_clip: 0.0\n  train_batch_size"))
+    line = line_of(path, "model.grad_clip")
+    assert (line.verdict, line.became) == ("converted", "off: --clip 1e+09, and no norm is larger")
+    assert read_recipe(path).job.flags["clip"] == 1e9
+
+
 def test_without_adapters_nothing_is_merged_into_the_model(write):
     path = write(FULL, "whole.yaml")
     line = line_of(path, "training_config.training_args.merge_weights")

@@ -15,11 +15,9 @@ V1 = "import smdistributed.modelparallel.torch as smp\n"
 
 
 @pytest.fixture
-def write(tmp_path):
+def write(file):
     def writing(text, name="helper.py"):
-        path = tmp_path / name
-        path.write_text(text)
-        files = written(leave([path]))
+        files = written(leave([file(text, name)]))
         return files.get(name, ""), files.get(f"{name}.reasons", "")
 
     return writing
