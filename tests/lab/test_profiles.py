@@ -186,15 +186,15 @@ def test_changes_replace_fields_and_none_leaves_them():
         ),
         (
             {"notebook": 4, "profile": "tiny", "positive": {"rank": 0}},
-            "rank is 0: it must be above 0",
+            "rank is 0: it must be a number above 0",
         ),
         (
             {"notebook": 1, "profile": "tiny", "positive": {"price_per_hour": float("nan")}},
-            "above 0",
+            "price_per_hour is nan",
         ),
         (
             {"notebook": 1, "profile": "tiny", "positive": {"price_per_hour": "abc"}},
-            "price_per_hour is nan",
+            "price_per_hour is 'abc': it must be a number above 0",
         ),
     ],
 )
