@@ -53,13 +53,18 @@ def trainer_of(family: str, plan: ParallelPlan) -> Trainer:
     return Trainer(model, plan, mesh_of(plan), lr=tiny.LR, clip=tiny.CLIP)
 
 
+def loss_of(trainer: Trainer, family: str, step: int) -> float:
+    ids, labels, inputs = tiny.masked_batch(family, step)
+    return trainer.step(ids, labels, **inputs).loss
+
+
 def run_and_save(family: str, plan: ParallelPlan, folder: Path, background: bool) -> list[float]:
     """Ten steps, a checkpoint after the fifth; the losses of the last five."""
     trainer = trainer_of(family, plan)
     checkpoints = Checkpoints(str(folder), background=background)
     losses = []
     for step in range(10):
-        losses.append(trainer.step(*tiny.batch(step)).loss)
+        losses.append(loss_of(trainer, family, step))
         if step == 4:
             checkpoints.save(trainer)
     checkpoints.finish()
@@ -70,7 +75,7 @@ def resume(family: str, plan: ParallelPlan, folder: Path) -> list[float]:
     trainer = trainer_of(family, plan)
     assert Checkpoints(folder).resume(trainer)
     assert trainer.steps_done == 5
-    return [trainer.step(*tiny.batch(step)).loss for step in range(5, 10)]
+    return [loss_of(trainer, family, step) for step in range(5, 10)]
 
 
 def train_while_checking_in(plan: ParallelPlan, folder: Path) -> list[str]:
@@ -166,14 +171,23 @@ CHANGES = (
 )
 
 
+def check_going_on(family: str, change: str, folder: Path) -> None:
+    first, then = (PLANS[name] for name in change.split(" to "))
+    expected = pool(first.world_size).run(run_and_save, family, first, folder, False)[0]
+    for losses in pool(then.world_size).run(resume, family, then, folder):
+        parity.close("losses", torch.tensor(losses), torch.tensor(expected), 1e-10)
+
+
 @pytest.mark.parametrize(
     ("family", "change"), each(("gpt2", "falcon-mqa", "llama", "neox"), CHANGES)
 )
 def test_another_plan_goes_on_alike(family: str, change: str, tmp_path: Path) -> None:
-    first, then = (PLANS[name] for name in change.split(" to "))
-    expected = pool(first.world_size).run(run_and_save, family, first, tmp_path, False)[0]
-    for losses in pool(then.world_size).run(resume, family, then, tmp_path):
-        parity.close("losses", torch.tensor(losses), torch.tensor(expected), 1e-10)
+    check_going_on(family, change, tmp_path)
+
+
+@pytest.mark.parametrize("change", ("tp2 to pp2", "pp2 to zero3"))
+def test_an_encoder_goes_on_alike(change: str, tmp_path: Path) -> None:
+    check_going_on("bert-mlm", change, tmp_path)
 
 
 def save_steps(folder: Path, steps: int, keep: int) -> None:

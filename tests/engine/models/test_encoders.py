@@ -13,7 +13,6 @@ import transformers
 from torch import Tensor
 
 from helpers.engine.errors import NoToken, UserError
-from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.files.weights import save_model
 from helpers.engine.models.objectives import CAUSAL, CLASSES, MASKED, build, objective_of
 from helpers.engine.parallelize import load_model, parallelize
@@ -324,34 +323,6 @@ def what_the_files_name(folder: Path) -> str:
 def test_a_folder_says_itself_what_its_head_is_for(tmp_path: Path) -> None:
     tiny.fresh("roberta-classes", torch.float32).save_pretrained(tmp_path)
     assert pool(1).run(what_the_files_name, tmp_path) == ["RobertaForSequenceClassification"]
-
-
-def interrupted(folder: Path, before: ParallelPlan, after: ParallelPlan) -> list[float]:
-    """Two steps under one plan, and from its checkpoint two more under another."""
-    first = trainer_of("bert-mlm", before)
-    losses = [_step(first, step) for step in range(2)]
-    Checkpoints(folder).save(first)
-    second = trainer_of("bert-mlm", after)
-    [checkpoint] = folder.glob("step-*")
-    Checkpoints(folder).load(second, checkpoint)
-    return losses + [_step(second, step) for step in (2, 3)]
-
-
-def _step(trainer: Trainer, step: int) -> float:
-    ids, labels, inputs = tiny.masked_batch("bert-mlm", step)
-    return trainer.step(ids, labels, **inputs).loss
-
-
-@pytest.mark.parametrize(("before", "after"), (("tp", "pp"), ("pp", "zero-3")))
-def test_a_checkpoint_goes_on_under_another_plan(before: str, after: str, tmp_path: Path) -> None:
-    whole = pool(2).run(uninterrupted, LAYOUTS[after])[0]
-    for found in pool(2).run(interrupted, tmp_path, LAYOUTS[before], LAYOUTS[after]):
-        assert found == pytest.approx(whole, rel=1e-9)
-
-
-def uninterrupted(plan: ParallelPlan) -> list[float]:
-    trainer = trainer_of("bert-mlm", plan)
-    return [_step(trainer, step) for step in range(4)]
 
 
 # Precision, dropout
