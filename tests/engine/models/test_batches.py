@@ -199,6 +199,16 @@ def test_a_hook_that_would_sum_nothing_is_refused() -> None:
     assert all("a communication hook" in one for one in pool(2).run(refused, build, IDS, IDS))
 
 
+def begun_with_padding(labelled: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, labels and mask of rows that begin with padding; has their first token a label?"""
+    ids, _ = tiny.batch(0)
+    mask = torch.ones_like(ids)
+    mask[1:, :3] = 0
+    labels = ids.where(mask == 1, -100)
+    labels[1:, 3] = ids[1:, 3] if labelled else -100
+    return ids, labels, mask
+
+
 def left_padded(
     family: str, labelled: bool, plan: ParallelPlan, attention: str = "sdpa"
 ) -> tuple[float, float] | str:
@@ -210,11 +220,7 @@ def left_padded(
             model.set_attn_implementation(attention)
         return model
 
-    ids, _ = tiny.batch(0)
-    mask = torch.ones_like(ids)
-    mask[1:, :3] = 0
-    labels = ids.where(mask == 1, -100)
-    labels[1:, 3] = ids[1:, 3] if labelled else -100
+    ids, labels, mask = begun_with_padding(labelled)
     own = fresh()
     loss = own(input_ids=ids, labels=labels, attention_mask=mask).loss
     loss.backward()
