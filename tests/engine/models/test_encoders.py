@@ -21,7 +21,9 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
+from tests.support.parity import laid_out, trainer_of
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 LAYOUTS = {
     "one": ParallelPlan(),
@@ -30,11 +32,6 @@ LAYOUTS = {
     "pp": ParallelPlan(pp=2, microbatches=2),
     "zero-3": ParallelPlan(dp_shard=2),
 }
-
-
-def trainer_of(family: str, plan: ParallelPlan, dtype: torch.dtype = torch.float64) -> Trainer:
-    mesh = mesh_of(plan)
-    return Trainer(parallelize(tiny.fresh(family, dtype), plan, mesh), plan, mesh, lr=tiny.LR)
 
 
 def padded(family: str, fill: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -169,9 +166,7 @@ def test_a_head_behind_the_blocks_is_not_summed_over_tp(family: str, layout: str
 
 def no_block_on_the_last(family: str) -> str:
     plan = ParallelPlan(pp=2, partition="2,0")
-    with pytest.raises(UserError) as raised:
-        parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan), check=False)
-    return str(raised.value)
+    return said(laid_out, family, plan, torch.float32, check=False)
 
 
 def test_the_last_stage_needs_a_block_where_no_norm_ends_the_model() -> None:
@@ -200,9 +195,7 @@ def regression() -> str:
     config = tiny.config("bert-classes")
     config.num_labels = 1
     model = transformers.BertForSequenceClassification(config)
-    with pytest.raises(UserError) as raised:
-        parallelize(model, ParallelPlan(), mesh_of(ParallelPlan()))
-    return str(raised.value)
+    return said(parallelize, model, ParallelPlan(), mesh_of(ParallelPlan()))
 
 
 def test_a_head_with_another_loss_is_refused() -> None:
@@ -227,9 +220,7 @@ def refusals(family: str) -> Iterator[str]:
         "mask": lambda: trainer.step(ids, labels, attention_mask=torch.ones(2, 3)),
     }
     for call in calls.values():
-        with pytest.raises(UserError) as raised:
-            call()
-        yield str(raised.value)
+        yield said(call)
     if labels.dim() == 1:
         with pytest.raises(NoToken) as raised:
             trainer.step(ids, labels + 1)
