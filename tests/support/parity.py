@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from helpers.engine.files.weights import whole_weights
@@ -22,6 +22,31 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def laid_out(
+    family: str,
+    plan: ParallelPlan,
+    dtype: torch.dtype = torch.float64,
+    layers: int = 2,
+    check: bool = True,
+) -> nn.Module:
+    """A tiny model under a plan."""
+    return parallelize(tiny.fresh(family, dtype, layers), plan, mesh_of(plan), check=check)
+
+
+def trainer_of(
+    family: str,
+    plan: ParallelPlan,
+    dtype: torch.dtype = torch.float64,
+    layers: int = 2,
+    check: bool = True,
+    lr: float = tiny.LR,
+    **options: Any,
+) -> Trainer:
+    """A trainer of a tiny model under a plan."""
+    model = laid_out(family, plan, dtype, layers, check)
+    return Trainer(model, plan, mesh_of(plan), lr=lr, **options)
+
+
 def check(
     family: str,
     plan: ParallelPlan,
@@ -32,11 +57,9 @@ def check(
     """Loss, every gradient, the norm, then the losses and norms of `steps` steps, and after all of
     tiny.STEPS every weight."""
     truth, limit = tiny.truth(family, dtype, layers), TOLERANCE[dtype]
-    mesh = mesh_of(plan)
+    options = {"weight_decay": tiny.DECAY, "clip": tiny.CLIP, "eps": tiny.EPS[dtype]}
     # the small copy's check has tests of its own; what follows is that of the model itself
-    model = parallelize(tiny.fresh(family, dtype, layers), plan, mesh, check=False)
-    options = {"lr": tiny.LR, "weight_decay": tiny.DECAY, "clip": tiny.CLIP, "eps": tiny.EPS[dtype]}
-    trainer = Trainer(model, plan, mesh, **options)
+    trainer = trainer_of(family, plan, dtype, layers, check=False, **options)
     ids, labels, inputs = tiny.masked_batch(family, 0)
     loss = trainer.backward(ids, labels, **inputs)
     close("loss", loss, truth["losses"][0], limit)
@@ -56,7 +79,8 @@ def check(
         return
     weights = {part.name: part.tensor.detach() for part in trainer.parts}
     compare(trainer, "weight", weights, truth["weights"], limit)
-    for name, value in whole_weights(model):  # what the model computes with, not the optimizer
+    # what the model computes with, not the optimizer
+    for name, value in whole_weights(trainer.model):
         close(f"exported {name}", value, truth["weights"][name], limit)
 
 

@@ -111,18 +111,26 @@ class Skipping(transformers.LlamaForCausalLM):
         self.post_init()
 
 
+class Extended(transformers.LlamaForCausalLM):
+    """With a module after each activation."""
+
+    after: type[nn.Module]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, self.after())
+
+
 class NormedRows(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.mean(0, keepdim=True)
 
 
-class RowsTogether(transformers.LlamaForCausalLM):
+class RowsTogether(Extended):
     """As a norm of batches has them."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, NormedRows())
+    after = NormedRows
 
 
 class AddsInBackward(torch.autograd.Function):
@@ -142,13 +150,10 @@ class Balanced(nn.Module):
         return AddsInBackward.apply(x, 0.1 * x.square().mean())
 
 
-class HiddenLoss(transformers.LlamaForCausalLM):
+class HiddenLoss(Extended):
     """Its experts would be balanced so: no loss says it."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, Balanced())
+    after = Balanced
 
 
 class InFewBits(nn.Module):
@@ -160,13 +165,10 @@ class InFewBits(nn.Module):
         return x * self.scale
 
 
-class Rounding(transformers.LlamaForCausalLM):
+class Rounding(Extended):
     """The gradient of what it holds in bf16, whatever the others are in."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, InFewBits())
+    after = InFewBits
 
 
 class RunningMean(nn.Module):
@@ -183,13 +185,10 @@ class RunningMean(nn.Module):
         return x
 
 
-class Remembering(transformers.LlamaForCausalLM):
+class Remembering(Extended):
     """No loss or gradient of training says it."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, RunningMean())
+    after = RunningMean
 
 
 class RunningTurn(RunningMean):
@@ -206,11 +205,8 @@ class RunningTurn(RunningMean):
         return x
 
 
-class RememberingTurns(Remembering):
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp.act_fn[1] = RunningTurn()
+class RememberingTurns(Extended):
+    after = RunningTurn
 
 
 class Counting(transformers.LlamaForCausalLM):
@@ -430,11 +426,8 @@ class WiderInEvaluation(nn.Module):
         return x if self.training else x + self.shift
 
 
-class Wider(transformers.LlamaForCausalLM):
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, WiderInEvaluation())
+class Wider(Extended):
+    after = WiderInEvaluation
 
 
 def test_a_dtype_in_which_a_class_trains_and_is_not_evaluated() -> None:

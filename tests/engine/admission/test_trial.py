@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from helpers.engine.errors import UserError
 from helpers.engine.models.architecture import family_of
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 from tests.support.scripts import script
 
 models = script("docs/models")
@@ -67,9 +67,7 @@ def test_a_partition_with_too_few_layers_is_refused_before() -> None:
 
 
 def refusal(plan: ParallelPlan) -> str:
-    with pytest.raises(UserError) as caught:
-        parallelize(models.small_model("gemma2"), plan, mesh_of(plan))
-    return str(caught.value)
+    return said(parallelize, models.small_model("gemma2"), plan, mesh_of(plan))
 
 
 @pytest.mark.parametrize("model_type", ("deepseek_v32", "glm_moe_dsa"))

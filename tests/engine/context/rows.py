@@ -9,12 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers.engine.models.documents import PADDING
-from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import gradient_norm
 from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
-from tests.support.ranks import mesh_of
 
 IGNORED = -100
 # lengths of the documents of each row; what is left of its tokens is padding
@@ -83,9 +81,7 @@ def truth(family: str, kind: str, dtype: torch.dtype = torch.float64) -> dict[st
 
 
 def trainer_of(family: str, plan: ParallelPlan, dtype: torch.dtype = torch.float64) -> Trainer:
-    mesh = mesh_of(plan)
-    model = parallelize(tiny.fresh(family, dtype), plan, mesh, check=False)
-    return Trainer(model, plan, mesh, lr=1e-3, clip=None)
+    return parity.trainer_of(family, plan, dtype, check=False, clip=None)
 
 
 def check(family: str, plan: ParallelPlan, kind: str, dtype: torch.dtype = torch.float64) -> None:

@@ -25,7 +25,9 @@ from helpers.engine.plan import ParallelPlan
 from helpers.planner.dry_run.tensor_watch import Watch
 from tests.engine.context import rows
 from tests.support import tiny
+from tests.support.parity import laid_out
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 from tests.support.scripts import script
 
 Patch = tuple[Any, str, Callable]
@@ -224,30 +226,19 @@ def test_what_has_no_attention_of_a_known_kind_is_refused() -> None:
 
 def mamba() -> str:
     config = transformers.MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2)
-    plan = ParallelPlan(cp=2)
-    with pytest.raises(UserError) as caught:
-        parallelize(transformers.AutoModelForCausalLM.from_config(config), plan, mesh_of(plan))
-    return str(caught.value)
-
-
-def of_an_encoder(family: str) -> str:
-    plan = ParallelPlan(cp=2)
-    with pytest.raises(UserError) as caught:
-        parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan))
-    return str(caught.value)
+    model, plan = transformers.AutoModelForCausalLM.from_config(config), ParallelPlan(cp=2)
+    return said(parallelize, model, plan, mesh_of(plan))
 
 
 @pytest.mark.parametrize(("family", "task"), (("bert-mlm", "mlm"), ("roberta-classes", "classify")))
 def test_what_looks_both_ways_is_refused(family: str, task: str) -> None:
-    words = pool(2).run(of_an_encoder, family)[0]
+    words = pool(2).run(said, laid_out, family, ParallelPlan(cp=2))[0]
     assert f"cp=2 splits the rows of causal language models, not those of {task}" in words
 
 
 def masked() -> str:
     trainer, (ids, labels, _) = rows.trainer_of("llama", ParallelPlan(cp=2)), rows.batch("plain")
-    with pytest.raises(UserError) as caught:
-        trainer.step(ids, labels, attention_mask=torch.ones_like(ids))
-    return str(caught.value)
+    return said(trainer.step, ids, labels, attention_mask=torch.ones_like(ids))
 
 
 def test_a_mask_of_the_users_is_refused() -> None:
@@ -360,8 +351,8 @@ def test_frequencies_that_follow_a_rows_length_are_not_split(kind: str) -> None:
     tp = {"tp": 2, "sequence_parallel": True}
     wrong = (({"cp": 2}, 16, False), ({"dp_shard": 2}, 16, True), (tp, 15, False))
     for layout, length, packed in wrong:
-        said = pool(2).run(step_of_length, kind, layout, length, packed)
-        assert all("other frequencies in rows of more than 12" in one for one in said)
+        told = pool(2).run(step_of_length, kind, layout, length, packed)
+        assert all("other frequencies in rows of more than 12" in one for one in told)
     right = (({"cp": 2}, 12, False), (tp, 16, False), ({"dp_shard": 2}, 15, False))
     for layout, length, packed in right:
         assert pool(2).run(step_of_length, kind, layout, length, packed) == ["", ""]

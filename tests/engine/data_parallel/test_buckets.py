@@ -11,16 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.engine.data_parallel.buckets import ReduceScattered
 from helpers.engine.data_parallel.chunks import from_rank_major, padded_chunk, rank_major
-from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
+from tests.support.parity import laid_out, trainer_of
 from tests.support.ranks import mesh_of, pool
 
 
 def make(plan: ParallelPlan, family: str = "gptj", **sizes: int) -> Trainer:
-    model = parallelize(tiny.fresh(family, torch.float32, **sizes), plan, mesh_of(plan))
-    return Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    return trainer_of(family, plan, torch.float32, **sizes)
 
 
 def most_under_way(plan: ParallelPlan) -> tuple[int, int]:
@@ -183,7 +182,7 @@ def test_a_parameter_that_one_rank_alone_uses_in_the_last_micro_batch_is_summed(
 
 def gathered_ahead(plan: ParallelPlan) -> list[int]:
     """How many units each unit gathers ahead in the forward."""
-    model = parallelize(tiny.fresh("gptj", torch.float32, layers=8), plan, mesh_of(plan))
+    model = laid_out("gptj", plan, torch.float32, layers=8)
     stages = [list(stage.blocks.values()) for stage in model.stages]
     states = [block._get_fsdp_state() for blocks in stages for block in blocks]
     return [len(state._states_to_forward_prefetch) for state in states]

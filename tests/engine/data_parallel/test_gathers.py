@@ -11,12 +11,11 @@ import torch
 from helpers.engine.data_parallel import gathers
 from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.files.weights import whole_weights
-from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
-from helpers.engine.trainer import Trainer
 from tests.support import tiny
 from tests.support.matrix import product
-from tests.support.ranks import mesh_of, pool
+from tests.support.parity import trainer_of
+from tests.support.ranks import pool
 
 LAYOUTS = {
     "ZeRO-1": {"dp_shard": 2, "zero_stage": 1},
@@ -34,8 +33,7 @@ STEPS = 4
 def trained(family: str, plan: ParallelPlan, runs_on: bool) -> tuple[list[float], dict, int]:
     """Losses; the weights at the end; the most gathers that a step left under way."""
     with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", 4096):  # several buckets
-        model = parallelize(tiny.fresh(family, torch.float32, 4), plan, mesh_of(plan), check=False)
-        trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+        trainer = trainer_of(family, plan, torch.float32, layers=4, check=False)
     trainer.runs_on = runs_on
     losses, left = [], 0
     for step in range(STEPS):
@@ -44,7 +42,7 @@ def trained(family: str, plan: ParallelPlan, runs_on: bool) -> tuple[list[float]
     losses.append(trainer.evaluate([tiny.batch(0)])["loss"])
     trainer.step(*tiny.batch(0))
     trainer.settle()
-    return losses, {name: value.clone() for name, value in whole_weights(model)}, left
+    return losses, {name: value.clone() for name, value in whole_weights(trainer.model)}, left
 
 
 def beside_is_at_once(family: str, plan: ParallelPlan) -> None:
@@ -83,8 +81,7 @@ def test_the_next_forward_waits_for_what_it_needs(family: str, layout: str) -> N
 
 def without_a_blocks_wait(plan: ParallelPlan) -> float:
     with patch.object(torch.nn.Module, "register_forward_pre_hook", lambda *_, **__: None):
-        model = parallelize(tiny.fresh("gpt2", torch.float32), plan, mesh_of(plan), check=False)
-        trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+        trainer = trainer_of("gpt2", plan, torch.float32, check=False)
     trainer.runs_on = True
     with patch.object(gathers, "begin_gather", as_late_as_can_be(gathers.begin_gather)):
         trainer.step(*tiny.batch(0))
@@ -100,16 +97,15 @@ def load_what_is_under_way(folder: Path) -> None:
     """A checkpoint, one step more, and the checkpoint again before that step's gathers are over."""
     plan = ParallelPlan(**LAYOUTS["ZeRO-1"])
     with patch("helpers.engine.data_parallel.buckets.BUCKET_BYTES", 4096):
-        model = parallelize(tiny.fresh("gpt2", torch.float32, 4), plan, mesh_of(plan))
-        trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
-    expected = {name: value.clone() for name, value in whole_weights(model)}
+        trainer = trainer_of("gpt2", plan, torch.float32, layers=4)
+    expected = {name: value.clone() for name, value in whole_weights(trainer.model)}
     Checkpoints(folder).save(trainer)
     trainer.runs_on = True
     with patch.object(gathers, "begin_gather", as_late_as_can_be(gathers.begin_gather)):
         trainer.step(*tiny.batch(0))
         assert trainer.data.gathers.under_way
         Checkpoints(folder).resume(trainer)
-    found = {name: value.clone() for name, value in whole_weights(model)}
+    found = {name: value.clone() for name, value in whole_weights(trainer.model)}
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 

@@ -12,8 +12,9 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.optimizer import gradient_norm
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
-from tests.support.parity import close
+from tests.support.parity import close, laid_out, trainer_of
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 LR = 0.05
 # several ranks, and a model of which each has a term of some gradients
@@ -29,7 +30,7 @@ APART = {
 
 
 def laid(family: str, plan: ParallelPlan) -> nn.Module:
-    return parallelize(tiny.fresh(family, torch.float64), plan, mesh_of(plan), check=False)
+    return laid_out(family, plan, check=False)
 
 
 def refused(case: str) -> list[str]:
@@ -42,18 +43,13 @@ def refused(case: str) -> list[str]:
         model(input_ids=ids, labels=labels, return_dict=False)[0] / 2,
         model(input_ids=ids).logits.square().mean(),
     )
-    said = []
-    for loss in losses:
-        with pytest.raises(UserError) as raised:
-            loss.backward()
-        said.append(str(raised.value))
-    return said
+    return [said(loss.backward) for loss in losses]
 
 
 @pytest.mark.parametrize("case", APART)
 def test_a_backward_that_sums_nothing_over_ranks_is_refused(case: str) -> None:
-    for said in pool(2).run(refused, case):
-        assert len(said) == 3 and all("trainer.backward" in one for one in said)
+    for told in pool(2).run(refused, case):
+        assert len(told) == 3 and all("trainer.backward" in one for one in told)
 
 
 @pytest.mark.parametrize("shape", ((8, 15), (8, 17), (7, 16), (8,)))
@@ -62,10 +58,9 @@ def test_labels_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def says_of_labels(shape: tuple[int, ...]) -> str:
-    ids, _ = tiny.batch(0, length=16)
-    with pytest.raises(UserError) as raised:
-        laid("llama", ParallelPlan())(input_ids=ids, labels=torch.zeros(shape).long())
-    return str(raised.value).partition("of one shape, ")[2]
+    model, ids = laid("llama", ParallelPlan()), tiny.batch(0, length=16)[0]
+    words = said(model, input_ids=ids, labels=torch.zeros(shape).long())
+    return words.partition("of one shape, ")[2]
 
 
 def losses_of_kinds(kinds: list[torch.dtype]) -> list[float]:
@@ -80,12 +75,8 @@ def test_whole_numbers_of_any_kind_are_labels() -> None:
 
 
 def says_of_kinds(kind: torch.dtype | None) -> str:
-    ids, _ = tiny.batch(0)
-    with pytest.raises(UserError) as raised:
-        laid("llama", ParallelPlan())(
-            input_ids=ids, labels=ids.tolist() if kind is None else ids.to(kind)
-        )
-    return str(raised.value)
+    model, ids = laid("llama", ParallelPlan()), tiny.batch(0)[0]
+    return said(model, input_ids=ids, labels=ids.tolist() if kind is None else ids.to(kind))
 
 
 @pytest.mark.parametrize("kind", (torch.float32, torch.bool, None), ids=str)
@@ -165,8 +156,8 @@ def heard(family: str) -> int | str:
 
 @pytest.mark.parametrize("family", ("gpt2", "phi3"))
 def test_hooks_of_parameters_that_are_replaced_are_refused(family: str) -> None:
-    [said] = pool(1).run(heard, family)
-    assert "register it afterwards" in str(said)
+    [told] = pool(1).run(heard, family)
+    assert "register it afterwards" in str(told)
 
 
 def test_hooks_of_parameters_that_stay_hear_of_them() -> None:
@@ -190,8 +181,7 @@ def test_a_trainer_takes_another_optimizer(layout: dict[str, int]) -> None:
 
 
 def norm_of_gradients(plan: ParallelPlan) -> float:
-    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
-    trainer = Trainer(model, plan, mesh_of(plan), lr=LR)
+    trainer = trainer_of("llama", plan, torch.float32, lr=LR)
     trainer.backward(*tiny.batch(0))
     return gradient_norm(trainer.parts, trainer.gradients(), trainer.device).item()
 

@@ -23,6 +23,7 @@ from tests.engine.adapters.versions import skip_unknown
 from tests.support import parity, tiny
 from tests.support.matrix import part
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 from tests.support.scripts import script
 
 models = script("docs/models")
@@ -95,10 +96,7 @@ def test_other_mixtures_are_exact(model_type: str) -> None:
 
 
 def steps(plan: ParallelPlan, batches: list[tuple[Tensor, ...]]) -> tuple[list, list, dict]:
-    mesh = mesh_of(plan)
-    trainer = Trainer(
-        parallelize(tiny.fresh("gpt-oss", torch.float64), plan, mesh), plan, mesh, lr=1e-3
-    )
+    trainer = parity.trainer_of("gpt-oss", plan)
     losses = [trainer.step(*batch).loss for batch in batches]
     return losses, trainer.evaluate(batches), dict(whole_weights(trainer.model))
 
@@ -115,9 +113,7 @@ def test_rows_that_do_not_come_out_even(rows: int) -> None:
 
 
 def losses_in(plan: ParallelPlan) -> list[float]:
-    mesh = mesh_of(plan)
-    model = parallelize(tiny.fresh("gpt-oss", torch.float32), plan, mesh)
-    trainer = Trainer(model, plan, mesh, lr=1e-3)
+    trainer = parity.trainer_of("gpt-oss", plan, torch.float32)
     return [trainer.step(*tiny.batch(0)).loss for _ in range(5)]
 
 
@@ -132,9 +128,7 @@ def test_low_precision_is_that_of_zero_3(precision: str, more: dict) -> None:
 
 def trained(plan: ParallelPlan, folder: Path | None, count: int) -> list[float]:
     """Losses of steps from the first, or from where a checkpoint is."""
-    mesh = mesh_of(plan)
-    model = parallelize(tiny.fresh("gpt-oss", torch.float64), plan, mesh)
-    trainer = Trainer(model, plan, mesh, lr=1e-3)
+    trainer = parity.trainer_of("gpt-oss", plan)
     if folder is not None and folder.exists():
         Checkpoints(folder).resume(trainer)
     begun = trainer.steps_done
@@ -190,11 +184,10 @@ def refusal(model_type: str, fields: dict) -> str:
 
     plan = ParallelPlan(**fields)
     admitted_kind.cache_clear()
-    wrong = patch("helpers.engine.experts.split.by_all_gather", kept_to_itself)
-    with wrong, pytest.raises(UserError) as refused:
-        parallelize(models.small_model(model_type), plan, mesh_of(plan))
+    with patch("helpers.engine.experts.split.by_all_gather", kept_to_itself):
+        words = said(parallelize, models.small_model(model_type), plan, mesh_of(plan))
     admitted_kind.cache_clear()
-    return str(refused.value)
+    return words
 
 
 @pytest.mark.parametrize(
@@ -208,13 +201,11 @@ def test_tokens_that_stay_at_home_are_noticed(axis: str, others: str) -> None:
 
 def refused(model_type: str) -> str:
     plan = ParallelPlan(**EP)
-    with pytest.raises(UserError) as caught:
-        parallelize(models.small_model(model_type), plan, mesh_of(plan))
-    return str(caught.value)
+    return said(parallelize, models.small_model(model_type), plan, mesh_of(plan))
 
 
 @pytest.mark.parametrize(
-    ("model_type", "said"),
+    ("model_type", "reason"),
     (
         # whose class sorts the tokens itself, and hands over each expert's
         ("llama4_text", "Llama4TextExperts is not told which tokens go to which experts"),
@@ -222,18 +213,16 @@ def refused(model_type: str) -> str:
         ("longcat_flash", "longcat_flash has no experts that ep could deal out: leave it out"),
     ),
 )
-def test_experts_that_cannot_be_dealt_out_are_refused(model_type: str, said: str) -> None:
+def test_experts_that_cannot_be_dealt_out_are_refused(model_type: str, reason: str) -> None:
     for words in pool(2).run(refused, model_type):
-        assert said in words and "\n" not in words
+        assert reason in words and "\n" not in words
 
 
 def refused_changed() -> str:
     model, plan = models.small_model("mixtral"), ParallelPlan(**EP)
     experts = model.model.layers[0].mlp.experts
     experts.forward = lambda *args: 2 * type(experts).forward(experts, *args)
-    with pytest.raises(UserError) as caught:
-        parallelize(model, plan, mesh_of(plan))
-    return str(caught.value)
+    return said(parallelize, model, plan, mesh_of(plan))
 
 
 def test_experts_that_somebody_changed_are_refused() -> None:
@@ -263,7 +252,7 @@ def skewed() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "words"),
     (
         ({"ep": 2}, "ep=2 deals experts out to the ranks of dp_shard=1: give it their number"),
         ({"ep": 2, "dp_shard": 4}, "ep=2 deals experts out to the ranks of dp_shard=4"),
@@ -273,10 +262,8 @@ def skewed() -> bool:
         ({"ep": "2"}, "ep must be a whole number of at least 1, not '2'"),
     ),
 )
-def test_a_plan_that_cannot_be_is_refused(fields: dict, said: str) -> None:
-    with pytest.raises(UserError) as refused:
-        ParallelPlan(**fields)
-    assert str(refused.value).startswith(said)
+def test_a_plan_that_cannot_be_is_refused(fields: dict, words: str) -> None:
+    assert said(ParallelPlan, **fields).startswith(words)
 
 
 @pytest.mark.parametrize("preset", ("gptj-tiny", "llama-tiny"))

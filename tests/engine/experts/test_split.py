@@ -12,7 +12,6 @@ import transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from helpers.engine.errors import UserError
 from helpers.engine.experts.split import OfRank, experts_over_ranks
 from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.models.block_rules import expert_cuts
@@ -23,6 +22,7 @@ from helpers.engine.trainer import Trainer
 from tests.support import tiny
 from tests.support.matrix import part
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 from tests.support.scripts import script
 
 models = script("docs/models")
@@ -130,19 +130,11 @@ def saved_whole(folder: Path) -> None:
     Checkpoints(folder).save(Trainer(model, plan, mesh_of(plan), lr=1e-3))
 
 
-def refusal(plan: ParallelPlan, folder: Path) -> str:
-    try:
-        next_losses("mixtral", plan, folder)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.parametrize("name", ("zero-3", "zero-1"))
 def test_a_checkpoint_of_an_earlier_version_is_told_what_to_do(name: str, tmp_path: Path) -> None:
     plan = ParallelPlan(**BESIDE[name])
     pool(1).run(saved_whole, tmp_path)
-    for told in pool(plan.world_size).run(refusal, plan, tmp_path):
+    for told in pool(plan.world_size).run(said, next_losses, "mixtral", plan, tmp_path):
         assert "was written by an earlier version, which did not split " in told
         assert told.endswith("export its weights with that version, and begin from them")
 
@@ -208,6 +200,5 @@ def test_a_width_that_ranks_do_not_divide_is_refused() -> None:
         num_attention_heads=6, num_key_value_heads=6, intermediate_size=96, moe_intermediate_size=32
     )
     ParallelPlan(tp=2).validate(config)
-    with pytest.raises(UserError) as refused:
-        ParallelPlan(tp=3).validate(config)
-    assert str(refused.value) == "tp=3 does not divide the width 32 of qwen3_moe's experts"
+    words = "tp=3 does not divide the width 32 of qwen3_moe's experts"
+    assert said(ParallelPlan(tp=3).validate, config) == words

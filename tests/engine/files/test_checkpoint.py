@@ -23,6 +23,7 @@ from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
 from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 PLANS = {
     "one": ParallelPlan(),
@@ -49,8 +50,12 @@ PLANS = {
 
 
 def trainer_of(family: str, plan: ParallelPlan) -> Trainer:
-    model = parallelize(tiny.fresh(family, torch.float64, layers=4), plan, mesh_of(plan))
-    return Trainer(model, plan, mesh_of(plan), lr=tiny.LR, clip=tiny.CLIP)
+    return parity.trainer_of(family, plan, layers=4, clip=tiny.CLIP)
+
+
+def loss_of(trainer: Trainer, family: str, step: int) -> float:
+    ids, labels, inputs = tiny.masked_batch(family, step)
+    return trainer.step(ids, labels, **inputs).loss
 
 
 def run_and_save(family: str, plan: ParallelPlan, folder: Path, background: bool) -> list[float]:
@@ -59,7 +64,7 @@ def run_and_save(family: str, plan: ParallelPlan, folder: Path, background: bool
     checkpoints = Checkpoints(str(folder), background=background)
     losses = []
     for step in range(10):
-        losses.append(trainer.step(*tiny.batch(step)).loss)
+        losses.append(loss_of(trainer, family, step))
         if step == 4:
             checkpoints.save(trainer)
     checkpoints.finish()
@@ -70,7 +75,7 @@ def resume(family: str, plan: ParallelPlan, folder: Path) -> list[float]:
     trainer = trainer_of(family, plan)
     assert Checkpoints(folder).resume(trainer)
     assert trainer.steps_done == 5
-    return [trainer.step(*tiny.batch(step)).loss for step in range(5, 10)]
+    return [loss_of(trainer, family, step) for step in range(5, 10)]
 
 
 def train_while_checking_in(plan: ParallelPlan, folder: Path) -> list[str]:
@@ -166,14 +171,23 @@ CHANGES = (
 )
 
 
+def check_going_on(family: str, change: str, folder: Path) -> None:
+    first, then = (PLANS[name] for name in change.split(" to "))
+    expected = pool(first.world_size).run(run_and_save, family, first, folder, False)[0]
+    for losses in pool(then.world_size).run(resume, family, then, folder):
+        parity.close("losses", torch.tensor(losses), torch.tensor(expected), 1e-10)
+
+
 @pytest.mark.parametrize(
     ("family", "change"), each(("gpt2", "falcon-mqa", "llama", "neox"), CHANGES)
 )
 def test_another_plan_goes_on_alike(family: str, change: str, tmp_path: Path) -> None:
-    first, then = (PLANS[name] for name in change.split(" to "))
-    expected = pool(first.world_size).run(run_and_save, family, first, tmp_path, False)[0]
-    for losses in pool(then.world_size).run(resume, family, then, tmp_path):
-        parity.close("losses", torch.tensor(losses), torch.tensor(expected), 1e-10)
+    check_going_on(family, change, tmp_path)
+
+
+@pytest.mark.parametrize("change", ("tp2 to pp2", "pp2 to zero3"))
+def test_an_encoder_goes_on_alike(change: str, tmp_path: Path) -> None:
+    check_going_on("bert-mlm", change, tmp_path)
 
 
 def save_steps(folder: Path, steps: int, keep: int) -> None:
@@ -240,9 +254,7 @@ def test_all_is_on_disk_before_a_checkpoint_has_its_name(tmp_path: Path) -> None
 
 def load_error(folder: Path, fixed: dict) -> str:
     trainer = trainer_of("gptj", ParallelPlan())
-    with pytest.raises(UserError) as caught:
-        Checkpoints(folder, fixed=fixed).load(trainer, checkpoint.pick(folder))
-    return str(caught.value)
+    return said(Checkpoints(folder, fixed=fixed).load, trainer, checkpoint.pick(folder))
 
 
 def test_a_flipped_byte_is_found_and_the_one_before_offered(tmp_path: Path) -> None:
@@ -251,8 +263,8 @@ def test_a_flipped_byte_is_found_and_the_one_before_offered(tmp_path: Path) -> N
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    said = pool(1).run(load_error, tmp_path, {})[0]
-    assert victim.name in said and "damaged" in said and "step-00000002" in said
+    words = pool(1).run(load_error, tmp_path, {})[0]
+    assert victim.name in words and "damaged" in words and "step-00000002" in words
     victim.unlink()
     assert "lacks" in pool(1).run(load_error, tmp_path, {})[0]
 
@@ -290,16 +302,16 @@ def save_until_the_disk_fails(folder: Path) -> str:
 
 
 def test_a_draft_that_cannot_be_finished_makes_room(tmp_path: Path) -> None:
-    (said,) = pool(1).run(save_until_the_disk_fails, tmp_path)
-    assert "Input/output error" in said and not list(tmp_path.iterdir())
+    (words,) = pool(1).run(save_until_the_disk_fails, tmp_path)
+    assert "Input/output error" in words and not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
-        (said,) = pool(1).run(save_into, folder)
-        assert said.startswith("the checkpoint of step 0 could not be written: ")
-        assert said.endswith("; there is no earlier one") and "\n" not in said
+        (words,) = pool(1).run(save_into, folder)
+        assert words.startswith("the checkpoint of step 0 could not be written: ")
+        assert words.endswith("; there is no earlier one") and "\n" not in words
 
 
 def test_what_lies_among_checkpoints_by_a_link_is_left(tmp_path: Path) -> None:
@@ -334,8 +346,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     """Of fewer layers the rest would be left out, and training go on from some of a model."""
     pool(1).run(run_and_save, "llama", PLANS["one"], tmp_path, False)
     for other in ((3, False), (5, False), (4, True)):
-        said = pool(2).run(load_into, tmp_path, *other)
-        assert all("is of another model: of " in one for one in said)
+        told = pool(2).run(load_into, tmp_path, *other)
+        assert all("is of another model: of " in one for one in told)
     assert pool(2).run(load_into, tmp_path, 4, False) == ["", ""]
 
 
@@ -353,8 +365,7 @@ def test_half_a_checkpoint_is_not_seen(tmp_path: Path) -> None:
 def scale_after(folder: Path, precision: str, resume: bool) -> tuple[float, int, int, int]:
     """The scaling of a run of two steps; of the first run one overflow was left out."""
     plan = ParallelPlan(precision=precision)
-    model = parallelize(tiny.fresh("gptj", torch.float32), plan, mesh_of(plan))
-    trainer, checkpoints = Trainer(model, plan, mesh_of(plan), lr=tiny.LR), Checkpoints(folder)
+    trainer, checkpoints = parity.trainer_of("gptj", plan, torch.float32), Checkpoints(folder)
     if resume:
         checkpoints.load(trainer, checkpoint.pick(folder))
     else:

@@ -32,6 +32,7 @@ from helpers.text.readers import load_examples
 from helpers.text.tokenizer import load_tokenizer
 from tests.engine.files.test_checkpoint import save_steps, trainer_of
 from tests.support.ranks import pool
+from tests.support.refusals import said
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,9 +57,8 @@ def mended(checkpoint: Path, **facts) -> None:
 
 
 def refused(checkpoint: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        Checkpoints(checkpoint.parent).load(trainer_of("gptj", ParallelPlan()), checkpoint)
-    return str(caught.value)
+    trainer = trainer_of("gptj", ParallelPlan())
+    return said(Checkpoints(checkpoint.parent).load, trainer, checkpoint)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from helpers.engine.files.manifest import MANIFEST, read_manifest, sha256, verif
 from helpers.engine.plan import ParallelPlan
 from tests.engine.files.test_checkpoint import trainer_of
 from tests.support.ranks import pool
+from tests.support.refusals import said
 
 
 def test_the_last_byte_of_a_large_file_counts(tmp_path: Path) -> None:
@@ -38,9 +39,7 @@ def saved(folder: Path) -> None:
 
 def refusal(checkpoint: Path) -> str:
     trainer = trainer_of("gptj", ParallelPlan(dp_shard=2))
-    with pytest.raises(UserError) as caught:
-        Checkpoints(checkpoint.parent).load(trainer, checkpoint)
-    return str(caught.value)
+    return said(Checkpoints(checkpoint.parent).load, trainer, checkpoint)
 
 
 def test_each_file_is_checked_by_one_of_the_ranks(tmp_path: Path) -> None:
@@ -51,6 +50,6 @@ def test_each_file_is_checked_by_one_of_the_ranks(tmp_path: Path) -> None:
     for path in (checkpoint / name for name in names):
         before = path.read_bytes()
         path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-        for said in pool(2).run(refusal, checkpoint):
-            assert said.startswith(f"{path} is damaged: its checksum differs")
+        for words in pool(2).run(refusal, checkpoint):
+            assert words.startswith(f"{path} is damaged: its checksum differs")
         path.write_bytes(before)

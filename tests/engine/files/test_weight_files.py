@@ -19,6 +19,7 @@ from helpers.engine.parallelize import load_model
 from helpers.engine.plan import ParallelPlan
 from tests.support import parity, scripts, tiny
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 
 def model_of(seed: int, tied: bool = False) -> transformers.PreTrainedModel:
@@ -46,13 +47,6 @@ def check_read(folder: Path) -> None:
     with torch.no_grad():
         expected = model(input_ids=tiny.batch(0)[0]).logits
     parity.close("logits", pool(1).run(logits_of, folder)[0], expected, 1e-6)
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        logits_of(folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_one_file_counts_before_shards_that_lie_beside_it(folder: Path, tmp_path: Path) -> None:
@@ -98,8 +92,8 @@ def test_a_tied_weight_that_stands_twice_is_one_or_refused(tmp_path: Path, times
     if times == 1:
         check_read(folder)
         return
-    said = pool(1).run(refusal, folder)[0]
-    assert said.startswith("model.embed_tokens.weight and lm_head.weight in model differ")
+    words = pool(1).run(said, logits_of, folder)[0]
+    assert words.startswith("model.embed_tokens.weight and lm_head.weight in model differ")
 
 
 def test_tied_weights_are_compared_to_their_last_row(tmp_path: Path) -> None:
@@ -144,8 +138,8 @@ BESIDE = "model.layers.0.self_attn"
 def test_a_layer_does_not_compute_without_a_tensor_of_its_files(folder: Path, name: str) -> None:
     state = load_file(folder / "model.safetensors") | {name: torch.ones(1)}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    said = pool(1).run(refusal, folder)[0]
-    assert said.startswith(f"the files hold {name}, and this model's {name.rpartition('.')[0]} ")
+    words = pool(1).run(said, logits_of, folder)[0]
+    assert words.startswith(f"the files hold {name}, and this model's {name.rpartition('.')[0]} ")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +165,7 @@ def test_quantized_weights_are_refused_before_anything_starts(
 ) -> None:
     words = f"{quantized} has weights quantized by gptq, which are not read here"
     assert words in scripts.refusal("--model", quantized, "--seq-len", 32, out=tmp_path / "out")
-    assert pool(1).run(refusal, quantized)[0].startswith(words)
+    assert pool(1).run(said, logits_of, quantized)[0].startswith(words)
 
 
 def from_scratch(source: Path, target: Path) -> None:

@@ -10,19 +10,18 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from helpers.engine.errors import UserError
 from helpers.engine.files import weight_files
 from helpers.engine.files.weights import save_model, whole_weights
 from helpers.engine.models.configurations import load_config
 from helpers.engine.parallelize import load_model, parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import is_finite, local
-from helpers.engine.trainer import Trainer
 from helpers.text.bundled import bundled
 from helpers.text.tokenizer import load_tokenizer
 from helpers.train.job import fit_vocabulary
 from tests.support import parity, tiny
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 from tests.support.scripts import script
 
 
@@ -182,27 +181,16 @@ def test_initialisation_is_transformers_own_in_kind(tmp_path: Path) -> None:
         assert torch.equal(ours[name], buffer), f"{name} is not set after the meta device"
 
 
-def message(function, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def load_one(folder: Path) -> None:
     plan = ParallelPlan()
     load_model(folder, plan, mesh_of(plan))
-
-
-def load_error(folder: Path) -> str:
-    return message(load_one, folder)
 
 
 def test_a_missing_weight_is_named(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["transformer.ln_f.bias"]
     save_file(tensors, folder / "model.safetensors")
-    assert "transformer.ln_f.bias" in pool(1).run(load_error, folder)[0]
+    assert "transformer.ln_f.bias" in pool(1).run(said, load_one, folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -225,20 +213,20 @@ def test_of_a_model_that_classifies_the_head_alone_may_be_missing(
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors")
-    assert name in pool(1).run(load_error, tmp_path)[0]
+    assert name in pool(1).run(said, load_one, tmp_path)[0]
 
 
 def test_another_shape_is_named(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 128}))
-    said = pool(1).run(load_error, folder)[0]
-    assert "wte.weight" in said and "101" in said and "128" in said
+    told = pool(1).run(said, load_one, folder)[0]
+    assert "wte.weight" in told and "101" in told and "128" in told
 
 
 def test_a_broken_file_is_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    assert "model.safetensors" in pool(1).run(load_error, folder)[0]
+    assert "model.safetensors" in pool(1).run(said, load_one, folder)[0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -246,8 +234,8 @@ def test_weights_that_are_not_finite_are_named(folder: Path, bad: float) -> None
     weights = load_file(folder / "model.safetensors")
     weights["transformer.ln_f.weight"][3] = bad
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    said = pool(1).run(load_error, folder)[0]
-    assert said == "transformer.ln_f.weight in model has values that are not finite"
+    told = pool(1).run(said, load_one, folder)[0]
+    assert told == "transformer.ln_f.weight in model has values that are not finite"
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.bool, torch.float8_e4m3fn])
@@ -255,9 +243,9 @@ def test_weights_that_are_no_plain_floating_point_are_named(folder: Path, dtype)
     weights = load_file(folder / "model.safetensors")
     weights["transformer.ln_f.weight"] = weights["transformer.ln_f.weight"].to(dtype)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    said = pool(1).run(load_error, folder)[0]
+    told = pool(1).run(said, load_one, folder)[0]
     name = str(dtype).removeprefix("torch.")
-    assert said.startswith(f"transformer.ln_f.weight in model is of {name}: weights are read as")
+    assert told.startswith(f"transformer.ln_f.weight in model is of {name}: weights are read as")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +264,7 @@ def test_buffers_of_files_are_looked_at_as_weights_are(spoil, words: str, tmp_pa
     name = next(name for name in weights if name.endswith("e_score_correction_bias"))
     weights[name] = spoil(weights[name] + 1)
     save_file(weights, path, metadata={"format": "pt"})
-    assert f"{name} in model {words}" in pool(1).run(load_error, tmp_path / "model")[0]
+    assert f"{name} in model {words}" in pool(1).run(said, load_one, tmp_path / "model")[0]
 
 
 def test_nothing_is_finite() -> None:
@@ -308,10 +296,9 @@ def test_an_export_has_the_dtype_that_its_source_names(tmp_path: Path, dtype) ->
 
 def trained_in_16_bits(plan: ParallelPlan, out: Path) -> dict[str, torch.Tensor]:
     """Runs on a rank: the float32 numbers that its optimizer works on, of whole parameters."""
-    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
-    trainer = Trainer(model, plan, mesh_of(plan), lr=tiny.LR)
+    trainer = parity.trainer_of("llama", plan, torch.float32)
     trainer.step(*tiny.batch(0))
-    save_model(model, out)
+    save_model(trainer.model, out)
     return {part.name: part.tensor.detach().clone() for part in trainer.parts}
 
 
@@ -327,17 +314,14 @@ def test_an_export_of_a_training_in_16_bits_has_its_float32_numbers(tmp_path: Pa
 
 def save_onto(path: Path) -> str:
     plan = ParallelPlan(pp=2)
-    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
-    with pytest.raises(UserError) as caught:
-        save_model(model, path)
-    return str(caught.value)
+    return said(save_model, parity.laid_out("llama", plan, torch.float32), path)
 
 
 def test_a_folder_that_cannot_be_made_is_said_on_every_rank(tmp_path: Path) -> None:
     """While one rank could not write, the other waited for it."""
     (tmp_path / "file").touch()
-    said = pool(2).run(save_onto, tmp_path / "file")
-    assert said == [f"cannot write to {tmp_path / 'file'}: File exists"] * 2
+    told = pool(2).run(save_onto, tmp_path / "file")
+    assert told == [f"cannot write to {tmp_path / 'file'}: File exists"] * 2
 
 
 def test_a_rank_may_be_left_without_rows(tmp_path: Path) -> None:
@@ -349,14 +333,14 @@ def test_a_rank_may_be_left_without_rows(tmp_path: Path) -> None:
 
 
 def test_no_such_model() -> None:
-    assert "gptj-tiny" in message(load_config, "no-such-model-anywhere")
-    assert "config.json" in message(load_config, Path(__file__).parent)
+    assert "gptj-tiny" in said(load_config, "no-such-model-anywhere")
+    assert "config.json" in said(load_config, Path(__file__).parent)
 
 
 def test_the_vocabulary_is_widened_only_without_weights(folder: Path) -> None:
     args = Namespace(model=str(folder), from_scratch=False, task="lm")
     tokenizer = load_tokenizer(bundled("tokenizer"))
-    assert "101" in message(fit_vocabulary, load_config(folder), args, tokenizer)
+    assert "101" in said(fit_vocabulary, load_config(folder), args, tokenizer)
     args.from_scratch = True
     config = load_config(folder)
     fit_vocabulary(config, args, tokenizer)

@@ -15,7 +15,9 @@ from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
+from tests.support.parity import laid_out, trainer_of
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 LAYOUTS = {
     "one": ParallelPlan(),
@@ -67,7 +69,7 @@ def _own(ids: Tensor, labels: Tensor, mask: Tensor, plan: ParallelPlan) -> float
 
 def _ours(ids: Tensor, labels: Tensor, mask: Tensor, plan: ParallelPlan) -> float | str:
     mesh = mesh_of(plan)
-    model = parallelize(tiny.fresh("llama", torch.float64), plan, mesh)
+    model = laid_out("llama", plan)
     try:
         if plan.pp > 1:  # a stage has no mask but that of packed documents
             labelled = (labels[:, 1:] != -100).sum()
@@ -113,22 +115,15 @@ def test_any_batch_gives_transformers_loss_or_its_kind_of_error(layout: str) -> 
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_refuses_what_is_no_token(layout: str, ids, labels, words) -> None:
-    for said in pool(LAYOUTS[layout].world_size).run(refusal, layout, ids, labels):
-        assert words in said
+    for told in pool(LAYOUTS[layout].world_size).run(refusal, layout, ids, labels):
+        assert words in told
 
 
 def refusal(layout: str, ids: list, labels: list) -> str:
-    plan = LAYOUTS[layout]
-    trainer = Trainer(
-        parallelize(tiny.fresh("gptj", torch.float32), plan, mesh_of(plan)),
-        plan,
-        mesh_of(plan),
-        lr=1e-3,
-    )
-    with pytest.raises(UserError) as raised:
-        trainer.step(torch.tensor(ids, dtype=torch.long), torch.tensor(labels, dtype=torch.long))
+    trainer = trainer_of("gptj", LAYOUTS[layout], torch.float32)
+    words = said(trainer.step, *(torch.tensor(x, dtype=torch.long) for x in (ids, labels)))
     assert trainer.steps_done == 0
-    return str(raised.value)
+    return words
 
 
 def shifted(plan: ParallelPlan) -> tuple[float, float]:
@@ -149,11 +144,11 @@ def test_labels_that_are_shifted_already_are_taken_as_they_are(layout: str) -> N
 def refused(build: dict, ids: Tensor, labels: Tensor, **given: Tensor) -> str:
     """Runs on each rank: what making a trainer, or a step of it, is refused by."""
     plan = ParallelPlan(**build.pop("plan", {}))
-    model = parallelize(tiny.fresh("llama", torch.float32), plan, mesh_of(plan))
-    with pytest.raises(UserError) as error:
-        trainer = Trainer(model, plan, mesh_of(plan), **{"lr": 1e-3} | build)
-        trainer.step(ids, labels, **given)
-    return str(error.value)
+
+    def step() -> None:
+        trainer_of("llama", plan, torch.float32, **build).step(ids, labels, **given)
+
+    return said(step)
 
 
 IDS = torch.arange(16).view(2, 8)
@@ -195,13 +190,23 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_what_would_be_taken_for_something_else_is_refused(words: str) -> None:
     *given, masks = MISTAKES[words]
-    [said] = pool(1).run(partial(refused, **masks), *given)
-    assert words in said
+    [told] = pool(1).run(partial(refused, **masks), *given)
+    assert words in told
 
 
 def test_a_hook_that_would_sum_nothing_is_refused() -> None:
     build = {"plan": {"dp_shard": 2}, "hook": print}
-    assert all("a communication hook" in said for said in pool(2).run(refused, build, IDS, IDS))
+    assert all("a communication hook" in one for one in pool(2).run(refused, build, IDS, IDS))
+
+
+def begun_with_padding(labelled: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, labels and mask of rows that begin with padding; has their first token a label?"""
+    ids, _ = tiny.batch(0)
+    mask = torch.ones_like(ids)
+    mask[1:, :3] = 0
+    labels = ids.where(mask == 1, -100)
+    labels[1:, 3] = ids[1:, 3] if labelled else -100
+    return ids, labels, mask
 
 
 def left_padded(
@@ -215,11 +220,7 @@ def left_padded(
             model.set_attn_implementation(attention)
         return model
 
-    ids, _ = tiny.batch(0)
-    mask = torch.ones_like(ids)
-    mask[1:, :3] = 0
-    labels = ids.where(mask == 1, -100)
-    labels[1:, 3] = ids[1:, 3] if labelled else -100
+    ids, labels, mask = begun_with_padding(labelled)
     own = fresh()
     loss = own(input_ids=ids, labels=labels, attention_mask=mask).loss
     loss.backward()
@@ -279,8 +280,7 @@ def test_whole_numbers_may_have_few_bits(family: str, layout: str) -> None:
 
 
 def unknown_type(plan: ParallelPlan) -> str:
-    model = parallelize(tiny.fresh("bert-mlm", torch.float32), plan, mesh_of(plan))
-    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
+    trainer = trainer_of("bert-mlm", plan, torch.float32)
     with pytest.raises(NoToken) as raised:
         trainer.step(IDS, IDS, token_type_ids=IDS * 0 + 2)
     return str(raised.value)
@@ -288,5 +288,5 @@ def unknown_type(plan: ParallelPlan) -> str:
 
 def test_a_type_of_tokens_that_is_none_stops_all_stages() -> None:
     """One rank alone has the table of types: the others waited for it."""
-    for said in pool(2).run(unknown_type, LAYOUTS["pp"]):
-        assert said == "token type 2 at [0, 0] is no type: the model has 0 to 1"
+    for words in pool(2).run(unknown_type, LAYOUTS["pp"]):
+        assert words == "token type 2 at [0, 0] is no type: the model has 0 to 1"

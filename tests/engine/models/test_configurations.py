@@ -8,7 +8,6 @@ import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
-from helpers.engine.errors import UserError
 from helpers.engine.models.architecture import family_of, text_config
 from helpers.engine.models.configurations import (
     AFTER_PADDING,
@@ -19,6 +18,7 @@ from helpers.engine.models.configurations import (
 )
 from helpers.engine.plan import ParallelPlan
 from helpers.planner.shape.families import model_shape
+from tests.support.refusals import said
 from tests.support.scripts import script
 
 small_config = script("docs/small_models").small_config
@@ -38,13 +38,6 @@ def saved(model_type: str, folder: Path) -> Path:
     return folder
 
 
-def refusal(function, *arguments, **named) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*arguments, **named)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("model_type", HEADLESS + COMPOSITE)
 def test_it_is_read_and_can_be_built(model_type: str, tmp_path: Path) -> None:
     config = load_config(saved(model_type, tmp_path))
@@ -61,7 +54,7 @@ def test_its_depth_can_be_another(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", HEADLESS)
 def test_without_heads_its_width_stays(model_type: str, tmp_path: Path) -> None:
     for name in ("hidden_size", "num_attention_heads"):
-        words = refusal(load_config, saved(model_type, tmp_path), **{name: 64})
+        words = said(load_config, saved(model_type, tmp_path), **{name: 64})
         assert words == f"{model_type} has no attention heads: its width stays as it is"
 
 
@@ -69,13 +62,13 @@ def test_the_positions_are_those_of_the_language_model(tmp_path: Path) -> None:
     config = load_config(saved("gemma3", tmp_path))
     text_config(config).max_position_embeddings = 16
     check_length(config, 16)
-    assert "longer than the model's 16 positions" in refusal(check_length, config, 17)
+    assert "longer than the model's 16 positions" in said(check_length, config, 17)
 
 
 def test_mpt_takes_as_many_tokens_as_its_alibi_is_made_for() -> None:
     config = transformers.MptConfig(d_model=32, n_heads=4, n_layers=1, max_seq_len=16)
     check_length(config, 16)
-    assert "longer than the model's 16 positions" in refusal(check_length, config, 17)
+    assert "longer than the model's 16 positions" in said(check_length, config, 17)
 
 
 TABLE = 24  # positions
@@ -98,7 +91,7 @@ def test_positions_behind_padding_are_fewer(model_type: str) -> None:
     model(input_ids=torch.full((1, longest), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, longest + 1), 5))
-    assert f"the model's {longest} positions" in refusal(check_length, config, longest + 1)
+    assert f"the model's {longest} positions" in said(check_length, config, longest + 1)
 
 
 def test_rotary_positions_of_esm_are_none_of_a_table() -> None:
@@ -140,12 +133,12 @@ def test_every_type_that_counts_behind_padding_is_known() -> None:
     ],
 )
 def test_an_override_is_a_field_of_its_type(fields: dict, words: str) -> None:
-    assert words in refusal(load_config, "gptj-tiny", **fields)
+    assert words in said(load_config, "gptj-tiny", **fields)
 
 
 @pytest.mark.parametrize("value", ["2", 1.5, True])
 def test_types_are_those_of_strict_configurations_too(value: object) -> None:
-    words = refusal(load_config, "llama-tiny", num_hidden_layers=value)
+    words = said(load_config, "llama-tiny", num_hidden_layers=value)
     assert words.startswith("llama does not take this num_hidden_layers: ")
 
 
@@ -157,7 +150,7 @@ def test_a_field_goes_by_each_of_its_names() -> None:
 
 def test_what_transformers_cannot_build_is_said_in_one_line() -> None:
     config = small_config("emu3").get_text_config()
-    assert refusal(check_model, config).startswith("transformers cannot build this emu3_text")
+    assert said(check_model, config).startswith("transformers cannot build this emu3_text")
 
 
 class NewConfig(transformers.LlamaConfig):
@@ -172,7 +165,7 @@ def test_a_configuration_of_ones_own_is_told_what_to_do_and_then_known() -> None
     """What was said of it before transformers knew its class is not said again."""
     config, plan = NewConfig(**LIKE_LLAMA), ParallelPlan(tp=2)
     for asks in (plan.validate, check_model, model_shape):
-        assert refusal(asks, config).startswith("transformers knows no model of a NewConfig yet: ")
+        assert said(asks, config).startswith("transformers knows no model of a NewConfig yet: ")
     transformers.AutoModelForCausalLM.register(NewConfig, NewLlama)
     plan.validate(config)
     check_model(config)
@@ -183,7 +176,7 @@ def test_tokens_without_a_table_are_refused_in_one_line() -> None:
     """CANINE hashes characters into several."""
     with torch.device("meta"):
         model = transformers.CanineForSequenceClassification(transformers.CanineConfig())
-    assert refusal(family_of, model).startswith("canine has no one table of tokens' vectors")
+    assert said(family_of, model).startswith("canine has no one table of tokens' vectors")
 
 
 def written_with(layers: int, folder: Path, **sizes) -> transformers.PreTrainedConfig:
@@ -211,7 +204,7 @@ def test_what_is_said_of_each_layer_is_said_of_another_number(
 
 
 def test_layers_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
-    words = refusal(written_with, 6, tmp_path, **MIXED)
+    words = said(written_with, 6, tmp_path, **MIXED)
     assert "4 layers differ, and nothing says of what kind 6 would be: take at most 4" in words
 
 
@@ -221,7 +214,7 @@ def test_layers_that_would_be_read_as_others_are_refused(tmp_path: Path) -> None
     kinds = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
     sizes = LIKE_LLAMA | {"num_hidden_layers": 4, "layer_types": kinds}
     transformers.OlmoHybridConfig(**sizes).save_pretrained(tmp_path)
-    words = refusal(load_config, tmp_path, num_hidden_layers=2)
+    words = said(load_config, tmp_path, num_hidden_layers=2)
     assert "transformers takes no olmo_hybrid of 2 layers (" in words
 
 

@@ -13,7 +13,6 @@ import transformers
 from torch import Tensor
 
 from helpers.engine.errors import NoToken, UserError
-from helpers.engine.files.checkpoints import Checkpoints
 from helpers.engine.files.weights import save_model
 from helpers.engine.models.objectives import CAUSAL, CLASSES, MASKED, build, objective_of
 from helpers.engine.parallelize import load_model, parallelize
@@ -22,7 +21,9 @@ from helpers.engine.plan import ParallelPlan
 from helpers.engine.tensor.shards import local
 from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
+from tests.support.parity import laid_out, trainer_of
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 LAYOUTS = {
     "one": ParallelPlan(),
@@ -31,11 +32,6 @@ LAYOUTS = {
     "pp": ParallelPlan(pp=2, microbatches=2),
     "zero-3": ParallelPlan(dp_shard=2),
 }
-
-
-def trainer_of(family: str, plan: ParallelPlan, dtype: torch.dtype = torch.float64) -> Trainer:
-    mesh = mesh_of(plan)
-    return Trainer(parallelize(tiny.fresh(family, dtype), plan, mesh), plan, mesh, lr=tiny.LR)
 
 
 def padded(family: str, fill: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -170,9 +166,7 @@ def test_a_head_behind_the_blocks_is_not_summed_over_tp(family: str, layout: str
 
 def no_block_on_the_last(family: str) -> str:
     plan = ParallelPlan(pp=2, partition="2,0")
-    with pytest.raises(UserError) as raised:
-        parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan), check=False)
-    return str(raised.value)
+    return said(laid_out, family, plan, torch.float32, check=False)
 
 
 def test_the_last_stage_needs_a_block_where_no_norm_ends_the_model() -> None:
@@ -201,9 +195,7 @@ def regression() -> str:
     config = tiny.config("bert-classes")
     config.num_labels = 1
     model = transformers.BertForSequenceClassification(config)
-    with pytest.raises(UserError) as raised:
-        parallelize(model, ParallelPlan(), mesh_of(ParallelPlan()))
-    return str(raised.value)
+    return said(parallelize, model, ParallelPlan(), mesh_of(ParallelPlan()))
 
 
 def test_a_head_with_another_loss_is_refused() -> None:
@@ -228,9 +220,7 @@ def refusals(family: str) -> Iterator[str]:
         "mask": lambda: trainer.step(ids, labels, attention_mask=torch.ones(2, 3)),
     }
     for call in calls.values():
-        with pytest.raises(UserError) as raised:
-            call()
-        yield str(raised.value)
+        yield said(call)
     if labels.dim() == 1:
         with pytest.raises(NoToken) as raised:
             trainer.step(ids, labels + 1)
@@ -324,34 +314,6 @@ def what_the_files_name(folder: Path) -> str:
 def test_a_folder_says_itself_what_its_head_is_for(tmp_path: Path) -> None:
     tiny.fresh("roberta-classes", torch.float32).save_pretrained(tmp_path)
     assert pool(1).run(what_the_files_name, tmp_path) == ["RobertaForSequenceClassification"]
-
-
-def interrupted(folder: Path, before: ParallelPlan, after: ParallelPlan) -> list[float]:
-    """Two steps under one plan, and from its checkpoint two more under another."""
-    first = trainer_of("bert-mlm", before)
-    losses = [_step(first, step) for step in range(2)]
-    Checkpoints(folder).save(first)
-    second = trainer_of("bert-mlm", after)
-    [checkpoint] = folder.glob("step-*")
-    Checkpoints(folder).load(second, checkpoint)
-    return losses + [_step(second, step) for step in (2, 3)]
-
-
-def _step(trainer: Trainer, step: int) -> float:
-    ids, labels, inputs = tiny.masked_batch("bert-mlm", step)
-    return trainer.step(ids, labels, **inputs).loss
-
-
-@pytest.mark.parametrize(("before", "after"), (("tp", "pp"), ("pp", "zero-3")))
-def test_a_checkpoint_goes_on_under_another_plan(before: str, after: str, tmp_path: Path) -> None:
-    whole = pool(2).run(uninterrupted, LAYOUTS[after])[0]
-    for found in pool(2).run(interrupted, tmp_path, LAYOUTS[before], LAYOUTS[after]):
-        assert found == pytest.approx(whole, rel=1e-9)
-
-
-def uninterrupted(plan: ParallelPlan) -> list[float]:
-    trainer = trainer_of("bert-mlm", plan)
-    return [_step(trainer, step) for step in range(4)]
 
 
 # Precision, dropout

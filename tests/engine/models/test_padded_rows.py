@@ -11,8 +11,10 @@ from helpers.engine.models.objectives import CAUSAL, CLASSES, build
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
+from tests.engine.models.test_batches import begun_with_padding
 from tests.support import tiny
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 from tests.support.scripts import script
 
 small_config = script("docs/small_models").small_config
@@ -105,26 +107,8 @@ def test_what_looks_ahead_is_found_out(name: str, ahead: bool) -> None:
     assert pool(2).run(looks_ahead, f"ahead: {name}") == [ahead, ahead]
 
 
-def refused_in_step(length: int) -> str:
-    config, mesh = small_config("gpt2"), mesh_of(SEQUENCE)
-    config.n_positions = length
-    model = parallelize(build(config, CAUSAL.task, torch.float64), SEQUENCE, mesh)
-    trainer = Trainer(model, SEQUENCE, mesh, lr=tiny.LR)
-    ids = torch.ones((2, length), dtype=torch.long)
-    with pytest.raises(UserError) as caught:
-        trainer.step(ids, ids)
-    return str(caught.value)
-
-
-def test_a_row_that_is_filled_up_past_the_last_position_is_refused() -> None:
-    words = (
-        "sequence_parallel fills rows of 15 tokens up to 16, and the model has 15 positions: give"
-    )
-    for line in pool(2).run(refused_in_step, 15):
-        assert line == f"{words} rows of at most 14"
-
-
 def all_positions(length: int) -> float:
+    """The loss of a step with rows that are as long as the model has positions."""
     config, mesh = small_config("gpt2"), mesh_of(SEQUENCE)
     config.n_positions = length
     model = parallelize(build(config, CAUSAL.task, torch.float64), SEQUENCE, mesh)
@@ -132,21 +116,24 @@ def all_positions(length: int) -> float:
     return Trainer(model, SEQUENCE, mesh, lr=tiny.LR).step(ids, ids).loss
 
 
+def test_a_row_that_is_filled_up_past_the_last_position_is_refused() -> None:
+    words = (
+        "sequence_parallel fills rows of 15 tokens up to 16, and the model has 15 positions: give"
+    )
+    for line in pool(2).run(said, all_positions, 15):
+        assert line == f"{words} rows of at most 14"
+
+
 def test_a_row_may_have_all_positions() -> None:
     assert all(loss > 0 for loss in pool(2).run(all_positions, 16))
 
 
 def called(labelled: bool) -> str:
-    """What a call without a Trainer says to rows that begin with padding, the last of which
-    predicts their first token where that is labelled."""
+    """What a call without a Trainer says to rows that begin with padding."""
     plan, model = ParallelPlan(), tiny.fresh("llama", torch.float32)
     model.set_attn_implementation("eager")
     model = parallelize(model, plan, mesh_of(plan))
-    ids, _ = tiny.batch(0)
-    mask = torch.ones_like(ids)
-    mask[1:, :3] = 0
-    labels = ids.where(mask == 1, -100)
-    labels[1:, 3] = ids[1:, 3] if labelled else -100
+    ids, labels, mask = begun_with_padding(labelled)
     try:
         model(input_ids=ids, labels=labels, attention_mask=mask).loss.backward()
     except UserError as error:
@@ -156,5 +143,5 @@ def called(labelled: bool) -> str:
 
 def test_a_call_heeds_what_padding_predicts_as_a_step_does() -> None:
     assert pool(1).run(called, False) == [""]
-    [said] = pool(1).run(called, True)
-    assert "would not be exact where padding before a row" in said
+    [words] = pool(1).run(called, True)
+    assert "would not be exact where padding before a row" in words

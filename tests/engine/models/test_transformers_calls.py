@@ -7,13 +7,14 @@ import pytest
 import torch
 import transformers
 
-from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.trainer import Trainer
 from tests.support import tiny
 from tests.support.count_blocks import kept_bytes
+from tests.support.parity import laid_out
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 LAYOUTS = {
     "one": ParallelPlan(),
@@ -26,8 +27,7 @@ FAMILIES = ("gptj", "gpt2", "neox", "falcon-mqa", "llama")
 
 
 def laid(family: str, layout: str, dtype: torch.dtype = torch.float64):
-    plan = LAYOUTS[layout]
-    return parallelize(tiny.fresh(family, dtype), plan, mesh_of(plan))
+    return laid_out(family, LAYOUTS[layout], dtype)
 
 
 def generated(family: str, layout: str) -> tuple[list, list]:
@@ -141,15 +141,13 @@ def hidden_states_of_parts() -> tuple[list[int], str]:
     """Their lengths under sequence parallelism, and what is said where labels are given, too."""
     model, (ids, labels) = laid("llama", "sequence"), tiny.batch(0)
     lengths = [one.shape[1] for one in model(ids, output_hidden_states=True).hidden_states]
-    with pytest.raises(UserError) as caught:
-        model(ids[:, :16], labels=labels[:, :16], output_hidden_states=True)
-    return lengths, str(caught.value)
+    return lengths, said(model, ids[:, :16], labels=labels[:, :16], output_hidden_states=True)
 
 
 def test_hidden_states_are_those_of_the_whole_sequence() -> None:
-    for lengths, said in pool(2).run(hidden_states_of_parts):
+    for lengths, words in pool(2).run(hidden_states_of_parts):
         assert set(lengths) == {tiny.batch(0)[0].shape[1]}
-        assert "output_hidden_states without labels" in said
+        assert "output_hidden_states without labels" in words
 
 
 def one_configuration() -> bool:
@@ -211,18 +209,13 @@ def refusals(layout: str) -> list[str]:
         }
     if layout == "sequence":
         calls = {"odd length": lambda: model(input_ids=ids, labels=labels)}
-    said = []
-    for call in calls.values():
-        with pytest.raises(UserError) as raised:
-            call()
-        said.append(str(raised.value))
-    return said
+    return [said(call) for call in calls.values()]
 
 
 @pytest.mark.parametrize("layout", ("one", "tp", "sequence", "pp"))
 def test_what_cannot_work_says_so_in_one_line(layout: str) -> None:
-    for said in pool(LAYOUTS[layout].world_size).run(refusals, layout):
-        assert all(words and "\n" not in words for words in said)
+    for told in pool(LAYOUTS[layout].world_size).run(refusals, layout):
+        assert all(words and "\n" not in words for words in told)
 
 
 def with_routers() -> tuple[float, float, str]:
@@ -233,15 +226,13 @@ def with_routers() -> tuple[float, float, str]:
         own(input_ids=ids, labels=labels, output_router_logits=given).loss.item()
         for given in (False, True)
     )
-    with pytest.raises(UserError) as raised:
-        model(input_ids=ids, labels=labels, output_router_logits=True)
-    return plain, more, str(raised.value)
+    return plain, more, said(model, input_ids=ids, labels=labels, output_router_logits=True)
 
 
 def test_a_loss_of_routers_is_refused() -> None:
-    [(plain, more, said)] = pool(1).run(with_routers)
+    [(plain, more, words)] = pool(1).run(with_routers)
     assert more > plain + 1e-3
-    assert "output_router_logits adds a loss of the routers" in said
+    assert "output_router_logits adds a loss of the routers" in words
 
 
 def beside_a_copy(layout: str) -> tuple[bool, bool]:

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from helpers.engine.errors import UserError
 from helpers.engine.parallelize import parallelize
 from helpers.engine.plan import ParallelPlan
 from helpers.engine.precision.loss_scaling import LossScaler
@@ -15,6 +14,7 @@ from helpers.engine.trainer import Trainer
 from tests.support import parity, tiny
 from tests.support.matrix import each
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 LAYOUTS = {
     "one": {},
@@ -38,8 +38,7 @@ EPS = 1e-3  # below it AdamW would turn the rounding of small gradients into who
 
 
 def make(plan: ParallelPlan, family: str = "gpt2", **options) -> Trainer:
-    model = parallelize(tiny.fresh(family, torch.float32), plan, mesh_of(plan))
-    return Trainer(model, plan, mesh_of(plan), lr=tiny.LR, **options)
+    return parity.trainer_of(family, plan, torch.float32, **options)
 
 
 def compare_with_fp32(plan: ParallelPlan, tolerance: float) -> None:
@@ -130,37 +129,31 @@ BAD = (float("nan"), float("inf"), -1.0, "x", None, True, torch.ones(2))
 
 
 def set_between_steps() -> list[str]:
-    trainer, said = make(ParallelPlan()), []
+    trainer, told = make(ParallelPlan()), []
     ids, labels = tiny.batch(0)
     before = [part.tensor.detach().clone() for part in trainer.parts]
     for name, value in [(name, value) for name in ("lr", "clip") for value in BAD]:
         if (name, value) != ("clip", None):
             kept = getattr(trainer, name)
             setattr(trainer, name, value)
-            said.append(refused(trainer.step, ids, labels))
+            told.append(said(trainer.step, ids, labels))
             setattr(trainer, name, kept)
     with torch.no_grad():
-        said.append(refused(trainer.step, ids, labels))
+        told.append(said(trainer.step, ids, labels))
     with torch.autocast("cpu", torch.bfloat16):
-        said.append(refused(trainer.step, ids, labels))
-        assert refused(trainer.evaluate, [(ids, labels)]) == said[-1]
+        told.append(said(trainer.step, ids, labels))
+        assert said(trainer.evaluate, [(ids, labels)]) == told[-1]
     assert all(torch.equal(old, part.tensor) for old, part in zip(before, trainer.parts))
     for value in GOOD:
         trainer.lr = value
         assert trainer.step(ids, labels).lr == value
-    return said
-
-
-def refused(call, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        call(*arguments)
-    return str(caught.value)
+    return told
 
 
 def test_a_rate_or_limit_that_is_no_number_trains_nothing() -> None:
     """A negative one would climb, in silence."""
-    *said, no_grad, autocast = pool(1).run(set_between_steps)[0]
-    assert {words.partition(" must be")[0] for words in said} == {"trainer.lr", "trainer.clip"}
+    *told, no_grad, autocast = pool(1).run(set_between_steps)[0]
+    assert {words.partition(" must be")[0] for words in told} == {"trainer.lr", "trainer.clip"}
     assert "take it outside of no_grad" in no_grad
     assert "take it outside of autocast" in autocast
 
@@ -170,15 +163,15 @@ def evaluated() -> tuple:
     ids, labels = tiny.batch(0)
     nothing = trainer.evaluate([(ids, torch.full_like(labels, -100))], answers=[1, 2])
     wrong = ([], [-1], [tiny.VOCAB], ["x"], 5, [True], [0.5])
-    return nothing, [refused(trainer.evaluate, [(ids, labels)], answers) for answers in wrong]
+    return nothing, [said(trainer.evaluate, [(ids, labels)], answers) for answers in wrong]
 
 
 def test_the_mean_over_no_label_is_no_number_and_answers_are_tokens() -> None:
-    nothing, said = pool(1).run(evaluated)[0]
+    nothing, told = pool(1).run(evaluated)[0]
     assert (
         nothing["tokens"] == 0 and math.isnan(nothing["loss"]) and math.isnan(nothing["accuracy"])
     )
-    assert all("answer" in words and "\n" not in words for words in said)
+    assert all("answer" in words and "\n" not in words for words in told)
 
 
 def losses_from_fp16(plan: ParallelPlan) -> tuple[list[float], set[torch.dtype]]:

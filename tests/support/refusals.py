@@ -1,0 +1,16 @@
+"""The words with which a call is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helpers.engine.errors import UserError
+
+
+def said(call: Callable[..., Any], *arguments: Any, **named: Any) -> str:
+    """What the UserError says, in one line, with which the call ends."""
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
