@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.git import known_to_git
+from tests.project.git import known_to_git
 
 ROOT = Path(__file__).resolve().parents[2]
 
