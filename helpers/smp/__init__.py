@@ -3,8 +3,8 @@
 configuration.py reads a configuration of the SageMaker model parallel library into a plan and what
 stands beside it, or says in one line why it cannot be kept and what is nearest. keys.py reads what
 it needs to know: keys_v1.json and keys_v2.json, every key of both versions with its default and
-what becomes of it; elsewhere.csv, names that are often put among them. distribution/ is what
-the estimator's argument has beside it.
+what becomes of it; elsewhere.csv, names that are often put among them. distribution/ is the
+estimator's argument around it.
 
 leaving.py reads whole files, and nothing of them is run:
 

@@ -5,21 +5,22 @@
     config.global_batch(4)        # 16: without prescaled_batch each tensor rank brings its own 4
 
 Every key of both versions stands in the tables of keys.py. It becomes a part of the plan or a
-setting beside it; or it is left out, with the reason there; or the configuration is refused with
-the reason and the nearest thing. Words keep their meaning: `interleaved` is roughly 1f1b and not
-the interleaved schedule, `simple` is gpipe, D of a placement is what is left of the ranks when
-pipeline and tensor ranks are taken out (`rdp`).
+setting beside it; or it is left out with the reason (`config.left_out`); or the configuration is
+refused with the reason and the nearest thing. Words keep their meaning: `interleaved` is roughly
+1f1b and not the interleaved schedule, `simple` is gpipe, D of a placement is what is left of the
+ranks when pipeline and tensor ranks are taken out (`rdp`).
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
 from helpers.engine.errors import UserError
 from helpers.engine.pipeline.partition import MEMORY, SPEED, Costs, balance
 from helpers.engine.plan import ParallelPlan
+from helpers.smp.distribution.argument import beside, parameters_in
 from helpers.smp.keys import Key, does_nothing, elsewhere, keys, wants_whole
 
 SCHEDULE = {"interleaved": "1f1b", "simple": "gpipe"}
@@ -30,18 +31,24 @@ CP_ATTENTION = {"p2p": "ring", "all_gather": "gather"}
 class SmpConfig:
     """A configuration as the engine understands it.
 
+    version: 1 or 2 of the library.
     batch_of: whose a process's batch is: `rdp`, all tensor ranks see the same samples
         (prescaled_batch, and version 2); `dp`, each tensor rank brings samples of its own.
     memory_weight: for the automatic partition, from 0 (time) to 1 (memory).
     clip: the largest gradient norm, where the configuration says it.
     seed: as `clip`.
+    env: variables of every rank, of mpi's options beside the configuration.
+    left_out: keys and options that do nothing here, each with the reason.
     """
 
     plan: ParallelPlan
+    version: int
     batch_of: str = "rdp"
     memory_weight: float = SPEED
     clip: float | None = None
     seed: int | None = None
+    env: dict[str, str] = field(default_factory=dict, hash=False)
+    left_out: dict[str, str] = field(default_factory=dict, hash=False)
 
     def global_batch(self, batch: int) -> int:
         """Samples of a step where each process's loader yields `batch`: what --batch-size takes.
@@ -66,7 +73,7 @@ def read_smp_config(
     """The plan, and what stands beside it, of a configuration for `world_size` processes.
 
     Args:
-        config: the parameters inside the estimator's `distribution`.
+        config: the parameters, or the estimator's `distribution` around them.
         world_size: instances times processes of each.
         version: 1 or 2; unless given it is 1 where a key is version 1's own, else 2.
 
@@ -74,21 +81,26 @@ def read_smp_config(
         UserError: one line: an unknown key, a value of the wrong kind, keys that exclude each
             other, degrees that do not divide the processes, or what the engine cannot do.
     """
-    if not isinstance(config, dict):
-        raise UserError(f"a configuration is a dictionary, not {config!r}")
+    given = parameters_in(config)
     wants = wants_whole(world_size, least=1)
     if wants:
         raise UserError(f"world_size must be {wants}, not {world_size!r}")
     if version is None:
-        version = version_of(config)
+        version = version_of(given)
     if version not in (1, 2):
         raise UserError(f"the library had version 1 and 2, not {version!r}")
     table = keys(version)
-    for key, value in config.items():
+    for key, value in given.items():
         check_key(key, value, table, version)
-    values = {key: record.default for key, record in table.items()} | config
+    notes = {key: record.note for key, record in table.items() if record.note} | does_nothing()
+    left_out = {key: notes[key] for key in given if key in notes}
+    values = {key: record.default for key, record in table.items()} | given
     read = _version_1 if version == 1 else _version_2
-    return read(values, world_size)
+    found = read(values, world_size, left_out)
+    if given is config:
+        return found
+    env, of_mpi = beside(config, world_size)
+    return replace(found, env=env, left_out=found.left_out | of_mpi)
 
 
 def version_of(given: Iterable[str]) -> int:
@@ -96,13 +108,13 @@ def version_of(given: Iterable[str]) -> int:
     return 1 if any(key in keys(1) and key not in keys(2) for key in given) else 2
 
 
-def _version_1(values: dict[str, Any], world_size: int) -> SmpConfig:
+def _version_1(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
     pp, tp = _pipeline_degree(values), values["tensor_parallel_degree"]
     rdp = ranks_left(world_size, {"pipeline_parallel_degree": pp, "tensor_parallel_degree": tp})
     sharded = values["sharded_data_parallel_degree"]
     _check_v1(values, pp, tp, rdp, sharded)
     schedule = SCHEDULE[values["pipeline"]]
-    _check_in_flight(values, pp, schedule)
+    left_out = left_out | _check_in_flight(values, pp, schedule)
     shares = rdp if values["shard_optimizer_state"] else sharded
     half = values["fp16"] or values["fp16_params"]  # the same, under an older name
     precision = precision_of(half, values["bf16"])
@@ -125,13 +137,15 @@ def _version_1(values: dict[str, Any], world_size: int) -> SmpConfig:
         weight = SPEED if values["optimize"] == "speed" else MEMORY
     return SmpConfig(
         plan,
+        version=1,
         batch_of="rdp" if values["prescaled_batch"] else "dp",
         memory_weight=weight,
         clip=values["sdp_gradient_clipping"] if sharded > 1 else None,
+        left_out=left_out,
     )
 
 
-def _version_2(values: dict[str, Any], world_size: int) -> SmpConfig:
+def _version_2(values: dict[str, Any], world_size: int, left_out: dict[str, str]) -> SmpConfig:
     tp, shards = values["tensor_parallel_degree"], values["hybrid_shard_degree"]
     degrees = {"tensor_parallel_degree": tp, "hybrid_shard_degree": max(1, shards)}
     replicas, cp = ranks_left(world_size, degrees), values["context_parallel_degree"]
@@ -157,7 +171,7 @@ def _version_2(values: dict[str, Any], world_size: int) -> SmpConfig:
         tp=tp,
         offload=values["sm_activation_offloading"],
     )
-    return SmpConfig(plan, seed=values["random_seed"])
+    return SmpConfig(plan, version=2, seed=values["random_seed"], left_out=left_out)
 
 
 def check_key(key: str, value: Any, table: dict[str, Key], version: int) -> None:
@@ -249,11 +263,11 @@ def _check_v1(values: dict[str, Any], pp: int, tp: int, rdp: int, sharded: int) 
         )
 
 
-def _check_in_flight(values: dict[str, Any], pp: int, schedule: str) -> None:
+def _check_in_flight(values: dict[str, Any], pp: int, schedule: str) -> dict[str, str]:
     """How many micro-batches may be in flight, against how many the schedule keeps there."""
     limit = values["active_microbatches"]
     if limit is None or pp == 1:
-        return
+        return {}
     most = min(values["microbatches"], pp) if schedule == "1f1b" else values["microbatches"]
     if limit < most:
         nearest = "pipeline=interleaved" if schedule == "gpipe" else "the plan's schedule=naive"
@@ -261,6 +275,7 @@ def _check_in_flight(values: dict[str, Any], pp: int, schedule: str) -> None:
             f"active_microbatches={limit} cannot be kept: {schedule} has {most} of "
             f"{values['microbatches']} in flight; the nearest is {nearest}, or fewer microbatches"
         )
+    return {"active_microbatches": f"{schedule} has {most} in flight by itself"}
 
 
 def precision_of(fp16: Any, bf16: Any) -> str:

@@ -31,11 +31,8 @@ from helpers.smp.keys import keys
         ({"placement_strategy": "DPX"}, 1, "placement must be cluster, spread or a permutation"),
         ({"placement_strategy": 3}, 1, "placement_strategy must be a word, not 3"),
         ([("partitions", 2)], 2, "a configuration is a dictionary"),
-        (
-            {"smdistributed": {"modelparallel": {"enabled": True}}},
-            2,
-            "no version has a key 'smdistributed'",
-        ),
+        ({"smdistributed": {"modelparallel": {"enabled": False}}}, 2, "no modelparallel with"),
+        ({"smdistributed": {"dataparallel": {"enabled": True}}}, 2, "no modelparallel with"),
         # in conflict
         ({"partitions": 2, "pipeline_parallel_degree": 4}, 8, "one number: keep one of them"),
         ({"fp16": True, "bf16": True}, 1, "fp16 and bf16 exclude each other"),

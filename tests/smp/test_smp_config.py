@@ -85,9 +85,10 @@ def test_the_published_gptj_configuration():
     )
     assert found.global_batch(8) == 8
     assert found.memory_weight == 0.2
+    assert set(found.left_out) == {"default_partition"}
 
 
-def test_the_published_roberta_configuration():
+def test_the_published_roberta_configuration_inside_the_estimators_argument():
     parameters = {
         "microbatches": 4,
         "placement_strategy": "spread",
@@ -96,7 +97,13 @@ def test_the_published_roberta_configuration():
         "partitions": 4,
         "ddp": True,
     }
-    found = read_smp_config(parameters, 8)
+    found = read_smp_config(
+        {
+            "smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}},
+            "mpi": {"enabled": True, "processes_per_host": 8},
+        },
+        8,
+    )
     plan = ParallelPlan(dp_replicate=2, pp=4, microbatches=4, placement="spread")
     assert found.plan == plan
     assert plan.schedule == "1f1b"
@@ -135,6 +142,7 @@ def test_sharded_data_parallelism_is_zero_3_over_a_part_of_the_data_axis():
     plan = ParallelPlan(dp_replicate=2, dp_shard=4, tp=2, precision="bf16", microbatches=1)
     assert found.plan == plan
     assert found.clip == 0.5
+    assert "threshold" in found.left_out["sdp_max_live_parameters"]
     assert read_smp_config({"ddp": True}, 4).clip is None
 
 
@@ -165,7 +173,14 @@ def test_offloading_and_sums():
 
 def test_micro_batches_in_flight():
     pipeline = {"partitions": 4, "microbatches": 8}
-    assert read_smp_config(pipeline | {"active_microbatches": 6}, 4).plan.schedule == "1f1b"
+    assert (
+        "4 in flight"
+        in (
+            read_smp_config(pipeline | {"active_microbatches": 6}, 4).left_out[
+                "active_microbatches"
+            ]
+        )
+    )
     with pytest.raises(UserError, match="active_microbatches=2 cannot be kept: 1f1b has 4 of 8"):
         read_smp_config(pipeline | {"active_microbatches": 2}, 4)
     with pytest.raises(UserError, match=r"gpipe has 8 of 8 .* nearest is pipeline=interleaved"):
@@ -212,6 +227,7 @@ def test_version_2_context_parallel_degree(config, plan):
     """Of the ranks that share the state; its ranks see the same samples."""
     found = read_smp_config({"context_parallel_degree": 4, **config}, 16)
     assert found.plan == plan
+    assert not found.left_out
     assert found.global_batch(3) == 3 * plan.dp
 
 
@@ -227,14 +243,15 @@ def test_version_2_published_llama_configuration():
         },
         8,
     )
+    assert found.version == 2
     assert found.plan == ParallelPlan(tp=2, dp_shard=4, offload=True)
     assert (found.seed, found.global_batch(2)) == (12345, 8)
+    assert set(found.left_out) == {"activation_loading_horizon"}
 
 
 def test_the_version_follows_from_the_keys_or_is_given():
-    two, one = {"tensor_parallel_degree": 2}, {"tensor_parallel_degree": 2, "ddp": True}
-    assert read_smp_config(two, 4) == read_smp_config(two, 4, version=2)
-    assert read_smp_config(one, 4) == read_smp_config(one, 4, version=1)
+    assert read_smp_config({"tensor_parallel_degree": 2}, 4).version == 2
+    assert read_smp_config({"tensor_parallel_degree": 2, "ddp": True}, 4).version == 1
     with pytest.raises(UserError, match="needs ddp: True"):
         read_smp_config({"tensor_parallel_degree": 2}, 4, version=1)
 
