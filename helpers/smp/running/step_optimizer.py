@@ -22,7 +22,8 @@ class StepOptimizer(torch.optim.Optimizer):
         inner: the script's, made over the parameters of the model once it is laid out.
 
     Raises:
-        UserError: it is none that can work on parts, or of no parameter of the model.
+        UserError: it is none that can work on parts, or of no parameter of the model, or its groups
+            have learning rates of their own.
     """
 
     def __init__(
@@ -41,8 +42,7 @@ class StepOptimizer(torch.optim.Optimizer):
                 "the optimizer holds parameters that are no longer the model's: make it after "
                 "run.model or run.load"
             )
-        first = self.param_groups[0]["lr"]
-        self.trainer = Trainer(model, plan, mesh, lr=float(first), clip=None)
+        self.trainer = Trainer(model, plan, mesh, lr=self._rate(), clip=None)
         self.trainer.optimizer = self._over_parts(type(inner), held)
         self.clip: float | None = None
         self.overflow = False
