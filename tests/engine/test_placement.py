@@ -160,6 +160,7 @@ def test_a_picture_of_one_rank_and_ones_that_cannot_be():
     for arguments, words in (
         (({"tp": 128},), "at most 64 ranks, not 128"),
         (({"tp": 12}, "cluster", 8), "12 ranks do not fill nodes of 8"),
+        (({"tp": 2}, "cluster", "8"), "per_node must be a whole number of at least 1, not '8'"),
         (({"pp": 2}, "cluster", 8, (1, 2, 3)), "the partition has 3 stages, pp is 2"),
     ):
         with pytest.raises(UserError, match=words):

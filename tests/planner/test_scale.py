@@ -249,6 +249,8 @@ def test_the_figures_hold_the_planners_numbers():
     _, table, sentence = plot_sequences(shape, [1024, 8192], (1, 8), P4D.memory_bytes, "none")
     assert table.loc[8192, "tp=1"] == pytest.approx(8 * table.loc[1024, "tp=1"])
     assert sentence.endswith("room for 1,024 tokens with tp=1 and 8,192 tokens with tp=8.")
+    *_, sentence = plot_sequences(shape, [1024], (1,), 10**6, "none")
+    assert sentence == "Activations alone leave room for no sample."
 
 
 def test_what_is_offloaded_has_to_fit_the_machine():

@@ -91,6 +91,8 @@ def test_hints_go_on_and_stop_at_the_last(name):
         message = check(name, "wrong", hint=number).message
         assert f"Hint {number} of {len(hints)}: {words}" in message
     assert hints[-1] in check(name, "wrong", hint=99).message
+    with pytest.raises(UserError, match="hint must be a whole number of at least 1, not '2'"):
+        check(name, "wrong", hint="2")
 
 
 def test_traffic_with_everything_is_told_so():

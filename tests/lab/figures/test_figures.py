@@ -301,7 +301,8 @@ def test_results_are_shown_and_kept_in_one_call(tmp_path, capsys):
     assert results.new("run") == f"{tmp_path}/r/run"
     (tmp_path / "r" / "run").mkdir()
     assert results.new("run") == f"{tmp_path}/r/run-2"
-    assert re.fullmatch(r"runs/notebook-3-\d{8}-\d{6}(-\d+)?", str(Results(3)))
+    for given in (Results(3), Results(3, None)):
+        assert re.fullmatch(r"runs/notebook-3-\d{8}-\d{6}(-\d+)?", str(given))
 
 
 @pytest.mark.parametrize("name", ["loss", "loss.png"])
