@@ -68,10 +68,12 @@ def apply_experts(model: nn.Module, family: Family, boundary: Boundary) -> None:
 def check_rows(model: nn.Module, plan: ParallelPlan, dtype: torch.dtype) -> None:
     """Raise a UserError if experts' rows in this dtype are none that a product by groups takes, and
     no zeros follow them, which is where tp splits them."""
+    if plan.tp > 1:
+        return
+    multiple = ROW_BYTES // dtype.itemsize
     for experts in model.modules():
-        if plan.tp > 1 or not (expert_cuts(experts) and _by_groups(experts)):
+        if not (expert_cuts(experts) and _by_groups(experts)):
             continue
-        multiple = ROW_BYTES // dtype.itemsize
         width, hidden = sorted(experts.down_proj.shape[1:])
         if width % multiple or hidden % multiple:
             raise UserError(
@@ -83,8 +85,8 @@ def check_rows(model: nn.Module, plan: ParallelPlan, dtype: torch.dtype) -> None
 
 def _by_groups(experts: nn.Module) -> bool:
     """Does transformers' own product by groups compute them, and no forward of the class?"""
-    own = not hasattr(type(experts).forward, "__wrapped__")  # by transformers' decorator
-    return not own and experts.config._experts_implementation == "grouped_mm"
+    decorated = hasattr(type(experts).forward, "__wrapped__")  # by transformers
+    return decorated and experts.config._experts_implementation == "grouped_mm"
 
 
 def split_experts(model: nn.Module, experts: nn.Module, boundary: Boundary, path: str) -> None:
