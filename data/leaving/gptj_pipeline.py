@@ -75,20 +75,22 @@ class SMPTrainer:
 
 
 def parse_args():
-    parser = argparse.ArgumentParser()
-
-    def add(name, **more):  # a job may write its names either way
-        parser.add_argument(name, name.replace("_", "-"), **more)
-
-    add("--model_name_or_path", default="EleutherAI/gpt-j-6b")
-    add("--per_device_train_batch_size", type=int, default=2)
-    add("--max_steps", type=int, default=100)
-    add("--learning_rate", type=float, default=2e-5)
-    add("--lr_scheduler_type", default="linear")
-    add("--max_context_width", type=int, default=512)
-    add("--activation_checkpointing", default="True")
-    add("--seed", type=int, default=42)
-    add("--training_dir", default=os.environ.get("SM_CHANNEL_TRAIN", "train"))
+    parser = argparse.ArgumentParser()  # a job may write its names either way
+    parser.add_argument(
+        "--model_name_or_path", "--model-name-or-path", default="EleutherAI/gpt-j-6b"
+    )
+    parser.add_argument(
+        "--per_device_train_batch_size", "--per-device-train-batch-size", type=int, default=2
+    )
+    parser.add_argument("--max_steps", "--max-steps", type=int, default=100)
+    parser.add_argument("--learning_rate", "--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--lr_scheduler_type", "--lr-scheduler-type", default="linear")
+    parser.add_argument("--max_context_width", "--max-context-width", type=int, default=512)
+    parser.add_argument("--activation_checkpointing", "--activation-checkpointing", default="True")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument(
+        "--training_dir", "--training-dir", default=os.environ.get("SM_CHANNEL_TRAIN", "train")
+    )
     return parser.parse_known_args()[0]
 
 

@@ -17,6 +17,7 @@ from helpers.lab.exercises.check import check
 from helpers.lab.exercises.judges import MISTAKES
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.exercises.solutions import SOLUTIONS, show_solution
+from helpers.lab.paths import ROOT
 from tests.lab.exercises.wrong_answers import WRONG, Change, answer_of, right
 
 RUN = find_post("gptj-tensor-parallel")
@@ -187,3 +188,9 @@ def test_every_known_mistake_is_about_a_number_of_an_exercise():
 def test_unknown_exercise_lists_the_known_ones():
     with pytest.raises(UserError, match="no exercise 'x'; there are: 1a traffic, 1b"):
         check("x", 1)
+
+
+def test_the_published_script_has_what_10c_finds():
+    """The notebook tells a learner to try the answer on it."""
+    script = ROOT / "data" / "leaving" / "gptj_pipeline.py"
+    assert "activation_checkpointing" in answer_of("10c never read")(script.read_text("utf-8"))

@@ -5,8 +5,12 @@ import time
 import pytest
 
 pytest.importorskip("cloudpickle")
+import torch
+import torch.distributed as dist
+
 from helpers.lab.exercises.check import check
 from helpers.lab.exercises.on_ranks.judge import verdict
+from helpers.lab.exercises.on_ranks.solutions import heads_and_tokens
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.launch.warm.ranks import Ranks
 from tests.lab.exercises.wrong_answers import answer_of
@@ -48,6 +52,41 @@ def test_a_wrong_answer_is_refused_and_told_why(name, place):
     seen = pool(EXERCISES[name].file.RANKS).run(wrong_one, name, place)
     found = verdict(seen, "")
     assert found.done and not found.right and WRONG_ON_RANKS[name][place][1] in found.words, seen
+
+
+def ring_by_batches(x, rank, ranks):
+    """Each turn is one batch of a send and a receive."""
+    pieces = list(x.tensor_split(ranks))
+    for step in range(2 * (ranks - 1)):
+        out, into = (rank - step) % ranks, (rank - step - 1) % ranks
+        came = torch.empty_like(pieces[into])
+        send = dist.P2POp(dist.isend, pieces[out], (rank + 1) % ranks)
+        receive = dist.P2POp(dist.irecv, came, (rank - 1) % ranks)
+        for work in dist.batch_isend_irecv([send, receive]):
+            work.wait()
+        pieces[into] = came + pieces[into] if step < ranks - 1 else came
+    return torch.cat(pieces)
+
+
+def heads_by_lists(x, rank, ranks):
+    came = [torch.empty_like(x[:, : x.shape[1] // ranks]) for _ in range(ranks)]
+    dist.all_to_all(came, [part.contiguous() for part in x.chunk(ranks, dim=1)])
+    return torch.cat(came)
+
+
+OTHER_WAYS = {  # that are right, by functions that the solutions do not call
+    "5d ring": ring_by_batches,
+    "9c heads for tokens": (heads_by_lists, heads_and_tokens()[1]),
+}
+
+
+def other_way(name):
+    return EXERCISES[name].function(OTHER_WAYS[name])
+
+
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_another_way_is_as_right(name):
+    assert set(pool(EXERCISES[name].file.RANKS).run(other_way, name)) == {""}
 
 
 @pytest.mark.alone

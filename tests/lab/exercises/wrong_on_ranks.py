@@ -463,6 +463,13 @@ def all_to_everyone(x, rank, ranks):
     return torch.cat([every[one] for one in range(ranks)]).chunk(ranks, 1)[rank]
 
 
+def all_to_all_of_all(x, rank, ranks):
+    """The same by an all-to-all."""
+    every = torch.empty(ranks, *x.shape, dtype=x.dtype)
+    dist.all_to_all_single(every, x.expand(ranks, *x.shape).contiguous())
+    return every.flatten(0, 1).chunk(ranks, 1)[rank]
+
+
 WRONG_ON_RANKS: dict[str, list[tuple[Any, str]]] = {
     "1d f and g": [
         ((same, RIGHT_G), "is this rank's part alone"),
@@ -544,6 +551,7 @@ WRONG_ON_RANKS: dict[str, list[tuple[Any, str]]] = {
         ((tokens_by_sender, TO_TOKENS), "not in their order"),
         ((gathered_heads, TO_TOKENS), "send and receive or all_to_all_single"),
         ((all_to_everyone, TO_TOKENS), "bytes were sent where"),
+        ((all_to_all_of_all, TO_TOKENS), "bytes were sent where"),
         ((TO_HEADS, TO_HEADS), "of to_tokens, the shape is"),
         ((TO_HEADS, lambda x, rank, ranks: None), "of to_tokens, nothing was returned"),
         ((TO_HEADS, 3), "are functions"),

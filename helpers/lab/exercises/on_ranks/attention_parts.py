@@ -131,7 +131,7 @@ def exam_heads(answer: Any) -> str:
     whole, own = torch.cat(every), every[rank]
     wanted = whole[:, 2 * rank : 2 * rank + 2]
     to_heads, to_tokens = answer
-    with only_sends(besides=("all_to_all", "all_to_all_single")) as sent:
+    with only_sends(or_all_to_all=True) as sent:
         found = to_heads(own.clone(), rank, RANKS)
         if words := wrong_kind(found, wanted):
             return words if words == EMPTY else f"of to_heads, {words}"

@@ -1,8 +1,9 @@
 """What the reader's code sends, watched while it sends: the functions of torch.distributed."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
@@ -11,19 +12,24 @@ from torch import Tensor
 
 COLLECTIVES = (
     "all_reduce",
+    "all_reduce_coalesced",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
-    "all_to_all",
-    "all_to_all_single",
+    "all_gather_single",  # from torch 2.13 on, as reduce_scatter_single
     "broadcast",
     "broadcast_object_list",
     "gather",
+    "gather_object",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
+    "scatter_object_list",
 )
+ALL_TO_ALL = ("all_to_all", "all_to_all_single")
 
 
 class NotHere(Exception):
@@ -54,12 +60,9 @@ class Sent:
 
 
 @contextmanager
-def only_sends(besides: Sequence[str] = ()) -> Iterator[Sent]:
-    """Count what goes by send and receive, and refuse every collective.
-
-    Args:
-        besides: collectives that may be called; what they send is not counted.
-    """
+def only_sends(or_all_to_all: bool = False) -> Iterator[Sent]:
+    """Count what goes by send and receive, or by an all-to-all where that is allowed, and refuse
+    every other collective."""
     sent = Sent()
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,31 +72,48 @@ def only_sends(besides: Sequence[str] = ()) -> Iterator[Sent]:
 
         return send
 
-    def batch(real: Callable[..., Any]) -> Callable[..., Any]:
-        def several(operations: list[dist.P2POp]) -> Any:
-            for operation in operations:
-                if operation.op in senders:
-                    sent.messages.append((operation.peer, operation.tensor.nbytes))
-            return real(operations)
+    def one_of_several(real: type[dist.P2POp], isend: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(op: Callable[..., Any], *rest: Any, **named: Any) -> dist.P2POp:
+            if op is not dist.isend:
+                return real(op, *rest, **named)
+            made = real(isend, *rest, **named)  # it takes torch's own function alone
+            sent.messages.append((made.peer, made.tensor.nbytes))
+            return made
 
-        return several
+        return operation
+
+    def to_all(real: Callable[..., Any]) -> Callable[..., Any]:
+        def exchange(*args: Any, **named: Any) -> Any:
+            given = signature(real).bind(*args, **named).arguments
+            for peer, piece in enumerate(_pieces(given)):
+                if peer != dist.get_rank():
+                    sent.messages.append((peer, piece.nbytes))
+            return real(*args, **named)
+
+        return exchange
 
     def refused(name: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> None:
-            words = " or ".join(["send and receive", *besides[-1:]])
-            raise NotHere(f"dist.{name} does the whole; write it with {words}")
+            ways = "send and receive" + (" or all_to_all_single" if or_all_to_all else "")
+            raise NotHere(f"dist.{name} does the whole; write it with {ways}")
 
         return refuse
 
-    senders = (dist.isend, dist.send)
-    with ExitStack() as stack:
-        for name in sorted(set(COLLECTIVES) - set(besides)):
-            stack.enter_context(patch.object(dist, name, refused(name)))
-        several = batch(dist.batch_isend_irecv)
-        stack.enter_context(patch.object(dist, "batch_isend_irecv", several))
-        for name in ("send", "isend"):
-            stack.enter_context(patch.object(dist, name, counted(getattr(dist, name))))
+    instead = {name: refused(name) for name in {*COLLECTIVES, *ALL_TO_ALL} & {*dir(dist)}}
+    if or_all_to_all:
+        instead |= {name: to_all(getattr(dist, name)) for name in ALL_TO_ALL}
+    instead |= {name: counted(getattr(dist, name)) for name in ("send", "isend")}
+    instead["P2POp"] = one_of_several(dist.P2POp, dist.isend)
+    with patch.multiple(dist, **instead):
         yield sent
+
+
+def _pieces(given: dict[str, Any]) -> Sequence[Tensor]:
+    """By receiver, what an all-to-all with these arguments sends."""
+    if "input_tensor_list" in given:
+        return given["input_tensor_list"]
+    x = given["input"]
+    return x.split(given.get("input_split_sizes") or -(-len(x) // dist.get_world_size()))
 
 
 class Later:

@@ -4,7 +4,8 @@ from typing import Any
 
 from helpers.lab.exercises.judges import Expected, Result, judge_function, judge_numbers, kind_of
 
-WORDS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
+TRUE, FALSE = ("True", "true", "TRUE", "1"), ("False", "false", "FALSE", "0")
+WORDS = dict.fromkeys(TRUE, True) | dict.fromkeys(FALSE, False)
 OTHERS = ("maybe", "", "Falsch", "2", "yes!")
 REFUSED = object()
 NODES, GPUS, TP, PP, BATCH = 2, 8, 4, 2, 6
@@ -58,7 +59,7 @@ def whose_batch(answer: Any) -> Result:
 
 def never_read(answer: Any) -> Result:
     """10c: never_read(source): arguments that a script declares and never reads."""
-    praise = "The published pipeline job sets an argument that its script never looks at."
+    praise = "The pipeline job sets activation_checkpointing, which its script never reads."
     return judge_function(answer, [(HEAD + script,) for script in SCRIPTS], _look, praise)
 
 
