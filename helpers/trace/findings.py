@@ -145,7 +145,7 @@ def _input(steps: list[Step]) -> Finding | None:
         "input",
         share,
         ranks,
-        f"waiting for input: {_ranks(ranks)} {_spend(ranks)} up to {share:.0%} of a step "
+        f"waiting for input: {_ranks(ranks)} {_spend_most(ranks)} {share:.0%} of a step "
         f"({_of(times.data_s, times.step_s)}) in the range data; fetch the next batch in the "
         f"background, or make batches cheaper",
     )
@@ -161,7 +161,7 @@ def _launch(steps: list[Step]) -> Finding | None:
         "launch",
         share,
         ranks,
-        f"launch-bound: {_ranks(ranks)} {_spend(ranks)} up to {share:.0%} of a step "
+        f"launch-bound: {_ranks(ranks)} {_spend_most(ranks)} {share:.0%} of a step "
         f"({_of(times.starting_s, times.step_s)}) starting {times.operations:,} operations, "
         f"{each * 1e6:.1f} µs each; larger batches, fewer and larger operations or compiling help",
     )
@@ -294,6 +294,11 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 def _spend(ranks: tuple[int, ...]) -> str:
     return "spend" if len(ranks) > 1 else "spends"
+
+
+def _spend_most(ranks: tuple[int, ...]) -> str:
+    """Before a share that only one of several ranks has, the others less."""
+    return "spend up to" if len(ranks) > 1 else "spends"
 
 
 def _of(part_s: float, whole_s: float) -> str:

@@ -94,6 +94,7 @@ def test_a_step_that_only_starts_operations_says_how_long_each_takes():
     facts = {"rank": 0, "steps": [0], "device": "cpu", "memory": {}}
     [finding] = find([Trace(facts, "here", slices, [], {})])
     assert finding.kind == "launch" and finding.amount == pytest.approx(2 / 3)
+    assert "rank 0 spends 67% of a step" in finding.words
     assert "40.0 µs each" in finding.words
 
 
@@ -148,7 +149,13 @@ def test_a_straggler_is_late_beside_most_others_and_by_a_part_of_the_step():
 def test_what_a_rank_waits_for_its_input_is_told_with_its_own_times():
     [finding, _] = find([losing([0.3], rank=0), losing([0.3], "data", rank=1)])
     assert finding.kind == "input" and finding.ranks == (1,)
-    assert "300 of 1000 ms" in finding.words
+    assert "rank 1 spends 30% of a step (300 of 1000 ms)" in finding.words
+
+
+def test_of_several_ranks_the_most_that_one_waits_is_told():
+    found = find([losing([0.3], "data", rank=0), losing([0.2], "data", rank=1)])
+    [words] = [one.words for one in found if one.kind == "input"]
+    assert "ranks 0, 1 spend up to 30% of a step (300 of 1000 ms)" in words
 
 
 def test_ranks_share_the_memory_of_their_machine():

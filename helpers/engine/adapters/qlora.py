@@ -94,8 +94,8 @@ def load_adapted(
 ) -> nn.Module:
     """This rank's part of a model with adapters, laid out; see parallelize.load_model.
 
-    The base is in the plan's precision, or in 4 bits with its arithmetic in that precision; the
-    adapters are float32.
+    The base is in the plan's precision, or in 4 bits with its arithmetic in that precision. The
+    adapters are in that precision, too, with float32 masters where it is below float32.
 
     Raises:
         UserError: the plan does not allow it, a package is missing, or the files are broken.

@@ -231,9 +231,9 @@ def diagnosis():
     return {
         "a": "straggler",  # rank 1's forward is long, and rank 0 waits in the sums
         "b": "input",  # rank 1's range data is long
-        "c": "communication",  # both wait for large sums beside little arithmetic
+        "c": "communication",  # both wait for gathers beside little arithmetic
         "d": "bubble",  # one stage at a time
-        "e": "launch",  # hundreds of operations on sixteen tokens
+        "e": "launch",  # thousands of operations on sixteen tokens
     }
 
 

@@ -8,7 +8,7 @@ questions count the same from a Shape: `estimate(..., adapters=Adapters(rank=64,
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from helpers.engine.adapters.qlora import check_layout
 from helpers.engine.errors import UserError, check_count, is_number
 from helpers.engine.models.objectives import CAUSAL, build
 from helpers.engine.plan import ParallelPlan
-from helpers.planner.cost import StateBytes
+from helpers.planner.cost import StateBytes, state_bytes
 from helpers.planner.model.stage_layers import balanced_layers
 from helpers.planner.shape.parameters import CONV1D, FUSED
 from helpers.planner.shape.shape import Shape
@@ -98,22 +98,31 @@ def matrices(shape: Shape) -> list[tuple[int, int]]:
 
 
 def adapted_state(
-    config: Any, rank: int, *, quantize: bool = False, base_bytes: int = 4
+    config: Any,
+    rank: int,
+    *,
+    quantize: bool = False,
+    base_bytes: int | None = None,
+    precision: str = "fp32",
 ) -> StateBytes:
-    """Bytes of a model with adapters of `rank`, which are float32 as their gradients and moments.
+    """Bytes of a model with adapters of `rank` beside a frozen base.
 
     Args:
         config: a transformers configuration.
         quantize: the base's linear layers in NF4, magnitudes included.
-        base_bytes: of each other number of the base.
+        base_bytes: of each other number of the base; None takes an adapter's.
+        precision: of the adapters, a key of cost.BYTES_PER_PARAMETER; this engine's runs in 16 bits
+            are `half`.
 
     Raises:
         UserError: peft is missing, it is no configuration of a causal language model, or there can
-            be no such rank or number of bytes.
+            be no such rank, precision or number of bytes.
     Source: LoRA (arXiv 2106.09685), section 4.1; QLoRA (arXiv 2305.14314), section 3.
     """
     if not hasattr(config, "model_type"):
         raise UserError(f"give a configuration, as load_config('gptj-6b'), not {config!r:.40}")
+    if base_bytes is None:
+        base_bytes = state_bytes(1, precision).parameters
     if not is_number(base_bytes) or not 0 < base_bytes < math.inf:
         raise UserError(f"base_bytes must be a finite number above 0, not {base_bytes!r:.40}")
     with torch.device("meta"):
@@ -124,4 +133,5 @@ def adapted_state(
     base = base_bytes * whole
     if quantize:
         base += sum(nf4_bytes(size) - base_bytes * size for size in matrices)
-    return StateBytes(parameters=base + 4 * trained, gradients=4 * trained, optimizer=8 * trained)
+    adapters = state_bytes(trained, precision)
+    return replace(adapters, parameters=base + adapters.parameters)

@@ -89,6 +89,11 @@ def test_a_plans_fields_may_be_a_packages_numbers():
     refused("6b layout", wrong, "dp_shard must be a whole number")
 
 
+def test_the_question_and_the_judge_agree_on_a_gpus_memory():
+    assert "of 39.4 GiB" in EXERCISES["6b layout"].question
+    refused("6b layout", {"dp_shard": 16}, "of 39.4 GiB")
+
+
 def test_the_question_states_the_judges_limit():
     assert f"at most {planning.MOST_S} s" in EXERCISES["6b layout"].question
 

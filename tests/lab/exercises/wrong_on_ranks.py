@@ -255,26 +255,19 @@ def never_waited(model, bucket_bytes):
 
 
 def last_forgotten(model, bucket_bytes):
-    """Full buckets alone are sent: with buckets of four layers, two are left."""
-    finish = overlap(model, 2 * bucket_bytes)
-    first = list(model.parameters())[:2]
-
-    def without():
-        kept = [p.grad.clone() for p in first]
-        finish()
-        for p, own in zip(first, kept):
-            p.grad.copy_(own)
-
-    return without
+    """Full buckets alone are sent: the first layers, which the backward comes to last, are left."""
+    left = len(model) % (bucket_bytes // model[0].weight.nbytes)
+    return overlap(model[left:], bucket_bytes)
 
 
 def after_the_backward(model, bucket_bytes):
     def finish():
         parameters = list(model.parameters())
-        for pair in zip(parameters[::2], parameters[1::2]):
+        for begin in range(0, len(parameters), 2):
+            pair = parameters[begin : begin + 2]
             flat = torch.cat([p.grad.flatten() for p in pair]) / dist.get_world_size()
             dist.all_reduce(flat)
-            for p, mean in zip(pair, flat.chunk(2)):
+            for p, mean in zip(pair, flat.chunk(len(pair))):
                 p.grad.copy_(mean.view_as(p))
 
     return finish
@@ -511,10 +504,10 @@ WRONG_ON_RANKS: dict[str, list[tuple[Any, str]]] = {
     ],
     "5e buckets": [
         (sum_for_mean, "divide the sum by the ranks"),
-        (one_each, "6 sums; buckets of two layers make 3"),
+        (one_each, "7 sums; buckets of two layers make 4"),
         (one_for_all, "no sum began before"),
         (nothing_sent, "waited for and copied back"),
-        (never_waited, "6 sums were started and never waited for"),
+        (never_waited, "7 sums were started and never waited for"),
         (last_forgotten, "the last bucket is not full"),
         (after_the_backward, "no sum began before"),
     ],

@@ -67,7 +67,8 @@ def test_memory_is_the_engines(family, quantize, activation):
     config, plan = FAMILIES[family](), ParallelPlan(precision="bf16", activation=activation)
     job = make_job(config, plan, ROWS, SEQ_LEN, adapters=Adapters(8, quantize))
     found = counted(FAMILIES[family](), plan, Adapting(rank=8, quantize=quantize))
-    assert vars(rank_states(job, 0)) == found.states
+    state = adapted_state(config, 8, quantize=bool(quantize), precision="half")
+    assert vars(rank_states(job, 0)) == vars(state) == found.states
     assert adapted_memory(job, 0).allocated == pytest.approx(found.peak_bytes, rel=0.10)
 
 
@@ -215,6 +216,11 @@ def test_the_largest_rank_of_use_is_taken():
 def test_a_state_of_no_rank_or_no_bytes_is_refused(rank, base_bytes, words):
     with pytest.raises(UserError, match=words):
         adapted_state(load_config("gptj-tiny"), rank, base_bytes=base_bytes)
+
+
+def test_a_state_of_no_precision_is_refused():
+    with pytest.raises(UserError, match="precision is one of fp64, fp32"):
+        adapted_state(load_config("gptj-tiny"), 8, base_bytes=2, precision="bf15")
 
 
 def test_a_state_of_no_causal_language_model_is_refused():

@@ -20,7 +20,7 @@ from helpers.lab.exercises.judges import (
     plain,
 )
 from helpers.planner.cost import money, parameters
-from helpers.planner.hardware.catalog import DAY_S
+from helpers.planner.hardware.catalog import DAY_S, GIB
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.lookup import find_gpu, price
 from helpers.planner.search.estimate import estimate
@@ -75,8 +75,9 @@ def layout(answer: Any) -> Result:
         choice = try_layout(**fields)
     except UserError as error:
         return Result(words=f"{error}.")
-    gib, step_s = choice.memory.total / 2**30, choice.time.total_s
-    seen = f"A GPU holds {gib:.1f} of 40 GiB and a step takes {step_s:.2f} s"
+    step_s = choice.time.total_s
+    held, has = choice.memory.total / GIB, choice.cluster.memory_bytes / GIB
+    seen = f"A GPU holds {held:.1f} of {has:.1f} GiB and a step takes {step_s:.2f} s"
     wrong = []
     if not choice.fits:
         wrong.append("it does not fit")
