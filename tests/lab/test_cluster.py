@@ -211,12 +211,9 @@ def estimator(run: ClusterRun) -> dict[str, Any]:
 
 
 @pytest.fixture
-def job(run) -> ClusterRun:
-    return describe("scripts/train.py", nodes=2, nproc=8, **run_flags())
-
-
-def run_flags() -> dict[str, Any]:
-    return {"model": "neox-tiny", "dp_shard": 16, "save": True, "background": False, "lr": 1e-4}
+def job() -> ClusterRun:
+    flags = {"model": "neox-tiny", "dp_shard": 16, "save": True, "background": False, "lr": 1e-4}
+    return describe("scripts/train.py", nodes=2, nproc=8, **flags)
 
 
 def test_an_estimators_arguments_are_documented_and_its_files_there(job):
@@ -261,7 +258,7 @@ def test_mistakes_are_said_before_a_job_waits_in_a_queue(options, words):
         describe(**{"script": "scripts/train.py", **options})
 
 
-def test_what_a_cluster_cannot_do_is_refused(run, job):
+def test_what_a_cluster_cannot_do_is_refused(run):
     with pytest.raises(UserError, match="is no option that sbatch can read"):
         slurm_script(run, minutes=1, options={"comment": "two words"})
     for minutes in (0, "4h", 1.5):

@@ -237,7 +237,7 @@ def test_ranks_that_cannot_start_are_a_failing_line():
 
 
 @pytest.mark.slow
-def test_doctor_as_it_is_started(tmp_path):
+def test_doctor_as_it_is_started():
     done = subprocess.run(
         [sys.executable, "-m", "helpers.lab.doctor"],
         cwd=ROOT,

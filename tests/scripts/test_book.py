@@ -83,7 +83,7 @@ def test_nothing_comes_from_the_network(book, pages):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_page_shows_what_the_notebook_stores(pages, book, name):
+def test_a_page_shows_what_the_notebook_stores(book, name):
     text = (book / "notebooks" / f"{name}.html").read_text("utf-8")
     stored = (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8")
     pictures = text.count("data:image/png;base64,")

@@ -251,7 +251,7 @@ def test_allowed_unequal_samples_are_compared_a_sample(write):
     assert found.ratios("compiled", "with compile") == pytest.approx([20 / 320 / (30 / 640)])
 
 
-def test_unknown_words_are_refused(sides, write):
+def test_unknown_words_are_refused(sides):
     with pytest.raises(UserError, match="at is one of samples, steps, loss, not 'epochs'"):
         compare_runs(sides, at="epochs")
     with pytest.raises(UserError, match="two sides or more"):

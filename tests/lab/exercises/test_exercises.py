@@ -15,6 +15,7 @@ from helpers.planner.time.tensor_messages import tensor_traffic
 pytest.importorskip("transformers")
 from helpers.lab.exercises.check import check
 from helpers.lab.exercises.judges import MISTAKES
+from helpers.lab.exercises.judges import mistake as mistake_of
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.exercises.solutions import SOLUTIONS, show_solution
 from helpers.lab.paths import ROOT
@@ -183,6 +184,8 @@ def test_every_known_mistake_is_about_a_number_of_an_exercise():
         names = {name for change in wrong for name in (*change.put, *change.factors)}
         assert mistake.number in (names or {""})
         assert 0 < Fraction(mistake.times) != 1
+        told = mistake_of(mistake.exercise, float(Fraction(mistake.times)), mistake.number)
+        assert told == mistake.words
 
 
 def test_unknown_exercise_lists_the_known_ones():

@@ -345,7 +345,7 @@ show_figure(fig, "a rising line", table, "It rises.")
 
 
 @pytest.mark.slow
-def test_in_a_notebook_each_part_is_an_output(monkeypatch):
+def test_in_a_notebook_each_part_is_an_output():
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     from helpers.lab.paths import ROOT

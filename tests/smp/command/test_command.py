@@ -141,7 +141,7 @@ def test_a_folder_that_is_a_file_or_cannot_be_filled_is_one_line(tmp_path, monke
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_the_sweep_of_a_tuner_is_a_line_that_the_sweep_takes(capsys):
+def test_the_sweep_of_a_tuner_is_a_line_that_the_sweep_takes():
     from helpers.lab.comparison.sweep.space import from_words, read_space
     from helpers.lab.launch.flags import from_words as flags_of
 
@@ -176,7 +176,7 @@ def test_bounds_of_a_sweep_go_by_their_names(tmp_path, bounds):
     assert count == 1 and sweep.space["lr"] == ["log", "float", 1e-5, 1e-3]
 
 
-def test_a_shell_needs_no_vendor_s_library(tmp_path):
+def test_a_shell_needs_no_vendor_s_library():
     """Of a module of its own: nothing of what is read or of the service is imported."""
     watch = (
         "import sys, helpers.leave.__main__ as m; m.main(sys.argv[1:]); "

@@ -64,7 +64,7 @@ def test_a_number_beyond_all_floats_is_none(read):
 
 
 @pytest.mark.parametrize("argument", ["action=['store_true']", "dest=['epochs']"])
-def test_an_argument_of_a_script_that_has_a_list_for_a_word_is_read_past(argument, read, file):
+def test_an_argument_of_a_script_that_has_a_list_for_a_word_is_read_past(argument, file):
     """It was a TypeError: no list is a key."""
     script = file(
         "import argparse\nparser = argparse.ArgumentParser()\n"
