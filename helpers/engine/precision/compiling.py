@@ -4,7 +4,8 @@ The blocks of a model are the same code on other weights, so one compiled graph 
 compiling takes as long for four layers as for forty. Messages between ranks stand in the middle of
 a block's one graph, see tensor/compiled_messages.py.
 
-Only training is compiled: evaluation runs the blocks as they are.
+Only training is compiled: evaluation runs the blocks as they are. Dropout draws the same numbers as
+without compiling, so a compiled run can be held against one that is not.
 """
 
 import sys
@@ -18,6 +19,7 @@ from ..errors import UserError
 from ..memory.recomputing import blocks_to_wrap, in_training
 from ..models.families import Family
 
+OPTIONS = {"fallback_random": True}  # torch's own random numbers, not those of the compiler
 KEPT = 10_000  # graphs that torch keeps count of; it forgets all but the last 64 by itself
 
 
@@ -45,7 +47,7 @@ def apply_compile(model: nn.Module, family: Family) -> None:
 
     set_compilation_metrics_limit(KEPT)
     for block in blocks_to_wrap(model, family, "compile"):
-        compiled: Callable = torch.compile(block.forward)
+        compiled: Callable = torch.compile(block.forward, options=OPTIONS)
         block.forward = in_training(block, compiled, block.forward)
 
 

@@ -108,6 +108,24 @@ def test_a_block_with_its_messages_is_one_graph(family: str, layout: str) -> Non
         assert len(names) == 2 and names[1] == "backward", names
 
 
+def losses_with_dropout(plan: ParallelPlan) -> list[float]:
+    """Runs on each rank: of three steps from one seed."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    config = tiny.config("gpt2")
+    config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.1
+    whole = tiny.auto_class("gpt2").from_config(config)
+    trainer = Trainer(parallelize(whole, plan, mesh_of(plan)), plan, mesh_of(plan), lr=tiny.LR)
+    return [trainer.step(*tiny.batch(step)).loss for step in range(3)]
+
+
+@pytest.mark.slow
+def test_dropout_draws_the_same_numbers_compiled() -> None:
+    plans = (ParallelPlan(), ParallelPlan(compile=True))
+    plain, same = (pool(1).run(losses_with_dropout, plan)[0] for plan in plans)
+    assert same == pytest.approx(plain, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
