@@ -117,6 +117,7 @@ def parse() -> argparse.Namespace:
     add("--cases", nargs="+", required=True, help="SCHEDULE:MICROBATCHES")
     add("--lora-rank", type=int, help="train adapters of this rank beside a frozen model")
     add("--quantize", choices=("nf4",), help="hold the frozen model's matrices in 4 bits")
+    add("--precision", default="fp32", help="of the arithmetic, as in a plan")
     add("--batch-size", type=int, default=16)
     add("--seq-len", type=int, default=64)
     return parser.parse_args()
@@ -128,7 +129,8 @@ def plans(args: argparse.Namespace, config: Any) -> list[ParallelPlan]:
         schedule, _, count = case.partition(":")
         if not count.isdecimal() or not int(count):
             raise UserError(f"a case is SCHEDULE:MICROBATCHES, not {case!r}")
-        plan = ParallelPlan(pp=RANKS, schedule=schedule, microbatches=int(count))
+        fields = {"schedule": schedule, "microbatches": int(count), "precision": args.precision}
+        plan = ParallelPlan(pp=RANKS, **fields)
         plan.validate(config, world_size=RANKS)
         if args.lora_rank:
             adapting(args).check(plan)

@@ -179,6 +179,7 @@ def test_changes_replace_fields_and_none_leaves_them():
             {"notebook": 1, "profile": "tiny", "steps": 2.5},
             "steps must be a whole number of at least 1, not 2.5",
         ),
+        ({"notebook": 3, "profile": "tiny", "steps": 3}, "steps is 3: a notebook's runs take at"),
         ({"notebook": 2, "profile": "tiny", "pp": 20}, "20 stages are too many"),
         (
             {"notebook": 2, "profile": "tiny", "microbatches": 1000},

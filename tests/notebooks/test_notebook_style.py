@@ -250,6 +250,15 @@ def test_no_cell_is_long_or_calls_a_shell(notebook):
         assert len(imported) <= MOST_HELPERS, cell.id
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS[1:3], ids=lambda path: path.stem)
+def test_predicted_state_is_in_the_precision_of_the_profile(path):
+    """On GPUs it has 16 bits, and the state of a parameter is larger."""
+    (cell,) = (c for c in nbformat.read(path, as_version=4).cells if "*plot_memory(" in c.source)
+    calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+    predicted = [call for call in calls if ast.unparse(call.func) == "cost.state_bytes"]
+    assert predicted and all(ast.unparse(call.args[1]) == "chosen.state" for call in predicted)
+
+
 def test_no_cell_leans_on_the_last_output(notebook):
     """`_` holds it in a kernel, and something else after a cell is run twice."""
     for cell in code_cells(notebook):

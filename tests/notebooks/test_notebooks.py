@@ -199,15 +199,16 @@ def test_schedules_are_measured_on_the_same_batches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "words"),
+    ("flags", "words"),
     [
-        ("1f1b", "a case is SCHEDULE:MICROBATCHES, not '1f1b'"),
-        ("nothing:4", "schedule must be one of naive"),
+        (("--cases", "1f1b"), "a case is SCHEDULE:MICROBATCHES, not '1f1b'"),
+        (("--cases", "nothing:4"), "schedule must be one of naive"),
+        (("--cases", "1f1b:4", "--precision", "int3"), "precision must be one of fp32"),
     ],
 )
-def test_a_case_that_cannot_be_measured_is_one_line(case, words, tmp_path):
+def test_a_case_that_cannot_be_measured_is_one_line(flags, words, tmp_path):
     options = {"script": "measure/schedules", "starts": "measure", "ranks": 2, "out": tmp_path}
-    assert scripts.refusal("--cases", case, **options).startswith(words)
+    assert scripts.refusal(*flags, **options).startswith(words)
 
 
 @pytest.mark.exhaustive

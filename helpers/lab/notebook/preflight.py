@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LEAST_GPU_BYTES = 15 * 10**9  # the GPU profiles' smaller runs fit a T4
 FILLED = 0.7  # of a GPU's memory by the training state; activations need the rest
+LEAST_STEPS = 4  # notebooks read the first three and the last, and train one run for half as many
 RANK_WORDS = {"cpu": "CPU rank", "cuda": "GPU"}
 
 CHANGEABLE = ("tp", "pp", "cp", "microbatches", *SETTINGS)
@@ -112,6 +113,8 @@ def _fit(profile: Profile, machine: Machine, changes: dict[str, Any]) -> Profile
     for name in COUNTS & given.keys():
         check_count(name, given[name])
     profile = replace(profile, **given)
+    if profile.steps < LEAST_STEPS:
+        raise UserError(f"steps is {profile.steps}: a notebook's runs take at least {LEAST_STEPS}")
     profile.plan.validate(profile.config)
     rows = profile.batch_size // profile.dp_shard
     if profile.microbatches > rows:

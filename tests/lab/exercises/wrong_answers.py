@@ -312,6 +312,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (none_ahead, "is possible"),
         (last_forgotten, "needs one F and either one B"),
         (four_ranks, ""),
+        (weights_at_once, "1f1b has no I: a backward is whole there"),
         (first_case_only("2b 1f1b"), ""),
     ],
     "2c zero bubble": [

@@ -144,6 +144,18 @@ def newest_first(stage, batches, rank, shape):
     return [work.wait() for work in sent]
 
 
+def in_pairs(stage, batches, rank, shape):
+    """Two forwards, then two backwards: no more is held than by 1F1B."""
+    if rank:
+        return run(stage, batches, rank, shape)
+    for pair in (batches[:2], batches[2:]):
+        held = [stage(x) for x in pair]
+        sent = [dist.isend(hidden.detach().clone(), 1) for hidden in held]
+        for hidden, work in zip(held, sent):
+            hidden.backward(received(shape))
+            work.wait()
+
+
 def received(shape):
     gradient = torch.empty(shape, dtype=torch.float64)
     dist.recv(gradient, 1)
@@ -492,6 +504,7 @@ WRONG_ON_RANKS: dict[str, list[tuple[Any, str]]] = {
         (summed_report, "the mean is wanted"),
         (no_report, "nothing was returned"),
         (newest_first, "to which micro-batch"),
+        (in_pairs, "F F B B F F B B is not 1F1B's"),
     ],
     "5d ring": [
         (own_alone, "the sum is missing"),

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from helpers.engine.pipeline.schedules import make_schedule
 from helpers.lab.exercises.on_ranks.judge import EMPTY, near, random
 
 RANKS, MICROBATCHES, ROWS, WIDTH = 2, 4, 3, 5
@@ -77,6 +78,9 @@ def _of_order(seen: list[str], rank: int) -> str:
             "one micro-batch was held at a time: the other rank waits meanwhile; a second forward "
             "goes before the first backward"
         )
+    in_turn = [action.kind for action in make_schedule("1f1b", RANKS, MICROBATCHES).ranks[rank]]
+    if seen != in_turn:
+        return f"the order {' '.join(seen)} is not 1F1B's, where backward and forward take turns"
     return ""
 
 

@@ -94,10 +94,12 @@ def _judge(order: Any, name: str, by_rank: bool) -> Result:
             schedule = _schedule(order, ranks, microbatches)
             if schedule is None:
                 return NOT_DONE
+            engines = make_schedule(name, ranks, microbatches)
+            _check_kinds(schedule, engines)
             step = simulate(schedule)
         except UserError as error:
             return Result(words=f"{where} {error}.")
-        known = simulate(make_schedule(name, ranks, microbatches))
+        known = simulate(engines)
         words = _too_slow(step, known) or _too_much(step, known, by_rank)
         if words:
             return Result(words=f"{where} {words}")
@@ -132,6 +134,13 @@ def _action(text: str, rank: int) -> Action:
         raise UserError(f"an action is written F0, B0, I0 or W0, not {text!r:.40}")
     kind, microbatch = parts.groups()
     return Action(kind, rank, int(microbatch))
+
+
+def _check_kinds(schedule: Schedule, engines: Schedule) -> None:
+    """Raise a UserError if backwards are halved where the engine's are whole: that is as fast."""
+    own, known = ({one.kind for rank in each.ranks for one in rank} for each in (schedule, engines))
+    if own - known:
+        raise UserError(f"{engines.name} has no {min(own - known)}: a backward is whole there, B")
 
 
 def _too_slow(step: Timeline, known: Timeline) -> str:
