@@ -2,6 +2,7 @@
 your own is read like the others."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -251,6 +252,9 @@ def test_a_run_may_have_other_sizes_than_its_model(given, sizes, tmp_path):
             {"samples_per_s": 4.0},
             "a run needs one of step_s, samples_per_s, tokens_per_s_per_gpu, tflops_per_gpu",
         ),
+        ({"plan": {}, "layout": "dp_shard=12"}, "12 ranks do not fill machines of 8 devices each"),
+        ({"plan": {}, "layout": "tp=8 tp=4"}, "the layout gives 'tp' more than once"),
+        *(({"step_s": pace}, "step_s must be a number above 0") for pace in (0, -5, math.nan)),
         ({"why_not": "unknown"}, "needs what was measured, in words"),
         ({"batch": "many"}, "batch must be of type int, not 'many'"),
     ],
