@@ -91,7 +91,7 @@ def found(kind: str, family: str = "gpt2", seed: int = 0) -> list[str]:
     model = parallelize(model, plan, mesh_of(plan), check=False)
     trainer = Trainer(model, plan, mesh_of(plan), **({"lr": 1e-3, "seed": seed} | trouble.options))
     trouble.trainer(trainer)
-    watch = Watch(every=5, vocabulary=tiny.VOCAB)
+    watch = Watch(every=5, answers=tiny.VOCAB)
     for step in range(1, trouble.steps + 1):
         trouble.before(trainer, step)
         ids = trouble.ids(seed * 1000 + step)
@@ -281,14 +281,18 @@ def test_a_run_looks_at_its_held_out_data_at_every_fifth_look() -> None:
 
 
 def test_a_first_loss_is_expected_of_random_weights_alone() -> None:
-    def first_loss(random: bool = True, done: int = 0, adapting: object = None) -> float | None:
+    def first_loss(
+        random: bool = True, done: int = 0, adapting: object = None, classes: int | None = None
+    ) -> float | None:
         job = SimpleNamespace(
             args=SimpleNamespace(watch=10), starts_random=random, adapting=adapting
         )
-        trainer = SimpleNamespace(steps_done=done, model=SimpleNamespace(vocabulary=100))
+        model = SimpleNamespace(vocabulary=100, classes=classes)
+        trainer = SimpleNamespace(steps_done=done, model=model)
         return make_watch(job, trainer).history.first_loss
 
     assert first_loss() == pytest.approx(math.log(100))
+    assert first_loss(classes=2) == pytest.approx(math.log(2))
     assert first_loss(random=False) is first_loss(done=3) is first_loss(adapting="lora") is None
 
 
