@@ -194,6 +194,21 @@ def test_your_own_gpu_is_a_row_more(tmp_path):
     assert len(catalog.gpus(path)) == len(catalog.gpus()) + 1
 
 
+@pytest.mark.parametrize("name", ['"My GPU', '"My" GPU', '"My\nGPU"'])
+def test_a_quote_that_does_not_end_with_its_cell_is_a_line_that_names_it(name, tmp_path):
+    path = tmp_path / "gpus.csv"
+    path.write_text(f"key,name,source\n\nMINE,{name},its data sheet\n", "utf-8")
+    with pytest.raises(UserError, match=r"gpus\.csv line 3: a quote does not end, or not with its"):
+        catalog.gpus(path)
+
+
+@pytest.mark.parametrize("file", [catalog.GPUS, runs.RUNS])
+def test_a_file_may_begin_with_the_mark_of_an_editor(file, tmp_path):
+    marked = tmp_path / file.name
+    marked.write_text(file.read_text("utf-8"), "utf-8-sig")
+    assert list(read_rows(marked)) == list(read_rows(file))
+
+
 OWN_RUN = {
     "model": "llama3-8b",
     "machine": "p5.48xlarge",
