@@ -116,6 +116,11 @@ def test_ranked_by_cost_a_cheap_machine_can_win():
     assert cheap.usd_per_token <= fast.usd_per_token
 
 
+def test_a_cluster_that_is_given_twice_is_one():
+    once, twice = (search_plans(GPTJ_6B, [P4D] * times, 16, 1024) for times in (1, 2))
+    assert (twice.choices, twice.tried) == (once.choices, once.tried)
+
+
 def test_the_cheapest_under_a_deadline():
     sizes = [make_cluster("p4d.24xlarge", nodes=n) for n in (1, 2, 4, 8)]
     ask = {"batch": 256, "seq_len": 1024, "tokens": 1e9}
