@@ -14,7 +14,8 @@ runs. The ranges, and where in the engine they begin:
     reduce     what the backward did not hide of summing gradients: pipeline/runner.py, trainer.py
     optimizer  the norm, clipping, the update: trainer.py
 
-A range of your own is torch's: `with torch.profiler.record_function("augment"): ...`
+A range of your own: `with torch.profiler.record_function("augment"): ...`. One with
+a `:` or a `#` in its name is taken for one of torch's.
 """
 
 import json
