@@ -77,6 +77,23 @@ def test_a_cpu_that_waits_for_the_gpu_starts_nothing(library, what):
     assert times.starting_s == 0
 
 
+def test_a_gpus_step_is_told_apart_by_hand():
+    """Data 0 to 0.1, before the kernel; what the kernel does not hide of the wait, 0.5 to 0.6, and
+    of the message after it, 0.6 to 0.7; the operation starts 0.7 to 0.9, with the GPU idle."""
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 1.0),
+        Slice("data", MARKED, MAIN, 0.0, 0.3),
+        Slice("gemm", "kernel", (0, 7), 0.1, 0.5),
+        Slice("aten::mm", "cpu_op", MAIN, 0.3, 0.9),
+        Slice("ncclDevKernel_AllReduce", "kernel", (0, 8), 0.4, 0.7),
+        Slice("wait", MARKED, MAIN, 0.45, 0.6),
+    ]
+    facts = {"rank": 0, "steps": [0], "device": "cuda", "memory": {}}
+    [times] = step_times(Trace(facts, "here", slices, [], {}))
+    told = (times.data_s, times.wait_s, times.exposed_s, times.starting_s, times.operations)
+    assert told == pytest.approx((0.1, 0.1, 0.1, 0.2, 1))
+
+
 def test_an_operation_belongs_to_the_step_in_which_it_starts():
     """And one of 50 µs computes, a shorter one is started only."""
     slices = [

@@ -53,9 +53,8 @@ def test_what_would_change_the_answer():
 def test_why_a_saver_is_there():
     found = search_plans(LLAMA2_70B, make_cluster("p4d.24xlarge", nodes=32), 256, 4096)
     text = explain(found, what_if=False)
-    assert "Without sharding the state" in text or found.best.plan.dp_shard == 1
-    if found.best.plan.activation != "none" and not found.best.plan.offload:
-        assert "Without recomputation" in text
+    assert "Without sharding the state" in text
+    assert "Without recomputation" in text
 
 
 def test_a_price_of_ones_own_has_no_date():
