@@ -74,7 +74,7 @@ def test_nothing_that_was_not_kept_is_better():
                     )  # fmt: skip
                     job = make_job(GPTJ_6B, plan, 16, 1024, device=P4D.device)
                     if fullest(job).total <= P4D.memory_bytes:
-                        assert step_time(job, P4D, "quick").total_s >= best_s * 0.97, plan
+                        assert step_time(job, P4D, "quick").total_s >= best_s * 0.999, plan
 
 
 def test_every_choice_is_a_plan_that_the_engine_takes(gpt3_found):
