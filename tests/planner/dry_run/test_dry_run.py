@@ -266,12 +266,21 @@ def sent(job, rank):
     return dict(found)
 
 
+def sent_messages(dry):
+    """A dry run's messages with their number, without what is received, and without loss and
+    norm."""
+    return {
+        message: count
+        for message, count in dry.messages.items()
+        if message.payload_bytes > 16 and message.kind != "receive"
+    }
+
+
 def seen(dry):
-    """The same of a dry run, without what is received, and without loss and norm."""
+    """The same of a dry run."""
     found = Counter()
-    for message, count in dry.messages.items():
-        if message.payload_bytes > 16 and message.kind != "receive":
-            found[message.axis, message.kind] += count * message.payload_bytes
+    for message, count in sent_messages(dry).items():
+        found[message.axis, message.kind] += count * message.payload_bytes
     return dict(found)
 
 

@@ -162,14 +162,6 @@ def test_divisors():
     assert divisors(1) == [1]
 
 
-def test_an_estimate_of_a_plan_is_what_the_search_says_of_it():
-    best = search_plans(GPTJ_6B, P4D, batch=16, seq_len=1024).best
-    found = estimate(GPTJ_6B, best.plan, P4D, 16, 1024)
-    assert found.memory == best.memory
-    assert found.time.total_s == pytest.approx(best.time.total_s)
-    assert found.usd_per_token == pytest.approx(best.usd_per_token)
-
-
 def test_an_estimate_needs_as_many_devices_as_ranks():
     with pytest.raises(
         UserError, match=r"the plan has 4 ranks \(tp=4\), but 1 x p4d.24xlarge has 8"
