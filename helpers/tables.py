@@ -43,7 +43,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     path = as_path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin with a mark of UTF-8
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path.name} cannot be read: {error}") from None
     if path.suffix == ".csv":
@@ -60,17 +60,24 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _csv_rows(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = [
-        (number, line)
+        (f"{name} line {number}", line)
         for number, line in enumerate(text.splitlines(), start=1)
         if line.strip() and not line.startswith("#")
     ]
-    cells = list(csv.reader([line for _, line in lines], strict=True, skipinitialspace=True))
-    header = cells[0] if cells else []
-    for (number, _), row in zip(lines[1:], cells[1:], strict=True):
-        where = f"{name} line {number}"
+    rows = [(where, _cells(line, where)) for where, line in lines]
+    header = rows[0][1] if rows else []
+    for where, row in rows[1:]:
         if len(row) != len(header):
             raise UserError(f"{where}: {len(row)} cells, but the header has {len(header)}")
         yield where, {key: value for key, value in zip(header, row, strict=True) if value != ""}
+
+
+def _cells(line: str, where: str) -> list[str]:
+    try:
+        [cells] = csv.reader([line], strict=True, skipinitialspace=True)
+    except csv.Error as error:
+        raise UserError(f"{where}: a quote does not end, or not with its cell: {error}") from None
+    return cells
 
 
 def make_row(row: type[Row], values: dict[str, Any], where: str) -> Row:

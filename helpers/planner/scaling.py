@@ -8,7 +8,7 @@ out_of_node_bytes(job, 8)           # {"forward": ..., "backward": ...}
 from collections import defaultdict
 from collections.abc import Mapping
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.planner.hardware.links import axes_span
 from helpers.planner.hardware.lookup import is_amount
 from helpers.planner.model.training_job import Job
@@ -42,7 +42,11 @@ def out_of_node_bytes(job: Job, devices_per_node: int) -> dict[str, float]:
     number of its ranks in one; groups that lie inside a node send nothing out.
 
     Source: Patarasuk and Yuan 2009, section 4, for a ring through the nodes one after another.
+
+    Raises:
+        UserError: devices_per_node is no whole number from 1 on.
     """
+    check_count("devices_per_node", devices_per_node)
     bytes_out: dict[str, float] = defaultdict(float)
     for message in data_messages(job, 0):
         axes = ranks_and_strides(job, message.axis)

@@ -8,6 +8,7 @@ import gzip
 import json
 import re
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def _is_whole(document: Document) -> bool:
     return (
         all(isinstance(one, int) for one in (facts["rank"], world_size(document), *facts["steps"]))
         and set(NOTED) <= facts.keys()
-        and all(map(_is_moderate, [*numbers, *(one for limit in limits for one in limit)]))
+        and all(before < step for before, step in pairwise(facts["steps"]))
+        and all(map(is_moderate, [*numbers, *(one for limit in limits for one in limit)]))
         and all(len(limit) == 2 and limit[1] > 0 for limit in limits)
         and isinstance(document.get("host_name", ""), str)
         and all(_is_event(event) for event in events)
@@ -88,12 +90,13 @@ def _is_event(event: dict[str, Any]) -> bool:
         words.append(args["name"])
     thread = (event.get("pid"), event.get("tid"))
     return (
-        all(map(_is_moderate, numbers))
+        all(map(is_moderate, numbers))
+        and (kind != "X" or event["dur"] >= 0)
         and all(isinstance(one, str) for one in words)
         and not any(isinstance(one, (list, dict)) for one in thread)
     )
 
 
-def _is_moderate(number: object) -> bool:
+def is_moderate(number: object) -> bool:
     """As all bytes, addresses and nanoseconds are: within 64 bits."""
     return is_number(number) and abs(number) < 2**64

@@ -169,19 +169,20 @@ def _launch(steps: list[Step]) -> Finding | None:
 
 def _communication(traces: list[Trace]) -> Finding | None:
     """Ranks that send the same messages are held together; a stage of a pipeline sends others."""
+    sent = [_in_steps(trace) for trace in traces]
     alike: dict[frozenset, list[int]] = defaultdict(list)
-    for rank, trace in enumerate(traces):
-        alike[frozenset(Counter(s.name for s in trace.communication).items())].append(rank)
+    for rank, messages in enumerate(sent):
+        alike[frozenset(Counter(s.name for s in messages).items())].append(rank)
     by_group = []
     for ranks in alike.values():
-        group = [traces[rank] for rank in ranks]
-        steps = list(zip(*map(step_times, group, _messages_alone(group))))
+        alone = _messages_alone([sent[rank] for rank in ranks])
+        steps = list(zip(*map(step_times, (traces[rank] for rank in ranks), alone)))
         share, step = _lasting(steps, lambda s: min(map(_exposed, s)))
         by_group.append((share, min(step, key=_exposed), tuple(ranks)))
     share, times, ranks = max(by_group, key=lambda group: group[0])
     if share <= THRESHOLDS["communication"]:
         return None
-    [(name, _)] = Counter(s.name for s in traces[ranks[0]].communication).most_common(1)
+    [(name, _)] = Counter(s.name for s in sent[ranks[0]]).most_common(1)
     return Finding(
         "communication",
         share,
@@ -192,10 +193,17 @@ def _communication(traces: list[Trace]) -> Finding | None:
     )
 
 
-def _messages_alone(traces: list[Trace]) -> list[list[Slice]]:
+def _in_steps(trace: Trace) -> list[Slice]:
+    """The collectives from the first shared step to the last: a trace may hold a step more, whose
+    collectives other ranks do not have."""
+    begin_s, end_s = trace.steps[0].start_s, trace.steps[-1].end_s
+    return [s for s in trace.communication if begin_s <= s.start_s < end_s]
+
+
+def _messages_alone(sent: list[list[Slice]]) -> list[list[Slice]]:
     """The collectives of each rank without the wait for those that are late: of each the end, as
     long as the rank took that was in it for the least time."""
-    numbered = [_numbered(trace.communication) for trace in traces]
+    numbered = [_numbered(messages) for messages in sent]
     least_s = {
         key: min(one[key].end_s - one[key].start_s for one in numbered) for key in numbered[0]
     }

@@ -14,7 +14,8 @@ runs. The ranges, and where in the engine they begin:
     reduce     what the backward did not hide of summing gradients: pipeline/runner.py, trainer.py
     optimizer  the norm, clipping, the update: trainer.py
 
-A range of your own is torch's: `with torch.profiler.record_function("augment"): ...`
+A range of your own: `with torch.profiler.record_function("augment"): ...`. One with
+a `:` or a `#` in its name is taken for one of torch's.
 """
 
 import json
@@ -28,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from helpers.engine.errors import UserError
+from helpers.engine.errors import UserError, check_count
 from helpers.engine.memory.states import peak_memory_bytes
 from helpers.trace.clocks import clock_offset
 
@@ -68,8 +69,10 @@ def profiled(
             `state_bytes`.
 
     Raises:
-        UserError: the steps are none, or lie before the next one.
+        UserError: the steps are no whole numbers, are none, or lie before the next one.
     """
+    for name, step in (("first", first), ("last", last)):
+        check_count(name, step)
     if not done < first <= last:
         raise UserError(f"steps {first} to {last} cannot be traced: the next step is {done + 1}")
     recorder = _Recorder(Path(folder), device or torch.device("cpu"), states)

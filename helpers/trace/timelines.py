@@ -9,10 +9,13 @@ from pathlib import Path
 
 from helpers.engine.errors import UserError, as_path
 from helpers.engine.files.whole import replace_text
-from helpers.engine.pipeline.schedules import Action
+from helpers.engine.pipeline.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action
 from helpers.engine.pipeline.simulator import Span, Timeline
 from helpers.engine.ranks import over_ranks
 from helpers.engine.trainer import Trainer
+from helpers.trace.files import is_moderate
+
+KINDS = (FORWARD, BACKWARD, INPUT, WEIGHT)
 
 
 def gather(trainer: Trainer) -> list[list[list[list]]]:
@@ -52,8 +55,19 @@ def read_timelines(path: str | Path) -> list[Timeline]:
 
 def _timeline(ranks: list[list[list]]) -> Timeline:
     began = min(span[3] for spans in ranks for span in spans)
-    spans = [
-        tuple(Span(Action(*action), start - began, end - began) for *action, start, end in rank)
-        for rank in ranks
-    ]
-    return Timeline(tuple(spans), peak_bytes=())
+    spans = tuple(tuple(_span(began, *span) for span in rank) for rank in ranks)
+    return Timeline(spans, peak_bytes=())
+
+
+def _span(
+    began_s: float, kind: str, stage: int, microbatch: int, start_s: float, end_s: float
+) -> Span:
+    """As `gather` found it, from where its step began.
+
+    Raises:
+        ValueError: it is none.
+    """
+    known = kind in KINDS and isinstance(stage, int) and isinstance(microbatch, int)
+    if not (known and is_moderate(start_s) and is_moderate(end_s) and start_s <= end_s):
+        raise ValueError
+    return Span(Action(kind, stage, microbatch), start_s - began_s, end_s - began_s)

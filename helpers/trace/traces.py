@@ -77,11 +77,22 @@ class Trace:
     def rank(self) -> int:
         return self.facts["rank"]
 
-    @cached_property
+    @property
     def steps(self) -> list[Slice]:
         """The whole steps, in order."""
-        names = {f"{STEP}{number}" for number in self.facts["steps"]}
-        return [s for s in self.slices if s.category == MARKED and s.name in names]
+        return [self._marks[f"{STEP}{number}"] for number in self.facts["steps"]]
+
+    @cached_property
+    def _marks(self) -> dict[str, Slice]:
+        """The recorder's ranges of steps, whole or not, by name. One of such a name inside of them
+        is the user's own."""
+        found: dict[str, Slice] = {}
+        ends_s: dict[Thread, float] = defaultdict(lambda: -inf)
+        for one in self.slices:
+            if _names_a_step(one) and one.start_s >= ends_s[one.thread]:
+                found.setdefault(one.name, one)
+                ends_s[one.thread] = one.end_s
+        return found
 
     @property
     def main(self) -> Thread:
@@ -97,7 +108,7 @@ class Trace:
             for s in self.slices
             if s.category == MARKED
             and s.thread == self.main
-            and not s.name.removeprefix(STEP).isdecimal()
+            and s != self._marks.get(s.name)
             and not {"#", ":"} & set(s.name)
         ]
 
@@ -153,6 +164,11 @@ class Trace:
             by_thread[one.thread].append(one)
         pieces = (piece for several in by_thread.values() for piece in _innermost(several))
         return [piece for piece in pieces if _computes(piece.name)]
+
+
+def _names_a_step(one: Slice) -> bool:
+    marked = one.category == MARKED and one.name.startswith(STEP)
+    return marked and one.name.removeprefix(STEP).isdecimal()
 
 
 def _computes(name: str) -> bool:

@@ -23,7 +23,8 @@ def make_watch(job: Job, trainer: Trainer) -> Watch | None:
     if job.args.watch is None:
         return None
     random = job.starts_random and job.adapting is None and trainer.steps_done == 0
-    return Watch(job.args.watch, trainer.model.vocabulary if random else None)
+    answers = trainer.model.classes or trainer.model.vocabulary
+    return Watch(job.args.watch, answers if random else None)
 
 
 @contextmanager

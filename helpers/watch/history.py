@@ -32,7 +32,8 @@ class History:
     losses: by step, watched or not, in their order: from the one at which a run was resumed, and of
         those that have one: it is finite, and something in the batch has a label.
     held_out: (step, loss on the held-out data).
-    first_loss: what random weights should start at, ln(vocabulary); None for trained ones.
+    first_loss: what random weights should start at, ln(vocabulary or classes); None for trained
+        ones.
     """
 
     watched: list[Watched] = field(default_factory=list)

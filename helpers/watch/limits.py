@@ -19,7 +19,7 @@ PADDED = 0.5
 ONE_LABEL = 0.9
 
 # Over losses.
-INITIAL = 1.5  # times ln(vocabulary)
+INITIAL = 1.5  # times ln(vocabulary or classes)
 OVERFIT = 1.05  # times the least held-out loss
 TREND = 20  # steps at either end over which losses are compared
 FALL = 0.005  # share of the loss that is a fall

@@ -29,11 +29,12 @@ from helpers.watch.limits import (
 
 
 def poor_initialisation(history: History) -> str | None:
-    """The first loss of random weights is over 1.5 times ln(vocabulary)."""
+    """The first loss of random weights is over 1.5 times ln(vocabulary or classes)."""
     right, first = history.first_loss, next(iter(history.losses.values()), None)
     if right is None or first is None or not first > INITIAL * right:
         return None
-    return f"the first loss is {first:.3g}; of random weights it is near ln(vocabulary) {right:.3g}"
+    near = f"ln(vocabulary or classes) {right:.3g}"
+    return f"the first loss is {first:.3g}; of random weights it is near {near}"
 
 
 def loss_not_falling(history: History) -> str | None:

@@ -34,12 +34,13 @@ class Watch:
 
     Args:
         every: steps from one look to the next; the first is always looked at.
-        vocabulary: its size where the weights were random at the start, else None.
+        answers: classes or tokens that a label is one of, where the weights were random at the
+            start, else None.
     """
 
-    def __init__(self, every: int = EVERY, vocabulary: int | None = None) -> None:
+    def __init__(self, every: int = EVERY, answers: int | None = None) -> None:
         self.every = every
-        self.history = History(first_loss=math.log(vocabulary) if vocabulary else None)
+        self.history = History(first_loss=math.log(answers) if answers else None)
         self.findings: list[WatchFinding] = []
         self._quiet: dict[str, int] = {}  # kinds that were told or explained: for how many looks
 

@@ -2,6 +2,7 @@
 your own is read like the others."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,21 @@ def test_your_own_gpu_is_a_row_more(tmp_path):
     assert len(catalog.gpus(path)) == len(catalog.gpus()) + 1
 
 
+@pytest.mark.parametrize("name", ['"My GPU', '"My" GPU', '"My\nGPU"'])
+def test_a_quote_that_does_not_end_with_its_cell_is_a_line_that_names_it(name, tmp_path):
+    path = tmp_path / "gpus.csv"
+    path.write_text(f"key,name,source\n\nMINE,{name},its data sheet\n", "utf-8")
+    with pytest.raises(UserError, match=r"gpus\.csv line 3: a quote does not end, or not with its"):
+        catalog.gpus(path)
+
+
+@pytest.mark.parametrize("file", [catalog.GPUS, runs.RUNS])
+def test_a_file_may_begin_with_the_mark_of_an_editor(file, tmp_path):
+    marked = tmp_path / file.name
+    marked.write_text(file.read_text("utf-8"), "utf-8-sig")
+    assert list(read_rows(marked)) == list(read_rows(file))
+
+
 OWN_RUN = {
     "model": "llama3-8b",
     "machine": "p5.48xlarge",
@@ -251,6 +267,9 @@ def test_a_run_may_have_other_sizes_than_its_model(given, sizes, tmp_path):
             {"samples_per_s": 4.0},
             "a run needs one of step_s, samples_per_s, tokens_per_s_per_gpu, tflops_per_gpu",
         ),
+        ({"plan": {}, "layout": "dp_shard=12"}, "12 ranks do not fill machines of 8 devices each"),
+        ({"plan": {}, "layout": "tp=8 tp=4"}, "the layout gives 'tp' more than once"),
+        *(({"step_s": pace}, "step_s must be a number above 0") for pace in (0, -5, math.nan)),
         ({"why_not": "unknown"}, "needs what was measured, in words"),
         ({"batch": "many"}, "batch must be of type int, not 'many'"),
     ],

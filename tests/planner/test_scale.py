@@ -104,6 +104,13 @@ def test_what_leaves_a_node_by_hand():
     )
 
 
+@pytest.mark.parametrize("devices", [0, -1, 1.5, "8", None])
+def test_a_node_of_no_devices_is_one_line(devices):
+    job = make_job(LLAMA, ParallelPlan(dp_shard=8, precision="bf16"), 128, 2048)
+    with pytest.raises(UserError, match="devices_per_node must be a whole number of at least 1"):
+        out_of_node_bytes(job, devices)
+
+
 def test_nothing_leaves_one_node():
     assert out_of_node(dp_shard=8) == {}
     assert out_of_node(dp_shard=2, tp=4) == {}

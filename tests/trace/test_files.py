@@ -56,6 +56,7 @@ BROKEN = {
     "a time of no clock": lambda one: with_event(one, **{**SLICE, "ts": 2.0**64}),
     "a time that is a truth": lambda one: with_event(one, **{**SLICE, "ts": True}),
     "a name that is none": lambda one: with_event(one, **{**SLICE, "name": 7}),
+    "a duration below 0": lambda one: with_event(one, **{**SLICE, "dur": -1.0}),
     "memory without bytes": lambda one: with_event(one, ph="i", name="[memory]", ts=1.0, args={}),
     "arguments that are none": lambda one: with_event(one, **SLICE, args=7),
     "a call that is no name": lambda one: with_event(one, **SLICE, args={"Collective name": 7}),
@@ -64,6 +65,7 @@ BROKEN = {
     "an offset in words": lambda one: {**one, FACTS: {**one[FACTS], "offset_ns": "0"}},
     "a limit of 0": lambda one: {**one, FACTS: {**one[FACTS], "memory": {"GPU memory": [1, 0]}}},
     "a step that takes no time": lambda one: of_no_time(one),
+    "a step that is noted twice": lambda one: {**one, FACTS: {**one[FACTS], "steps": [2, 2, 3]}},
     "a step that is not there": lambda one: {**one, FACTS: {**one[FACTS], "steps": [2, 9]}},
 }
 
@@ -87,8 +89,8 @@ def test_a_file_that_was_damaged_is_refused(tmp_path):
         read_traces(tmp_path)
 
 
-@pytest.mark.parametrize("name", ['say "hi"', '"', "step through the rows"])
-def test_a_range_may_be_called_anything(name, tmp_path):
+@pytest.mark.parametrize("name", ['say "hi"', '"', "step through the rows", "step 3", "7"])
+def test_a_range_may_be_called_anything_without_a_colon_or_a_hash(name, tmp_path):
     taken(tmp_path, name)
     [trace] = read_traces(tmp_path)
     written = {name, name.replace('"', "'")}  # the second by torch from 2.15 on
@@ -167,7 +169,22 @@ def slices_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(events, key=lambda one: (one["ts"], -one["dur"]))
 
 
-@pytest.mark.parametrize("text", ['{"steps": [[[[1, 2]]]]}', "[" * 100_000])
+def steps_of(*span: object) -> str:
+    return json.dumps({"steps": [[[span]]]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        steps_of(1, 2),
+        steps_of("Q", 0, 0, 1.0, 2.0),
+        steps_of("F", "0", 0, 1.0, 2.0),
+        steps_of("F", 0, 0, 1.0, float("nan")),
+        steps_of("F", 0, 0, 2.0, 1.0),
+        steps_of("F", 0, 0, 1.0, 10**400),
+        "[" * 100_000,
+    ],
+)
 def test_timelines_that_are_none_are_refused(text, tmp_path):
     path = tmp_path / "timeline.json"
     path.write_text(text)

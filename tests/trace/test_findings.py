@@ -14,11 +14,11 @@ WORK_S, LATE_S = 0.1, 0.1
 WAIT = "_c10d_functional::wait_tensor"  # what torch's functional collectives wait in
 
 
-def trace(rank: int, late: list[bool], message_s: float) -> Trace:
+def trace(rank: int, late: list[bool], message_s: float, recorded: int = STEPS) -> Trace:
     """Steps of `LAYERS` times work and an all-reduce, which ends for both ranks `message_s` after
-    the one that is late in this layer has come."""
+    the one that is late in this layer has come. A rank may have recorded more than all share."""
     slices, at_s = [], 0.0
-    for number in range(STEPS):
+    for number in range(recorded):
         began_s = at_s
         for is_late in late:
             worked_s = at_s + WORK_S + (LATE_S if is_late else 0.0)
@@ -32,10 +32,10 @@ def trace(rank: int, late: list[bool], message_s: float) -> Trace:
     return Trace(facts, "here", slices, [], {})
 
 
-def taking_turns(message_s: float) -> list[Trace]:
+def taking_turns(message_s: float, recorded: int = STEPS) -> list[Trace]:
     """Two ranks: one is late in every other layer, the other in those between."""
     late = [layer % 2 == 0 for layer in range(LAYERS)]
-    return [trace(0, late, message_s), trace(1, [not one for one in late], message_s)]
+    return [trace(0, late, message_s), trace(1, [not one for one in late], message_s, recorded)]
 
 
 def test_waiting_for_a_rank_that_is_late_is_no_message():
@@ -43,8 +43,14 @@ def test_waiting_for_a_rank_that_is_late_is_no_message():
     assert find(taking_turns(message_s=1e-3)) == []
 
 
-def test_an_operation_that_waits_for_a_message_computes_nothing():
-    [finding] = find([trace(0, [True] * LAYERS, 1e-3), trace(1, [False] * LAYERS, 1e-3)])
+def test_a_step_that_one_rank_alone_recorded_changes_nothing():
+    assert find(taking_turns(message_s=1e-3, recorded=STEPS + 1)) == []
+
+
+@pytest.mark.parametrize("recorded", [STEPS, STEPS + 1])
+def test_an_operation_that_waits_for_a_message_computes_nothing(recorded):
+    late, early = [True] * LAYERS, [False] * LAYERS
+    [finding] = find([trace(0, late, 1e-3), trace(1, early, 1e-3, recorded)])
     assert (finding.kind, finding.ranks) == ("straggler", (0,))
     assert "rank 0 works 800 ms of a step, the others 400 ms" in finding.words
 
@@ -69,6 +75,23 @@ def test_a_cpu_that_waits_for_the_gpu_starts_nothing(library, what):
     facts = {"rank": 0, "steps": [0], "device": "cuda", "memory": {}}
     [times] = step_times(Trace(facts, "here", slices, [], {}))
     assert times.starting_s == 0
+
+
+def test_a_gpus_step_is_told_apart_by_hand():
+    """Data 0 to 0.1, before the kernel; what the kernel does not hide of the wait, 0.5 to 0.6, and
+    of the message after it, 0.6 to 0.7; the operation starts 0.7 to 0.9, with the GPU idle."""
+    slices = [
+        Slice(f"{STEP}0", MARKED, MAIN, 0.0, 1.0),
+        Slice("data", MARKED, MAIN, 0.0, 0.3),
+        Slice("gemm", "kernel", (0, 7), 0.1, 0.5),
+        Slice("aten::mm", "cpu_op", MAIN, 0.3, 0.9),
+        Slice("ncclDevKernel_AllReduce", "kernel", (0, 8), 0.4, 0.7),
+        Slice("wait", MARKED, MAIN, 0.45, 0.6),
+    ]
+    facts = {"rank": 0, "steps": [0], "device": "cuda", "memory": {}}
+    [times] = step_times(Trace(facts, "here", slices, [], {}))
+    told = (times.data_s, times.wait_s, times.exposed_s, times.starting_s, times.operations)
+    assert told == pytest.approx((0.1, 0.1, 0.1, 0.2, 1))
 
 
 def test_an_operation_belongs_to_the_step_in_which_it_starts():

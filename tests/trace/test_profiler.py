@@ -63,7 +63,15 @@ def test_intervals_are_sets_of_time(one, other):
     assert all(end < start for (_, end), (start, _) in itertools.pairwise(a))
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 3), (4, 3), (2, 3)])
+@pytest.mark.parametrize(
+    ("first", "last", "wrong"), [(0, 3, "first"), (1.5, 3, "first"), (3, "4", "last")]
+)
+def test_steps_that_are_no_whole_numbers_are_refused(first, last, wrong, tmp_path):
+    with pytest.raises(UserError, match=f"{wrong} must be a whole number of at least 1"):
+        profiled([], tmp_path, first, last)
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 3), (4, 3), (2, 3)])
 def test_steps_that_cannot_be_traced_are_refused(first, last, tmp_path):
     with pytest.raises(UserError, match=f"steps {first} to {last} cannot be traced"):
         profiled([], tmp_path, first, last, done=2)

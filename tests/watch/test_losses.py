@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from helpers.watch.history import History, Watched
-from helpers.watch.losses import loss_not_falling, overfitting, poor_initialisation
+from helpers.watch.losses import loss_not_falling, overfitting, poor_initialisation, stands_still
 from helpers.watch.observe import Observation, Sums
 from helpers.watch.steps import learning_rate_zero, update_too_small, weights_unchanged
 
@@ -80,7 +80,10 @@ SICK = {
         noisy(lambda step: fall(step) if step < 500 else 4.9, 700),
         "the loss was 3.862 up to step 500, and is 4.869",
     ),
-    "falls and stays": (noisy(lambda step: fall(min(step, 300)), 3000), "and has not fallen for 1"),
+    "falls and stays": (
+        noisy(lambda step: fall(min(step, 300)), 3000),
+        "has not fallen for 1000 steps",
+    ),
 }
 
 
@@ -128,6 +131,41 @@ def test_a_learned_loss_has_nothing_left_to_fall_by() -> None:
 
 def test_a_rise_that_noise_may_be_is_no_trouble() -> None:
     assert not said(noisy(fall, 700, noise=0.5))
+
+
+def around(mean: float, apart: float = 0.0, steps: int = 20) -> list[float]:
+    """Losses above and below a mean by turns."""
+    return [mean + apart * (-1) ** step for step in range(steps)]
+
+
+@pytest.mark.parametrize(("apart", "before", "beyond"), [(0.0, 1.24, 1.26), (0.1, 1.46, 1.48)])
+def test_a_rise_is_a_fifth_and_what_noise_may_be(apart, before, beyond) -> None:
+    """From 1.0, of means of 20 steps: 0.2, 0.05, and five times the noise, 0.2 / sqrt(20)."""
+    for mean, told in ((before, False), (beyond, True)):
+        losses = around(5.0) + around(1.0, apart) + around(mean, apart, steps=60)
+        history = History(losses=dict(enumerate(losses, 1)))
+        assert (loss_not_falling(history) is not None) == told
+
+
+def test_a_fall_is_seen_from_twice_the_noise_on() -> None:
+    """Of two means of 100 losses."""
+    noise = 0.001 * math.sqrt(2 / 99)
+    for fall, still in ((1.9, True), (2.1, False)):
+        after = around(1 - fall * noise, 0.001, steps=100)
+        assert stands_still(around(1.0, 0.001, steps=100), after, 0.005) == still
+
+
+def test_overfitting_is_a_twentieth_more_than_the_least() -> None:
+    losses = {step: 3 - step / 100 for step in range(1, 101)}
+    for now, told in ((2.08, False), (2.12, True)):
+        history = History(losses=losses, held_out=[(20, 2.0), (50, 2.05), (100, now)])
+        assert (overfitting(history) is not None) == told
+
+
+def test_the_full_rate_is_half_of_the_largest() -> None:
+    for rate, full in ((0.51, True), (0.49, False)):
+        looks = [look(step, 3.0, lr, 1e-3) for step, lr in enumerate([1.0, rate])]
+        assert History(looks).at_full_rate() == full
 
 
 def test_the_first_loss_may_be_half_as_much_again() -> None:

@@ -19,6 +19,7 @@ from helpers.planner.hardware.catalog import GIB, GIGA, MICRO, TERA, network
 from helpers.planner.hardware.cluster import make_cluster
 from helpers.planner.hardware.devices import Cluster
 from helpers.planner.hardware.links import Link
+from helpers.planner.hardware.lookup import check_amounts
 from helpers.planner.model.block_tensors import program_for
 from helpers.planner.model.training_job import Job, make_job
 from helpers.planner.published.models import published_model
@@ -137,6 +138,7 @@ class Run(Published):
         given = [name for name in PACES if getattr(self, name) is not None]
         if len(given) != 1:
             raise UserError(f"a run needs one of {', '.join(PACES)}, or why_not")
+        check_amounts(**{name: getattr(self, name) for name in given})
         if self.tflops_per_gpu is not None and self.source not in sources():
             raise UserError(f"{SOURCES.name} does not say how {self.source!r} counts FLOPs")
         cluster_of(self)  # so what is unknown is said when the row is read
@@ -222,12 +224,15 @@ def cluster_of(run: Run) -> Cluster:
     """As many of the run's machines as its plan has ranks for.
 
     Raises:
-        UserError: its machine is neither in machines.csv nor in instances.csv.
+        UserError: its machine is neither in machines.csv nor in instances.csv, or its ranks do
+            not fill several of them.
     """
     by_name = {machine.name: machine for machine in read_table(MACHINES, Machine)}
     machine, ranks = by_name.get(run.machine), run.parallel_plan.world_size
     node = _node_of(machine) if machine else make_cluster(run.machine)
     devices = min(ranks, node.devices_per_node)
+    if ranks % devices:
+        raise UserError(f"{ranks} ranks do not fill machines of {devices} devices each")
     return replace(node, nodes=ranks // devices, devices_per_node=devices)
 
 
@@ -247,7 +252,11 @@ def _node_of(machine: Machine) -> Cluster:
 
 def _plan_fields(layout: str) -> dict[str, Any]:
     """Fields of a plan from text."""
-    words = (word.partition("=") for word in layout.split())
+    words = [word.partition("=") for word in layout.split()]
+    names = [name for name, _, _ in words]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UserError(f"the layout gives {twice[0]!r} more than once")
     return _known({name: _value(name, value) for name, _, value in words})
 
 

@@ -118,7 +118,8 @@ def _what_trains(question: Question) -> Iterator[str]:
 
 def in_money(usd: float, choice: Choice) -> str:
     """Dollars to as many digits as a choice's range leaves."""
-    return f"{rounded(usd, choice.range):,.0f}"
+    money = rounded(usd, choice.range)
+    return f"{money:,.0f}" if money >= 10 else f"{money:.2g}"
 
 
 def _days(days: float) -> str:

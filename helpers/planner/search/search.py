@@ -94,7 +94,7 @@ def search_plans(
     check(question)
     ruled_out: Counter[str] = Counter()
     fitted, choices = 0, []
-    for cluster in several:
+    for cluster in dict.fromkeys(several):  # one that is given twice is one
         best, count = _on_cluster(question, cluster, ruled_out)
         choices += best.choices
         fitted += count

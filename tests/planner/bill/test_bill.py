@@ -119,10 +119,14 @@ def test_a_bill_is_the_sum_of_its_parts():
     choice = planned(nodes=2)
     bill = whole_bill(choice, 40e9, save_s=60, idle_s=1800)
     assert bill.hours == pytest.approx(bill.training + bill.saving + bill.failures + bill.idle)
-    assert bill.training * 3600 == pytest.approx(40e9 / choice.tokens_per_s)
-    assert bill.saving * 3600 == pytest.approx(40e9 / choice.tokens_per_s / bill.every_s * 60)
+    mtbf_s = mean_time_between_failures_s(gpus=16)
+    assert bill.every_s == best_interval_s(60, mtbf_s)
     held_s = (bill.hours - bill.idle) * 3600
-    assert bill.failed == pytest.approx(held_s / mean_time_between_failures_s(gpus=16))
+    work_s = 40e9 / choice.tokens_per_s
+    assert held_s == pytest.approx(expected_s(work_s, bill.every_s, 60, 600, mtbf_s))
+    assert bill.training * 3600 == pytest.approx(work_s)
+    assert bill.saving * 3600 == pytest.approx(work_s / bill.every_s * 60)
+    assert bill.failed == pytest.approx(held_s / mtbf_s)
     assert bill.usd == pytest.approx(2 * bill.hours * choice.cluster.usd_per_hour)
     assert bill.kwh == pytest.approx(2 * bill.hours * choice.cluster.kw)
     assert 0.9 < bill.goodput < 1

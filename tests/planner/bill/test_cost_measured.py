@@ -78,9 +78,9 @@ def test_state_by_zero_stage(name):
     count = cost.parameters(model_shape(load_config("neox-tiny")))
     for state in pool(plan.world_size).run(state_of, plan):
         expected = [count * each for each in bytes_each]
-        assert list(state.values()) == pytest.approx(expected, rel=0.01)
+        assert list(state.values()) == expected
     if plan.precision == "fp32":
         formula = cost.state_bytes(
             count, dp_shard=plan.dp_shard, zero_stage=plan.zero_stage if plan.dp_shard > 1 else 0
         )
-        assert list(state.values()) == pytest.approx(list(vars(formula).values()), rel=0.01)
+        assert list(state.values()) == list(vars(formula).values())

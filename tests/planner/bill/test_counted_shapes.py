@@ -45,7 +45,7 @@ PUBLISHED = {
 def test_published_mixtures_of_experts_have_their_published_size(model_type: str) -> None:
     config = transformers.AutoConfig.for_model(model_type)
     billions = cost.parameters(model_shape(config)) / 1e9
-    assert billions == pytest.approx(PUBLISHED[model_type], rel=0.05)
+    assert billions == pytest.approx(PUBLISHED[model_type], abs=0.05)
 
 
 def test_a_shape_that_comes_from_another_process_is_the_same() -> None:
@@ -62,7 +62,7 @@ def test_small_ones_are_counted_to_the_last_parameter(model_type: str) -> None:
     config = small_config(model_type)
     counted = cost.parameters(model_shape(config))
     whole = sum(p.numel() for p in build_on_meta(config).parameters())
-    assert counted == pytest.approx(whole, rel=0.001)
+    assert counted == whole
 
 
 REFUSED = {

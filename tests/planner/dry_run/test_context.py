@@ -17,7 +17,7 @@ from helpers.planner.memory.states import rank_states
 from helpers.planner.model.training_job import make_job
 from helpers.planner.time.context_messages import context_messages
 from helpers.planner.time.overlapped_messages import rank_messages
-from tests.planner.dry_run.test_dry_run import published
+from tests.planner.dry_run.test_dry_run import published, sent_messages
 
 # widths that every degree divides, so nothing is padded but sequences
 WIDTHS = {"vocab_size": 128, "hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 4}
@@ -39,11 +39,10 @@ FAMILIES = {
 
 
 def counted(dry):
-    """Messages of a dry run by kind, ranks and bytes, without receives, loss and norm."""
+    """Those of its messages that are sent, by kind, ranks and bytes."""
     found = Counter()
-    for message, count in dry.messages.items():
-        if message.payload_bytes > 16 and message.kind != "receive":
-            found[message.kind, message.ranks, message.payload_bytes] += count
+    for message, count in sent_messages(dry).items():
+        found[message.kind, message.ranks, message.payload_bytes] += count
     return found
 
 

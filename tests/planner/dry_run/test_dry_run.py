@@ -227,7 +227,7 @@ def test_the_formulas_are_what_the_engine_does(name, layout):
     for rank in range(plan.pp):
         dry = dry_run(config, plan, rank * plan.tp, batch=batch, seq_len=1024)
         states = tuple(vars(rank_states(job, rank)).values())
-        assert states == pytest.approx(tuple(dry.states.values()), rel=0.03)
+        assert states == tuple(dry.states.values())
         end = end_bytes(job) if rank == plan.pp - 1 else 0
         assert in_flight_bytes(job, rank) + end == pytest.approx(
             dry.largest["activations"], rel=0.03
@@ -266,12 +266,21 @@ def sent(job, rank):
     return dict(found)
 
 
+def sent_messages(dry):
+    """A dry run's messages with their number, without what is received, and without loss and
+    norm."""
+    return {
+        message: count
+        for message, count in dry.messages.items()
+        if message.payload_bytes > 16 and message.kind != "receive"
+    }
+
+
 def seen(dry):
-    """The same of a dry run, without what is received, and without loss and norm."""
+    """The same of a dry run."""
     found = Counter()
-    for message, count in dry.messages.items():
-        if message.payload_bytes > 16 and message.kind != "receive":
-            found[message.axis, message.kind] += count * message.payload_bytes
+    for message, count in sent_messages(dry).items():
+        found[message.axis, message.kind] += count * message.payload_bytes
     return dict(found)
 
 
@@ -301,13 +310,13 @@ def test_a_rank_has_room_for_the_gradient_that_two_ends_swap():
 
 
 def test_any_rank_of_a_thousand():
-    """GPT-3's width over 1,024 ranks: one in the middle holds what the formula says of the first.
-    The last has no rows of the embedding, which are dealt out 50 at a time."""
+    """GPT-3's width over 1,024 ranks: one in the middle holds what the formula says of its place
+    among the shards."""
     plan = ParallelPlan(tp=8, dp_shard=128, precision="bf16", activation="full")
     run = dry_run(published("gpt3-175b", 2), plan, 517, batch=128, seq_len=1024)
     job = make_job(published("gpt3-175b", 2), plan, 128, 1024)
-    expected = tuple(vars(rank_states(job, 0)).values())
-    assert tuple(run.states.values()) == pytest.approx(expected, rel=0.03)
+    expected = tuple(vars(rank_states(job, 0, 517 % 8, 517 // 8)).values())
+    assert tuple(run.states.values()) == expected
     assert run.peak_bytes == sum(run.at_peak.values()) > sum(run.states.values())
     gathered = run.summary["messages"]["dp_shard"]["all_gather"]
     assert gathered["ranks"] == 128

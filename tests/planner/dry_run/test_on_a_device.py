@@ -10,7 +10,7 @@ import torch
 from transformers.models.gptj import modeling_gptj
 
 from helpers.engine import trainer
-from helpers.engine.models import chunked_loss, documents
+from helpers.engine.models import documents
 from helpers.engine.models.architecture import family_of
 from helpers.engine.models.objectives import CAUSAL, build
 from helpers.engine.pipeline import micro_batches
@@ -138,17 +138,6 @@ def test_what_the_host_waits_for_is_counted() -> None:
     with places, patch.object(micro_batches, "LONG_ROW", 0):
         [run] = runs("gptj", "packed")
     assert run.host_waits == 1 + (1 if hasattr(modeling_gptj, "GPTJRotaryEmbedding") else 2)
-
-
-@pytest.mark.parametrize(("device", "chunks"), [("cpu", 8), ("meta", 2)])
-def test_the_losss_chunks_are_larger_on_a_device(device: str, chunks: int) -> None:
-    """Of 512 MiB of logits."""
-    config = tiny.config("llama", layers=1)
-    config.max_position_embeddings = 128
-    config.vocab_size = 2**15
-    with patch.object(chunked_loss, "_chunk_loss", wraps=chunked_loss._chunk_loss) as made:
-        dry_run(config, ParallelPlan(), batch=64, seq_len=64 + 1, device=device)
-    assert made.call_count == chunks
 
 
 @pytest.mark.parametrize("layout", ["one process", "sequence parallel", *KINDS])

@@ -81,7 +81,7 @@ def test_every_instance_has_a_known_gpu_and_network_and_every_price_an_instance(
     assert {recorded.instance for recorded in prices()} <= {one.name for one in instances()}
 
 
-def test_thirty_machines_of_four_clouds_and_boxes_of_ones_own():
+def test_fifty_machines_of_four_clouds_and_boxes_of_ones_own():
     clouds = Counter(instance.cloud for instance in instances())
     assert sum(clouds.values()) >= 50
     assert min(clouds[cloud] for cloud in ("aws", "gcp", "azure", "oracle")) >= 7

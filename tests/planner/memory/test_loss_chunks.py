@@ -43,11 +43,15 @@ def test_one_chunk_is_alive_at_a_time():
     assert one < sum(watch.peak()[0].values()) < 1.5 * one
 
 
-@pytest.mark.parametrize(("device", "dry_device"), [("cpu", "cpu"), ("cuda", "meta")])
-def test_the_formulas_take_the_devices(device, dry_device):
-    """Of 512 MiB of logits."""
+@pytest.mark.parametrize(
+    ("device", "dry_device", "chunks"), [("cpu", "cpu", 8), ("cuda", "meta", 2)]
+)
+def test_the_formulas_take_the_devices(device, dry_device, chunks):
+    """Of 512 MiB of logits; those of a GPU are larger."""
     job = make_job(config(), ParallelPlan(), 64, 64 + 1, device=device)
-    dry = dry_run(config(), ParallelPlan(), batch=64, seq_len=64 + 1, device=dry_device)
+    with patch.object(chunked_loss, "_chunk_loss", wraps=chunked_loss._chunk_loss) as made:
+        dry = dry_run(config(), ParallelPlan(), batch=64, seq_len=64 + 1, device=dry_device)
+    assert made.call_count == chunks
     assert rank_memory(job, 0).allocated == pytest.approx(dry.peak_bytes, rel=0.05)
 
 

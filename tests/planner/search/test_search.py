@@ -74,7 +74,7 @@ def test_nothing_that_was_not_kept_is_better():
                     )  # fmt: skip
                     job = make_job(GPTJ_6B, plan, 16, 1024, device=P4D.device)
                     if fullest(job).total <= P4D.memory_bytes:
-                        assert step_time(job, P4D, "quick").total_s >= best_s * 0.97, plan
+                        assert step_time(job, P4D, "quick").total_s >= best_s * 0.999, plan
 
 
 def test_every_choice_is_a_plan_that_the_engine_takes(gpt3_found):
@@ -116,6 +116,11 @@ def test_ranked_by_cost_a_cheap_machine_can_win():
     assert cheap.usd_per_token <= fast.usd_per_token
 
 
+def test_a_cluster_that_is_given_twice_is_one():
+    once, twice = (search_plans(GPTJ_6B, [P4D] * times, 16, 1024) for times in (1, 2))
+    assert (twice.choices, twice.tried) == (once.choices, once.tried)
+
+
 def test_the_cheapest_under_a_deadline():
     sizes = [make_cluster("p4d.24xlarge", nodes=n) for n in (1, 2, 4, 8)]
     ask = {"batch": 256, "seq_len": 1024, "tokens": 1e9}
@@ -155,14 +160,6 @@ def test_every_family_has_plans():
 def test_divisors():
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     assert divisors(1) == [1]
-
-
-def test_an_estimate_of_a_plan_is_what_the_search_says_of_it():
-    best = search_plans(GPTJ_6B, P4D, batch=16, seq_len=1024).best
-    found = estimate(GPTJ_6B, best.plan, P4D, 16, 1024)
-    assert found.memory == best.memory
-    assert found.time.total_s == pytest.approx(best.time.total_s)
-    assert found.usd_per_token == pytest.approx(best.usd_per_token)
 
 
 def test_an_estimate_needs_as_many_devices_as_ranks():
