@@ -250,6 +250,7 @@ def test_mistakes_are_said_in_one_line(base: Path, tmp_path: Path) -> None:
         *({"rank": value} for value in (0, "8", 1.5, True, None)),
         *({"dropout": value} for value in (1.0, -0.1, "x", True)),
         *({"alpha": value} for value in ("x", float("nan"))),
+        {"seed": 1.0},
     ],
     ids=str,
 )

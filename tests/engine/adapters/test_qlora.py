@@ -199,6 +199,7 @@ def test_plans_that_adapters_do_not_allow(plan: dict[str, Any], words: str) -> N
         ({"quantize": True}, "quantize must be 'nf4' or None, not True"),
         ({"rank": 0}, "rank must be a whole number"),
         ({"alpha": float("nan")}, "alpha must be a finite number"),
+        ({"alpha": 10**400}, "alpha must be a finite number"),
         ({"dropout": 1.0}, "dropout must be a number"),
     ],
 )
