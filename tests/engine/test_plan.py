@@ -70,6 +70,8 @@ def test_what_cannot_be_printed_is_written_out_in_the_line_of_a_mistake(given, s
         ({"schedule": []}, "schedule must be one of"),
         ({"precision": "fp4"}, "precision must be one of"),
         ({"activation": "group_0"}, "group_N"),
+        ({"activation": "group_" + "9" * 5000}, "group_N"),
+        ({"activation": "group_1\u0661"}, "group_N"),
         ({"sequence_parallel": True}, "needs tp above 1"),
         ({"pp": 0}, "pp must be a whole number"),
         ({"microbatches": -1}, "microbatches must be a whole number"),

@@ -87,9 +87,11 @@ def test_a_rank_has_a_gpu_of_its_own_or_the_processor(monkeypatch, kind, gpus, l
         ("auto", 1, "1", "GPUs of this machine: 1, ranks on it: 4"),
         ("cuda", 0, None, "GPUs of this machine: 0, ranks on it: 4"),
         ("auto", 1, "one", "LOCAL_RANK is 'one'"),
+        ("gpu", 1, None, "a device is one of auto, cpu, cuda, not 'gpu'"),
+        (None, 0, None, "a device is one of auto, cpu, cuda, not None"),
     ],
 )
-def test_more_ranks_than_gpus_are_one_line(monkeypatch, kind, gpus, local, words):
+def test_a_device_that_there_is_not_is_one_line(monkeypatch, kind, gpus, local, words):
     pretend(monkeypatch, gpus, local)
     with pytest.raises(UserError) as caught:
         pick_device(kind)

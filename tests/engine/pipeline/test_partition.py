@@ -272,10 +272,12 @@ def test_a_list_that_does_not_is_refused(counts, stages, words):
 def test_what_cannot_be_balanced_is_said():
     with pytest.raises(UserError, match="5 stages are too many for 4 layers"):
         balance(even(4), 5)
-    with pytest.raises(UserError, match="a stage at least, not 0"):
-        balance(even(4), 0)
-    with pytest.raises(UserError, match="memory_weight goes from 0"):
-        balance(even(4), 2, memory_weight=1.5)
+    for stages in (0, 2.0, "2", None):
+        with pytest.raises(UserError, match="stages must be a whole number of at least 1"):
+            balance(even(4), stages)
+    for weight in (1.5, "x"):
+        with pytest.raises(UserError, match="memory_weight goes from 0"):
+            balance(even(4), 2, memory_weight=weight)
     with pytest.raises(UserError, match="less than nothing"):
         balance(even(4, head=-1), 2)
     with pytest.raises(UserError, match="without end"):

@@ -374,7 +374,9 @@ def test_what_cannot_be_made_is_said(arguments, words):
     [
         ({"times": Times(forward_s=[1, 1])}, "forward_s needs one number or 3, not 2"),
         ({"times": Times(link_s=[1, 1, 1])}, "link_s needs one number or 2, not 3"),
-        ({"times": Times(backward_s=-1)}, "backward_s cannot be negative"),
+        ({"times": Times(backward_s=-1)}, "backward_s takes finite numbers from 0"),
+        ({"times": Times(forward_s=float("nan"))}, "forward_s takes finite numbers from 0"),
+        ({"times": Times(link_s=float("inf"))}, "link_s takes finite numbers from 0"),
         ({"activation_bytes": 1, "weight_bytes": 2}, "cannot be larger"),
     ],
 )
@@ -399,6 +401,19 @@ def test_the_closed_form_is_of_a_schedule_that_can_be_made():
     for wrong in (("1f1b", 0, 8), ("1f1b", 4, 0), ("1f1b", 4, 8, 2), ("zero-bubble-v", 4, 8, 1)):
         with pytest.raises(UserError):
             predicted_bubble(*wrong)
+
+
+@pytest.mark.parametrize("name", ("naive", "gpipe", "interleaved", "zero-bubble"))
+def test_a_step_that_takes_no_time_has_no_bubble(name):
+    none = {"forward_s": 0, "input_s": 0, "weight_s": 0}
+    assert predicted_bubble(name, 2, 2, **none) == 0
+    assert simulate(make_schedule(name, 2, 2), Times(**none)).bubble == 0
+
+
+@pytest.mark.parametrize("seconds", (-5, float("nan"), float("inf")))
+def test_the_closed_form_is_of_times_that_there_can_be(seconds):
+    with pytest.raises(UserError, match="must be finite numbers from 0"):
+        predicted_bubble("gpipe", 2, 2, forward_s=seconds)
 
 
 # --- measured --------------------------------------------------------------------------------
