@@ -125,9 +125,7 @@ def test_what_is_no_place_of_a_tensor_is_refused(tmp_path, value, words):
 def test_broken_metadata_is_one_line(tmp_path, content):
     path = tmp_path / METADATA
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        read_metadata(path)
-    assert "\n" not in str(caught.value)
+    assert str(path) in said(read_metadata, path)
 
 
 @pytest.mark.parametrize(
@@ -351,9 +349,7 @@ def test_an_index_of_weights_is_checked(tmp_path, index, words):
 def test_a_pickle_of_weights_holds_dense_tensors_by_name(tmp_path, content, words):
     folder = model_folder(tmp_path, model_type="gpt2")
     torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=words) as caught:
-        WeightFiles.find(str(folder))
-    assert "\n" not in str(caught.value)
+    assert words in said(WeightFiles.find, str(folder))
 
 
 READERS = (load_config, WeightFiles.find, load_tokenizer, pick, load_run, given, load_cluster)
@@ -364,9 +360,7 @@ READERS += (partial(load_examples, task="lm"), partial(load_examples, task="clas
 def test_what_the_system_does_not_let_one_look_at_is_one_line(tmp_path, reader):
     """As inside a folder that may not be entered, which root may: a link that leads to itself."""
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(UserError, match=r"loop.* cannot be read: ") as caught:
-        reader(tmp_path / "loop" / "x.txt")
-    assert "\n" not in str(caught.value)
+    assert " cannot be read: " in said(reader, tmp_path / "loop" / "x.txt")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])

@@ -171,7 +171,7 @@ def no_block_on_the_last(family: str) -> str:
 
 def test_the_last_stage_needs_a_block_where_no_norm_ends_the_model() -> None:
     for words in pool(2).run(no_block_on_the_last, "bert-mlm"):
-        assert "its last stage needs a block" in words and "\n" not in words
+        assert "its last stage needs a block" in words
 
 
 @pytest.mark.parametrize(

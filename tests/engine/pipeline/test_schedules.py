@@ -23,6 +23,7 @@ from helpers.engine.pipeline.simulator import (
     measured_times,
     simulate,
 )
+from tests.support.refusals import said
 
 unhurried = settings(deadline=None)  # others may use the cores
 RANKS = st.integers(1, 8)
@@ -335,9 +336,7 @@ def test_a_deadlock_names_who_waits_for_what():
 def test_an_incomplete_schedule_is_refused(texts, words):
     wrong = schedule(*texts, microbatches=1)
     for check in (check_schedule, simulate):
-        with pytest.raises(UserError, match=re.escape(words)) as error:
-            check(wrong)
-        assert "\n" not in str(error.value)
+        assert words in said(check, wrong)
 
 
 @unhurried
@@ -365,8 +364,8 @@ def test_no_action_can_be_left_out_or_doubled(made, data):
     ],
 )
 def test_what_cannot_be_made_is_said(arguments, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        make_schedule(*arguments)
+    for ask in (make_schedule, predicted_bubble):
+        assert words in said(ask, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -396,11 +395,8 @@ def test_no_closed_form_is_said():
         predicted_bubble("zero-bubble-v", 4, 8, 2, weight_s=0.5)
 
 
-def test_the_closed_form_is_of_a_schedule_that_can_be_made():
+def test_interleaved_has_two_stages_a_rank_unless_given():
     assert predicted_bubble("interleaved", 4, 8) == predicted_bubble("interleaved", 4, 8, 2)
-    for wrong in (("1f1b", 0, 8), ("1f1b", 4, 0), ("1f1b", 4, 8, 2), ("zero-bubble-v", 4, 8, 1)):
-        with pytest.raises(UserError):
-            predicted_bubble(*wrong)
 
 
 @pytest.mark.parametrize("name", ("naive", "gpipe", "interleaved", "zero-bubble"))
