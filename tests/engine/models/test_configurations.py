@@ -168,11 +168,6 @@ def test_numbers_that_only_a_step_would_show_are_refused(
     assert words in said(load_config, preset, **fields)
 
 
-@pytest.mark.parametrize("task", ("nosuch", []))
-def test_a_model_has_no_head_for_an_unknown_task(task: object) -> None:
-    assert f"no task {task!r} has a head" in said(check_model, load_config("gptj-tiny"), task)
-
-
 class NewConfig(transformers.LlamaConfig):
     model_type = "new_llama"
 
