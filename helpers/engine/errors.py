@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -60,10 +61,21 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_finite_number(value: object) -> bool:
+    """A number that floating point has, too: Python's whole numbers know no end."""
+    return is_number(value) and abs(value) <= sys.float_info.max
+
+
 def check_count(name: str, value: object, least: int = 1) -> None:
     """Raise a UserError if a value is no whole number from `least` on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(f"{name} must be a whole number of at least {least}, not {value!r:.40}")
+
+
+def check_seed(seed: object) -> None:
+    """Raise a UserError if nothing can be drawn from this."""
+    if type(seed) is not int or abs(seed) >= 2**63:
+        raise UserError(f"seed must be a whole number of 64 bits, not {seed!r:.40}")
 
 
 def as_path(value: object) -> Path:

@@ -20,7 +20,7 @@ from .admission.same_on_all import check_same_configuration, digest_of_weights
 from .context.attention import Context
 from .data_parallel.axes import expert_axes, state_axes
 from .data_parallel.layouts import apply_fully_shard
-from .errors import UserError
+from .errors import UserError, check_seed
 from .experts.split import apply_experts, check_rows
 from .files.weights import blank_model, digest_of_source, fill, save_model
 from .memory.cpu_allocator import large_blocks_apart
@@ -220,6 +220,7 @@ def load_model(
     Raises:
         UserError: there is no such model, its files are broken, or the plan does not fit it.
     """
+    check_seed(seed)
     with large_blocks_apart(mesh.device_type):
         model, files = blank_model(source, config, dtype, from_scratch, task)
         parallelize(model, plan, mesh)

@@ -35,7 +35,7 @@ MOST_RANKS = 10_000_000
 MOST_STAGES, MOST_MICROBATCHES = 10_000, 100_000
 _schedule = lru_cache(maxsize=1024)(make_schedule)  # asked for again and again, and immutable
 PER_RANK = 4  # micro-batches a pipeline rank: a bubble of at most a fifth
-ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d*")
+ACTIVATION = re.compile(r"none|full|selective|group_[1-9]\d{0,8}", re.ASCII)
 
 
 def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -18,7 +18,7 @@ from .data_parallel.axes import data_group, token_group
 from .data_parallel.given import anywhere
 from .data_parallel.layouts import data_parallel
 from .data_parallel.owned_shards import OwnedShard
-from .errors import Diverged, UserError
+from .errors import Diverged, UserError, check_seed
 from .files.trainer_state import frozen_of
 from .memory.states import state_bytes
 from .messages.carriers import all_reduce
@@ -118,8 +118,7 @@ class Trainer:
     ) -> None:
         check_settings(optimizer, lr, weight_decay, betas, eps, clip)
         check_lr_schedule(lr_schedule, warmup_steps, total_steps)
-        if type(seed) is not int or abs(seed) >= 2**63:
-            raise UserError(f"seed must be a whole number of 64 bits, not {seed!r:.40}")
+        check_seed(seed)
         if not largest_over_ranks(int(any(p.requires_grad for p in model.parameters()))):
             raise UserError("no parameter trains: leave some with requires_grad=True")
         check_laid_out(model, plan)

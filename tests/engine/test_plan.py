@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.engine.data_parallel.chunks import from_rank_major, padded_chunk, rank_major
 from helpers.engine.errors import NoToken, UserError
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
@@ -69,7 +68,12 @@ def test_what_cannot_be_printed_is_written_out_in_the_line_of_a_mistake(given, s
         ({"precision": None}, "precision must be one of"),
         ({"schedule": []}, "schedule must be one of"),
         ({"precision": "fp4"}, "precision must be one of"),
+        ({"cp": 2.0}, "cp must be a whole number"),
+        ({"cp_attention": "rings"}, "cp_attention must be one of ring, gather, ulysses"),
+        ({"cp_split": "x"}, "cp_split must be one of balanced, contiguous"),
         ({"activation": "group_0"}, "group_N"),
+        ({"activation": "group_" + "9" * 5000}, "group_N"),
+        ({"activation": "group_1\u0661"}, "group_N"),
         ({"sequence_parallel": True}, "needs tp above 1"),
         ({"pp": 0}, "pp must be a whole number"),
         ({"microbatches": -1}, "microbatches must be a whole number"),
@@ -86,7 +90,7 @@ def test_what_cannot_be_printed_is_written_out_in_the_line_of_a_mistake(given, s
 def test_a_wrong_field_is_named(fields: dict, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         ParallelPlan(**fields)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in caught.value.args[0]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,6 @@ def test_a_plan_is_checked_against_a_configuration_and_a_known_task(given: dict,
     ("preset", "tp", "said"),
     (
         ("gptj-6b", 3, "16 attention heads; tp can be 2, 4, 8, 16"),
-        ("falcon-7b", 2, "only 71"),
         ("falcon-40b", 3, "128 attention heads"),
         ("llama2-70b", 5, "64 attention heads"),
     ),
@@ -187,25 +190,6 @@ def test_chunks_are_torchs_and_cover_all_rows(rows: int, n: int) -> None:
     assert torch.cat(chunks).tolist() == whole.tolist()
     expected = [chunk.tolist() for chunk in whole.chunk(n)] if rows else []
     assert [chunk.tolist() for chunk in chunks if len(chunk)] == expected
-
-
-shapes = st.lists(
-    st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5
-)
-
-
-@given(shapes=shapes, n=st.integers(1, 6))
-def test_a_message_by_rank_holds_each_ranks_chunks(shapes: list, n: int) -> None:
-    tensors = [torch.randn(shape) for shape in shapes]
-    message = rank_major(tensors, n)
-    back = [torch.empty_like(tensor) for tensor in tensors]
-    from_rank_major(message, back, n)
-    assert all(torch.equal(one, tensor) for one, tensor in zip(back, tensors, strict=True))
-    for rank, piece in enumerate(message.view(n, -1)):
-        sizes = [padded_chunk(tensor, n) for tensor in tensors]
-        for part, tensor in zip(piece.split(sizes), tensors, strict=True):
-            mine = chunk(tensor, 0, n, rank).flatten()
-            assert torch.equal(part[: len(mine)], mine)
 
 
 @given(

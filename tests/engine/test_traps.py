@@ -454,7 +454,7 @@ def after_fully_shard() -> None:
         parallelize(model, plan, mesh_of(plan))
 
 
-def test_the_order_is_asserted() -> None:
+def test_a_model_is_laid_out_once() -> None:
     pool(2).run(twice, {"tp": 2})
     pool(2).run(twice, {"dp_shard": 2})
     pool(2).run(after_fully_shard)

@@ -18,7 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UserError, as_path, check_access, check_count, is_number, need, whole_reason
+from ..errors import (
+    UserError,
+    as_path,
+    check_access,
+    check_count,
+    check_seed,
+    is_finite_number,
+    is_number,
+    need,
+    whole_reason,
+)
 from ..files import weights
 from ..files.random_weights import seed_of
 from ..files.trainer_state import is_adapted
@@ -64,6 +74,7 @@ def add_adapters(
     """
     peft = need("peft", "qlora")
     check_numbers(rank, alpha, dropout)
+    check_seed(seed)
     places = places or places_of(model)
     config = peft.LoraConfig(
         r=rank,
@@ -98,7 +109,7 @@ def check_numbers(rank: int, alpha: float, dropout: float) -> None:
     check_count("rank", rank)
     if not is_number(dropout) or not 0 <= dropout < 1:
         raise UserError(f"dropout must be a number from 0 to below 1, not {dropout!r:.40}")
-    if not is_number(alpha) or not math.isfinite(alpha):
+    if not is_finite_number(alpha):
         raise UserError(f"alpha must be a finite number, not {alpha!r:.40}")
 
 
@@ -266,7 +277,7 @@ def _check_scaling(layers: dict[str, nn.Module], folder: Path) -> None:
     """Raise a UserError if a layer's adapter is multiplied by no number."""
     for path, layer in layers.items():
         scaling = layer.scaling[NAME]
-        if not is_number(scaling) or not math.isfinite(scaling):
+        if not is_finite_number(scaling):
             raise UserError(f"the adapters in {folder} have no finite alpha for {path}")
 
 

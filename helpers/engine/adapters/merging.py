@@ -90,7 +90,11 @@ def save_merged(model: nn.Module, folder: str | Path, dtype: torch.dtype | None 
 
     Args:
         dtype: of the files; the one that the model computes in unless given.
+
+    Raises:
+        UserError: as save_model does.
     """
+    weights.check_written(dtype)
     folder = weights.make_folder(folder)
     if is_first():
         write_configurations(model, folder, dtype or model.config.dtype)

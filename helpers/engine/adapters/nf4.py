@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, need
+from ..errors import UserError, check_seed, need
 from ..files import random_weights, weights
 from ..files.blank import give_memory, tie
 from ..files.weight_files import WeightFiles
@@ -62,6 +62,7 @@ def load_quantized(
         UserError: bitsandbytes is missing, or there is no such model, or its files are broken.
     """
     need("bitsandbytes", "qlora")
+    check_seed(seed)
     with large_blocks_apart(torch.device(device).type):
         model, files = weights.blank_model(source, config, dtype, from_scratch, task)
         fill_quantized(model, files, seed, device)

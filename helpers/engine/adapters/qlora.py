@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import UserError, need
+from ..errors import UserError, check_seed, need
 from ..files import weights
 from ..memory.cpu_allocator import large_blocks_apart
 from ..parallelize import parallelize
@@ -101,6 +101,7 @@ def load_adapted(
         UserError: the plan does not allow it, a package is missing, or the files are broken.
     """
     how.check(plan)
+    check_seed(seed)
     dtype = plan.low_dtype(mesh.device_type) or torch.float32
     with large_blocks_apart(mesh.device_type):
         model, files = weights.blank_model(source, config, dtype, from_scratch, task)

@@ -225,7 +225,7 @@ class Checkpoints:
         trainer.steps_done = manifest["step"]
         before = manifest["plan"]["precision"]
         trainer.scaler.go_on(manifest["scaler"], before, trainer.plan.precision)
-        set_updates(trainer, manifest.get("fewer_updates", {}))
+        set_updates(trainer, manifest.get("fewer_updates") or {})
         trainer.data.publish()
         if manifest["plan"] == trainer.plan.to_dict():
             on_all_ranks(lambda: _go_on_drawing(path / f"rank-{dist.get_rank()}.pt"))

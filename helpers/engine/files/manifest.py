@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, cannot_read, check_access, is_number
+from ..errors import UserError, cannot_read, check_access, is_finite_number
 
 STEP = re.compile(r"step-(\d{8,})")  # more digits from step 10^8 on
 MANIFEST = "manifest.json"
@@ -16,12 +16,12 @@ METADATA = ".metadata"  # torch's: where which tensor lies
 
 
 def _numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(is_number, value.values()))
+    return isinstance(value, dict) and all(map(is_finite_number, value.values()))
 
 
 # what a manifest must have, of which kind; an earlier version's may lack what may be None
 PARTS: dict[str, Callable[[Any], bool]] = {
-    "step": lambda value: isinstance(value, int) and is_number(value) and value >= 0,
+    "step": lambda value: type(value) is int and 0 <= value < 2**63,
     "plan": lambda value: isinstance(value, dict) and isinstance(value.get("precision"), str),
     "scaler": _numbers,
     "fixed": lambda value: isinstance(value, dict),
@@ -64,7 +64,7 @@ def read_manifest(path: Path, fixed: dict[str, Any]) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         whole = manifest.pop("sha256") == _digest(manifest)
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{path} has no readable {MANIFEST}{_before(path)}") from None
     if not whole:
         raise UserError(f"{path / MANIFEST} is damaged: its checksum differs{_before(path)}")
@@ -97,7 +97,7 @@ def _check_files(path: Path, manifest: dict[str, Any]) -> None:
 
 def changed_settings(manifest: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     """What a resumed run does otherwise than the one that it goes on from, in words."""
-    before = manifest.get("settings", {})
+    before = manifest.get("settings") or {}
     return [
         f"{name} {settings[name]}, was {before[name]}"
         for name in settings

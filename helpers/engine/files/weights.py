@@ -4,6 +4,7 @@ The model is built without memory, laid out, and only then filled: from safetens
 a rank reads just its part, or with random numbers (random_weights.py).
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..ranks.agreeing import is_first, on_all_ranks, over_ranks
 from ..tensor.shards import is_finite, local, slice_of
 from .beside_weights import generate_as, write_configurations
 from .blank import give_memory, keep_in_float32, parameters_without_memory, tie
-from .names_in_files import as_in_files, check_dtype
+from .names_in_files import FLOATS, as_in_files, check_dtype
 from .random_weights import draw
 from .weight_files import WeightFiles, write_weights
 
@@ -42,7 +43,8 @@ def blank_model(
         from_scratch: take no weights, though the source may have some.
         task: that the model's head is for; see models/objectives.py.
     """
-    config = config or load_config(source)
+    # a copy, as the class writes its dtype into it
+    config = load_config(source) if config is None else copy.deepcopy(config)
     own_dtype = named_dtype(config)  # which the class replaces by the one that it is made in
     files = find_weights(source, from_scratch)
     if files is not None:
@@ -179,8 +181,10 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
             out, or where load_model read it the one that its source names.
 
     Raises:
-        UserError: on every rank, where the folder cannot be made.
+        UserError: on every rank, where the folder cannot be made, or weights are not read in such a
+            dtype.
     """
+    check_written(dtype)
     folder, dtype = make_folder(folder), dtype or model.own_dtype
     if is_first():
         write_configurations(model, folder, dtype)
@@ -190,6 +194,13 @@ def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None =
     )
     named = itertools.chain(named, whole_buffers(model))
     write_whole(model, named, folder if is_first() else None)
+
+
+def check_written(dtype: torch.dtype | None) -> None:
+    """Raise a UserError if weights in files are not read in this dtype; None is the model's own."""
+    if dtype is not None and dtype not in FLOATS:
+        names = ", ".join(map(str, FLOATS))
+        raise UserError(f"weights are written as {names}, not as {dtype!r:.40}")
 
 
 def make_folder(folder: str | Path) -> Path:

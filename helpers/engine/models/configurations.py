@@ -6,7 +6,6 @@ check_model(config)
 
 import copy
 import json
-import math
 import re
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,16 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError, as_path, check_access, check_count, need, whole_reason
+from ..errors import (
+    UserError,
+    as_path,
+    check_access,
+    check_count,
+    is_finite_number,
+    is_number,
+    need,
+    whole_reason,
+)
 from .architecture import text_config
 from .objectives import OBJECTIVES, build, is_listed
 from .overrides import override
@@ -76,21 +84,27 @@ def load_config(source: str | Path, **overrides: Any) -> Any:
 def _check_numbers(config: Any, source: str | Path) -> None:
     """Sizes that no model has: of none nothing is left, and a billion layers never end; and numbers
     that transformers takes and that only a step would show."""
-    for name, most in MOST.items():
-        size = getattr(config, name, None)
+    of_layers = getattr(config, "per_layer_attributes", None) or ()  # none of the whole
+    sizes = {name: getattr(config, name, None) for name in MOST if name not in of_layers}
+    for name, size in sizes.items():
         if isinstance(size, bool | float | str):
             raise UserError(f"{source!r} has {name} {size!r:.40}: it must be a whole number")
-        if isinstance(size, int) and not 1 <= size <= most:
-            raise UserError(f"{source!r} has {name} {size}: from 1 to {most} can be trained")
+        if isinstance(size, int) and not 1 <= size <= MOST[name]:
+            raise UserError(f"{source!r} has {name} {size}: from 1 to {MOST[name]} can be trained")
     for name, value in vars(config).items():
-        if not isinstance(value, float):
+        if not is_number(value):
             continue
         drops = "dropout" in name or "pdrop" in name
-        if not math.isfinite(value) or (drops and not 0 <= value < 1):
+        if not is_finite_number(value) or (drops and not 0 <= value < 1):
             limits = "from 0 and below 1" if drops else "finite"
-            raise UserError(f"{source!r} has {name} {value}: it must be {limits}")
-    heads, turned = getattr(config, "num_attention_heads", 1), getattr(config, "rotary_dim", None)
-    width, rest = divmod(getattr(config, "hidden_size", 0), heads)
+            raise UserError(f"{source!r} has {name} {value!r:.40}: it must be {limits}")
+    heads, of_keys = sizes.get("num_attention_heads") or 1, sizes.get("num_key_value_heads") or 1
+    if heads % of_keys:
+        raise UserError(
+            f"{source!r} has {heads} attention heads, no multiple of its {of_keys} key-value heads"
+        )
+    turned = getattr(config, "rotary_dim", None)
+    width, rest = divmod(sizes.get("hidden_size") or 0, heads)
     if isinstance(turned, int) and not rest and not 0 < turned <= width:
         raise UserError(f"{source!r} has rotary_dim {turned}, and heads of {width}")
 

@@ -154,8 +154,8 @@ def build(config: Any, task: str | None = None, dtype: torch.dtype | None = None
         UserError: there is no such task, or transformers cannot build the model.
     """
     transformers = need("transformers", "hf")
-    if task is not None and task not in OBJECTIVES:
-        raise UserError(f"no task {task!r} has a head; there is {', '.join(OBJECTIVES)}")
+    if task is not None and task not in tuple(OBJECTIVES):  # which may be no key of a dictionary
+        raise UserError(f"no task {task!r:.40} has a head; there is {', '.join(OBJECTIVES)}")
     named = objective_named(getattr(config, "architectures", None) or ())
     objective = named or CAUSAL if task is None else OBJECTIVES[task]
     options = {} if dtype is None else {"dtype": dtype}

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..errors import UserError
+from ..errors import UserError, check_count, is_number
 from ..models.architecture import family_of, text_config
 from ..models.families import Family
 
@@ -58,8 +58,10 @@ class Costs:
 
         Exact: stages of equal cost compare equal, in whatever order they were added up.
         """
-        if not 0 <= memory_weight <= 1:
-            raise UserError(f"memory_weight goes from 0 (time) to 1 (memory), not {memory_weight}")
+        if not is_number(memory_weight) or not 0 <= memory_weight <= 1:
+            raise UserError(
+                f"memory_weight goes from 0 (time) to 1 (memory), not {memory_weight!r:.40}"
+            )
         items = [self.embedding, *self.layers, self.head]
         if not all(0 <= item.time < inf and 0 <= item.memory < inf for item in items):
             raise UserError("a part of the model cannot cost less than nothing, or without end")
@@ -187,8 +189,7 @@ def check_partition(counts: Sequence[int], layers: int, stages: int) -> tuple[in
 
 def check_stages(layers: int, stages: int) -> None:
     """Raise a UserError if `layers` are too few for `stages`."""
-    if stages < 1:
-        raise UserError(f"a pipeline needs a stage at least, not {stages}")
+    check_count("stages", stages)
     if stages > layers:
         raise UserError(
             f"{stages} stages are too many for {layers} layers: at most {layers}, a layer each, or "

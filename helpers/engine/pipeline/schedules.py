@@ -25,6 +25,7 @@ schedule with virtual stages it did not have.
 
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from ..errors import UserError, check_count
@@ -258,10 +259,13 @@ def predicted_bubble(
     The forms for fewer micro-batches than ranks are not in the papers; they fit the simulator.
 
     Raises:
-        UserError: as make_schedule; or no closed form: for zero-bubble where W is longer than F or
-            I, and for zero-bubble-v where F, I and W are not equal.
+        UserError: as make_schedule; seconds that are no finite numbers from 0; or no closed form:
+            for zero-bubble where W is longer than F or I, and for zero-bubble-v where F, I and W
+            are not equal.
     """
     p, m, v = pp, microbatches, _checked_stages(name, pp, microbatches, virtual)
+    if not all(0 <= seconds < inf for seconds in (forward_s, input_s, weight_s)):
+        raise UserError("forward_s, input_s and weight_s must be finite numbers from 0")
     step_s = forward_s + input_s + weight_s  # of one micro-batch on one rank
     if name == "naive":
         makespan_s = m * p * step_s
@@ -276,4 +280,4 @@ def predicted_bubble(
         makespan_s = m * step_s + max(p - 1, 4 * (p - 1) - 2 * (m - 1)) * forward_s / 2
     else:
         raise UserError(f"{name} has no closed form for these times; simulate it")
-    return 1 - m * step_s / makespan_s
+    return 1 - m * step_s / makespan_s if makespan_s else 0.0

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ class Timeline:
     def bubbles(self) -> tuple[float, ...]:
         """The share of the makespan in which each rank waits."""
         whole_s = self.makespan_s
-        return tuple(1 - busy / whole_s for busy in self.busy_s)
+        return tuple(1 - busy / whole_s if whole_s else 0.0 for busy in self.busy_s)
 
     @property
     def bubble(self) -> float:
@@ -256,8 +257,8 @@ def _each(name: str, given: PerStage, count: int) -> list[float]:
     numbers = [given] * count if isinstance(given, int | float) else list(given)
     if len(numbers) != count:
         raise UserError(f"{name} needs one number or {count}, not {len(numbers)}")
-    if any(number < 0 for number in numbers):
-        raise UserError(f"{name} cannot be negative")
+    if not all(0 <= number < inf for number in numbers):
+        raise UserError(f"{name} takes finite numbers from 0")
     return numbers
 
 

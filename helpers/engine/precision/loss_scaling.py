@@ -9,7 +9,7 @@ Source: Micikevicius et al. 2018, Mixed Precision Training, section 3.2.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 COUNTS = ("skipped", "bad_steps")  # go on whatever the scale
 MOST_BAD_STEPS = 3  # in a row, after which a run has diverged
@@ -41,8 +41,9 @@ class LossScaler:
         `before`, was scaled as this one of precision `now`: fp16 needs one, the others have none.
         """
         alike = self.for_precision(before) == self.for_precision(now)
+        names = {field.name for field in fields(self)} if alike else COUNTS
         for name, value in saved.items():
-            if alike or name in COUNTS:
+            if name in names:
                 setattr(self, name, value)
 
     def overflowed(self, finite: bool) -> bool:

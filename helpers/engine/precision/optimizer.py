@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data_parallel.owned_shards import OwnedShard as Part
-from ..errors import UserError, is_number, need
+from ..errors import UserError, is_finite_number, is_number, need
 from ..messages.carriers import all_reduce
 
 OPTIMIZERS = ("adamw", "adamw8bit")
@@ -32,14 +32,16 @@ def check_settings(
     """Raise a UserError if there is no such optimizer, or it can do nothing with these."""
     if kind not in OPTIMIZERS:
         raise UserError(f"no optimizer {kind!r}; there is: {', '.join(OPTIMIZERS)}")
-    if not all(is_number(x) and 0 <= x < math.inf for x in (lr, weight_decay)):
-        raise UserError(f"lr {lr} and weight_decay {weight_decay}: give finite numbers from 0")
+    if not all(is_finite_number(x) and x >= 0 for x in (lr, weight_decay)):
+        raise UserError(
+            f"lr {lr!r:.40} and weight_decay {weight_decay!r:.40}: give finite numbers from 0"
+        )
     two = isinstance(betas, tuple | list) and len(betas) == 2
     if not two or not all(is_number(beta) and 0 <= beta < 1 for beta in betas):
         raise UserError(f"betas {betas}: give two numbers from 0 and below 1")
     for name, number in {"eps": eps, "clip": 1.0 if clip is None else clip}.items():
-        if not is_number(number) or not 0 < number < math.inf:
-            raise UserError(f"{name} must be a number above 0, not {number!r}")
+        if not is_finite_number(number) or number <= 0:
+            raise UserError(f"{name} must be a number above 0, not {number!r:.40}")
 
 
 def check_changed(lr: float, clip: float | None) -> None:
@@ -53,7 +55,7 @@ def check_changed(lr: float, clip: float | None) -> None:
 def _finite(value: Any) -> float:
     """What is no finite number is -1. Another library's schedule may give one of its own kind."""
     number = value.item() if getattr(value, "shape", None) == () else value
-    return number if is_number(number) and math.isfinite(number) else -1
+    return number if is_finite_number(number) else -1
 
 
 def adamw(

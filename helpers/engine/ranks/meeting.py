@@ -41,8 +41,10 @@ def pick_device(kind: str = "auto") -> torch.device:
         kind: one of DEVICES; auto is a GPU where the machine has any, else its processor.
 
     Raises:
-        UserError: the machine has fewer GPUs than ranks.
+        UserError: there is no such kind, or the machine has fewer GPUs than ranks.
     """
+    if kind not in DEVICES:
+        raise UserError(f"a device is one of {', '.join(DEVICES)}, not {kind!r:.40}")
     count = torch.cuda.device_count()
     if kind == "cpu" or (kind == "auto" and not count):
         return torch.device("cpu")

@@ -26,6 +26,7 @@ from tests.engine.adapters.versions import skip_what_is_refused
 from tests.support import parity, scripts, tiny
 from tests.support.matrix import each, part
 from tests.support.ranks import mesh_of, pool
+from tests.support.refusals import said
 
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
@@ -109,16 +110,14 @@ def check(folder: Path, plan: ParallelPlan, how: Adapting, out: Path) -> None:
     parity.close("merged logits", merged, beside, 1e-4)
 
 
-@pytest.mark.parametrize(("family", "layout"), each(("gpt2", "falcon-new"), LAYOUTS))
-def test_a_layout_trains_as_one_process(family: str, layout: str, bases, tmp_path: Path) -> None:
-    check(bases(family), LAYOUTS[layout], HOW, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("family", "layout"),
-    each(("gptj", "neox", "falcon-mqa", "falcon-alibi", "llama"), ("zero-3", "pp"), every=2),
+    [
+        *each(("gpt2", "falcon-new"), LAYOUTS),
+        *each(("gptj", "neox", "falcon-mqa", "falcon-alibi", "llama"), ("zero-3", "pp"), every=2),
+    ],
 )
-def test_so_does_every_family(family: str, layout: str, bases, tmp_path: Path) -> None:
+def test_a_layout_trains_as_one_process(family: str, layout: str, bases, tmp_path: Path) -> None:
     check(bases(family), LAYOUTS[layout], HOW, tmp_path)
 
 
@@ -187,9 +186,7 @@ def test_moments_of_8_bits(bases) -> None:
     ],
 )
 def test_plans_that_adapters_do_not_allow(plan: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        HOW.check(ParallelPlan(**plan))
-    assert "\n" not in str(caught.value)
+    assert words in said(HOW.check, ParallelPlan(**plan))
 
 
 @pytest.mark.parametrize(
@@ -199,6 +196,7 @@ def test_plans_that_adapters_do_not_allow(plan: dict[str, Any], words: str) -> N
         ({"quantize": True}, "quantize must be 'nf4' or None, not True"),
         ({"rank": 0}, "rank must be a whole number"),
         ({"alpha": float("nan")}, "alpha must be a finite number"),
+        ({"alpha": 10**400}, "alpha must be a finite number"),
         ({"dropout": 1.0}, "dropout must be a number"),
     ],
 )
@@ -209,9 +207,7 @@ def test_adapters_that_there_are_not(how: dict[str, Any], words: str) -> None:
 
 def test_a_torch_that_would_cast_codes_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cu130"))
-    with pytest.raises(UserError, match=r"torch 2\.12 on, and this is 2\.11\.0") as caught:
-        HOW.check(LAYOUTS["zero-3"])
-    assert "\n" not in str(caught.value)
+    assert "torch 2.12 on, and this is 2.11.0" in said(HOW.check, LAYOUTS["zero-3"])
     HOW.check(LAYOUTS["zero-2"])
     Adapting(rank=4, alpha=8).check(LAYOUTS["zero-3"])
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.0+cpu"))

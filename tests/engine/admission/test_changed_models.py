@@ -75,12 +75,18 @@ def test_layers_of_the_class_s_own_are_no_change(family: str) -> None:
 
 
 def hooked(plan: ParallelPlan) -> str:
+    """Runs on a rank: what a hook that takes a gradient away is refused by; "" where it did."""
     model = tiny.fresh("llama", torch.float32)
     model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * 0)
     try:
         parallelize(model, plan, mesh_of(plan))
     except UserError as error:
         return str(error)
+    trainer = Trainer(model, plan, mesh_of(plan), lr=1e-3)
+    trainer.backward(IDS, IDS)
+    gradients = trainer.gradients()
+    assert not gradients.pop("model.embed_tokens.weight").any()
+    assert all(gradient.any() for gradient in gradients.values())
     return ""
 
 

@@ -1,6 +1,7 @@
 """Layers whose configuration says other numbers of heads than the model's: Gemma 4's."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from helpers.engine.admission.small_copies import small_configs
 from helpers.engine.errors import UserError
+from helpers.engine.models.configurations import load_config
 from helpers.engine.models.families import own_of_layers
 from helpers.engine.models.overrides import fewer_layers
 from helpers.engine.parallelize import parallelize
@@ -71,6 +73,12 @@ def test_they_are_laid_out_where_heads_stay_together(plan: ParallelPlan) -> None
 def test_their_heads_are_not_dealt_out(plan: ParallelPlan) -> None:
     with pytest.raises(UserError, match="layers have different num_key_value_heads"):
         plan.validate(config())
+
+
+def test_their_configuration_is_read(tmp_path: Path) -> None:
+    """Reading `num_key_value_heads` of the whole ended it in a traceback."""
+    config().save_pretrained(tmp_path)
+    assert load_config(tmp_path).per_layer_attributes == {"num_key_value_heads", "head_dim"}
 
 
 def test_a_small_copy_has_them_in_layers_of_their_kind() -> None:

@@ -52,7 +52,7 @@ def refusal(family: str, auto: str, fields: dict) -> str:
 def test_a_head_that_is_not_trained_here_is_named(head: str) -> None:
     *model, words = HEADS[head]
     [told] = pool(1).run(refusal, *model)
-    assert words in told and "\n" not in told
+    assert words in told
 
 
 def test_one_class_among_several_may_be_named() -> None:

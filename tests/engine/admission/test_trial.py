@@ -28,7 +28,7 @@ def test_blocks_that_hand_on_more_than_hidden_states_are_not_grouped(model_type:
     """Two rows would have passed for the two results of a block."""
     (words,) = pool(1).run(verdict, model_type, GROUPS)
     assert words.startswith(f"{model_type} would not be exact under one process with activation=")
-    assert "too many values to unpack" in words and "\n" not in words
+    assert "too many values to unpack" in words
 
 
 def test_blocks_whose_inputs_are_read_once_more_are_not_grouped() -> None:
@@ -76,7 +76,7 @@ def test_keys_that_an_index_chooses_are_those_of_every_rank(model_type: str) -> 
     split = ParallelPlan(tp=2, sequence_parallel=True)
     assert set(pool(2).run(verdict, model_type, split)) == {"exact"}
     (words,) = set(pool(2).run(verdict, model_type, ParallelPlan(cp=2)))
-    assert "chooses keys by their places in the row" in words and "\n" not in words
+    assert "chooses keys by their places in the row" in words
 
 
 def verdict_with(model_type: str, plan: ParallelPlan, fields: dict[str, Any]) -> str:

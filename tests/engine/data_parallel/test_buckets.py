@@ -105,7 +105,7 @@ def test_a_bucket_of_one_even_matrix_is_sent_as_it_lies():
 
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=4),
-    st.integers(1, 4),
+    st.integers(1, 6),
 )
 def test_a_message_of_chunks_has_each_ranks_rows_and_comes_back_whole(shapes, ranks):
     tensors = [torch.randn(shape) for shape in shapes]

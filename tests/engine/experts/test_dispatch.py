@@ -215,7 +215,7 @@ def refused(model_type: str) -> str:
 )
 def test_experts_that_cannot_be_dealt_out_are_refused(model_type: str, reason: str) -> None:
     for words in pool(2).run(refused, model_type):
-        assert reason in words and "\n" not in words
+        assert reason in words
 
 
 def refused_changed() -> str:
@@ -227,7 +227,7 @@ def refused_changed() -> str:
 
 def test_experts_that_somebody_changed_are_refused() -> None:
     for words in pool(2).run(refused_changed):
-        assert "cannot be tried on" in words and "\n" not in words
+        assert "cannot be tried on" in words
 
 
 def test_one_rank_may_have_all_the_tokens_or_none() -> None:

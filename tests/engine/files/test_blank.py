@@ -20,7 +20,7 @@ from tests.support.scripts import script
 small_model = script("docs/small_models").small_model
 small_config = script("docs/small_models").small_config
 # masks, scales, positions that a class makes; some of them once were whatever the memory held
-BUFFERS = ("gpt_bigcode", "ctrl", "falcon_h1", "recurrent_gemma", "gptj", "mixtral")
+BUFFERS = ("gpt_bigcode", "ctrl", "falcon_h1", "recurrent_gemma", "mixtral", "gptj")
 
 
 def buffers(folder: Path, plan: ParallelPlan, from_scratch: bool) -> dict[str, torch.Tensor]:

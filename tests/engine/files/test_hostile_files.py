@@ -21,7 +21,14 @@ pytest.importorskip("transformers")
 from helpers.configurations.report import given
 from helpers.engine.errors import UserError, named_reason, reason
 from helpers.engine.files.checkpoints import Checkpoints, pick
-from helpers.engine.files.manifest import MANIFEST, METADATA, sha256, write_manifest
+from helpers.engine.files.manifest import (
+    MANIFEST,
+    METADATA,
+    changed_settings,
+    read_manifest,
+    sha256,
+    write_manifest,
+)
 from helpers.engine.files.metadata_reader import CheckedReader, read_metadata
 from helpers.engine.files.weight_files import WeightFiles, stored_names
 from helpers.engine.models.configurations import check_model, code_left, load_config
@@ -61,11 +68,24 @@ def refused(checkpoint: Path) -> str:
     return said(Checkpoints(checkpoint.parent).load, trainer, checkpoint)
 
 
-@pytest.fixture
-def checkpoint(tmp_path) -> Path:
-    pool(1).run(save_steps, tmp_path / "run", 1, 1)
-    (found,) = (tmp_path / "run").glob("step-*")
+def steps_of(checkpoint: Path) -> int:
+    trainer = trainer_of("gptj", ParallelPlan())
+    Checkpoints(checkpoint.parent).load(trainer, checkpoint)
+    return trainer.steps_done
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    pool(1).run(save_steps, folder, 1, 1)
+    (found,) = folder.glob("step-*")
     return found
+
+
+@pytest.fixture
+def checkpoint(whole, tmp_path) -> Path:
+    """To be spoiled."""
+    return shutil.copytree(whole, tmp_path / "run" / whole.name)
 
 
 def test_metadata_of_every_kind_of_tensor_is_read(checkpoint):
@@ -105,9 +125,7 @@ def test_what_is_no_place_of_a_tensor_is_refused(tmp_path, value, words):
 def test_broken_metadata_is_one_line(tmp_path, content):
     path = tmp_path / METADATA
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        read_metadata(path)
-    assert "\n" not in str(caught.value)
+    assert str(path) in said(read_metadata, path)
 
 
 @pytest.mark.parametrize(
@@ -117,20 +135,34 @@ def test_broken_metadata_is_one_line(tmp_path, content):
         {"step": True},
         {"step": -1},
         {"step": None},
+        {"step": 10**400},
         {"plan": []},
         {"plan": {}},
         {"scaler": {"scale": "x"}},
+        {"scaler": {"scale": 10**400}},
         {"scaler": None},
         {"fixed": [1]},
         {"settings": 5},
         {"fewer_updates": {"x": None}},
     ],
-    ids=str,
+    ids=lambda facts: str(facts)[:40],
 )
 def test_a_manifest_of_other_kinds_is_one_line(checkpoint, facts):
     mended(checkpoint, **facts)
-    (words,) = pool(1).run(refused, checkpoint)
+    words = said(read_manifest, checkpoint, {})
     assert f"{MANIFEST} is damaged: its {next(iter(facts))} is none; there is no" in words
+
+
+def test_what_an_earlier_version_did_not_write_may_be_none(checkpoint):
+    mended(checkpoint, fewer_updates=None, settings=None)
+    assert pool(1).run(steps_of, checkpoint) == [1]
+    assert changed_settings(read_manifest(checkpoint, {}), {"lr": 1}) == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[1]", "5", "null"])
+def test_a_manifest_that_is_no_object_is_one_line(tmp_path, content):
+    (tmp_path / MANIFEST).write_text(content)
+    assert f"has no readable {MANIFEST}" in said(read_manifest, tmp_path, {})
 
 
 def garbage(path: Path) -> None:
@@ -175,8 +207,7 @@ def test_a_file_that_the_manifest_does_not_name_is_refused(checkpoint):
 @pytest.mark.parametrize("files", [{}, None, [], {"rank-0.pt": ""}])
 def test_a_manifest_that_names_too_little_is_refused(checkpoint, files):
     mended(checkpoint, files=files)
-    (words,) = pool(1).run(refused, checkpoint)
-    assert "names no .metadata" in words
+    assert "names no .metadata" in said(read_manifest, checkpoint, {})
 
 
 CODE = """
@@ -247,11 +278,11 @@ def test_another_model_than_its_code_is_for_is_not_made_of_a_known_configuration
 def test_the_code_of_a_tokenizer_is_not_run(tmp_path):
     made = tmp_path / "made"
     folder = model_folder(tmp_path, model_type="gpt2")
+    shutil.copy(ROOT / "data" / "tokenizer" / "tokenizer.json", folder)
     told = {"tokenizer_class": "Planted", "auto_map": {"AutoTokenizer": ["planted.Planted", None]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     (folder / "planted.py").write_text(CODE.format(made=str(made)))
-    with pytest.raises(UserError):
-        load_tokenizer(folder)
+    assert load_tokenizer(folder).vocab_size == 2048
     assert not made.exists()
 
 
@@ -318,9 +349,7 @@ def test_an_index_of_weights_is_checked(tmp_path, index, words):
 def test_a_pickle_of_weights_holds_dense_tensors_by_name(tmp_path, content, words):
     folder = model_folder(tmp_path, model_type="gpt2")
     torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=words) as caught:
-        WeightFiles.find(str(folder))
-    assert "\n" not in str(caught.value)
+    assert words in said(WeightFiles.find, str(folder))
 
 
 READERS = (load_config, WeightFiles.find, load_tokenizer, pick, load_run, given, load_cluster)
@@ -331,9 +360,7 @@ READERS += (partial(load_examples, task="lm"), partial(load_examples, task="clas
 def test_what_the_system_does_not_let_one_look_at_is_one_line(tmp_path, reader):
     """As inside a folder that may not be entered, which root may: a link that leads to itself."""
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(UserError, match=r"loop.* cannot be read: ") as caught:
-        reader(tmp_path / "loop" / "x.txt")
-    assert "\n" not in str(caught.value)
+    assert " cannot be read: " in said(reader, tmp_path / "loop" / "x.txt")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])

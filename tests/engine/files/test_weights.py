@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from helpers.engine.adapters.merging import save_merged
 from helpers.engine.files import weight_files
 from helpers.engine.files.weights import save_model, whole_weights
 from helpers.engine.models.configurations import load_config
@@ -168,19 +169,6 @@ def test_initialisation_does_not_depend_on_the_layout(tmp_path: Path) -> None:
     assert not torch.equal(one["lm_head.weight"], another["lm_head.weight"])
 
 
-def test_initialisation_is_transformers_own_in_kind(tmp_path: Path) -> None:
-    config = tiny.config("gptj")
-    config.save_pretrained(tmp_path)
-    ours = pool(1).run(drawn, tmp_path, 1, 0)[0]
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
-        spread = parameter.std().item()
-        assert ours[name].mean().item() == pytest.approx(parameter.mean().item(), abs=0.005)
-        assert ours[name].std().item() == pytest.approx(spread, abs=0.005)
-    for name, buffer in model.named_buffers():
-        assert torch.equal(ours[name], buffer), f"{name} is not set after the meta device"
-
-
 def load_one(folder: Path) -> None:
     plan = ParallelPlan()
     load_model(folder, plan, mesh_of(plan))
@@ -292,6 +280,36 @@ def test_an_export_has_the_dtype_that_its_source_names(tmp_path: Path, dtype) ->
     assert again.dtype == dtype and again.config.dtype == dtype
     stored = load_file(tmp_path / "saved" / "model.safetensors").values()
     assert {tensor.dtype for tensor in stored} == {dtype}
+
+
+def named_after(folder: Path) -> tuple[torch.dtype, torch.dtype]:
+    """Runs on a rank: what a configuration says before and after a model is made of it."""
+    config, plan = load_config(folder), ParallelPlan()
+    before = config.dtype
+    load_model(folder, plan, mesh_of(plan), config=config)
+    return before, config.dtype
+
+
+def test_a_configuration_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
+    """A second model of the same one was exported in another dtype."""
+    tiny.fresh("llama", torch.bfloat16).save_pretrained(tmp_path)
+    assert pool(1).run(named_after, tmp_path) == [(torch.bfloat16, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("dtype", (torch.int8, torch.float8_e4m3fn, "bf16"))
+@pytest.mark.parametrize("save", (save_model, save_merged))
+def test_weights_are_written_as_they_are_read(save, dtype: object, tmp_path: Path) -> None:
+    model = tiny.fresh("gptj", torch.float32)
+    words = said(save, model, tmp_path / "out", dtype)
+    assert words.startswith("weights are written as torch.float64, ") and repr(dtype) in words
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seed", (1.0, "1", True, None))
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    """1.0 drew other weights than 1."""
+    words = said(load_model, "gptj-tiny", ParallelPlan(), None, seed=seed)
+    assert words == f"seed must be a whole number of 64 bits, not {seed!r}"
 
 
 def trained_in_16_bits(plan: ParallelPlan, out: Path) -> dict[str, torch.Tensor]:

@@ -28,6 +28,7 @@ LIKE_LLAMA = {
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
 }
 HEADLESS = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 COMPOSITE = ("gemma3", "fuyu", "got_ocr2")
@@ -151,6 +152,20 @@ def test_a_field_goes_by_each_of_its_names() -> None:
 def test_what_transformers_cannot_build_is_said_in_one_line() -> None:
     config = small_config("emu3").get_text_config()
     assert said(check_model, config).startswith("transformers cannot build this emu3_text")
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields", "words"),
+    [
+        ("gptj-tiny", {"attn_pdrop": 1.0}, "has attn_pdrop 1.0: it must be from 0 and below 1"),
+        ("gptj-tiny", {"attn_pdrop": 1}, "has attn_pdrop 1: it must be from 0 and below 1"),
+        ("llama-tiny", {"num_key_value_heads": 3}, "has 4 attention heads, no multiple of its 3"),
+    ],
+)
+def test_numbers_that_only_a_step_would_show_are_refused(
+    preset: str, fields: dict, words: str
+) -> None:
+    assert words in said(load_config, preset, **fields)
 
 
 class NewConfig(transformers.LlamaConfig):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor
 
-from helpers.engine.errors import NoToken, UserError
+from helpers.engine.errors import NoToken
 from helpers.engine.files.weights import save_model
 from helpers.engine.models.objectives import CAUSAL, CLASSES, MASKED, build, objective_of
 from helpers.engine.parallelize import load_model, parallelize
@@ -171,7 +171,7 @@ def no_block_on_the_last(family: str) -> str:
 
 def test_the_last_stage_needs_a_block_where_no_norm_ends_the_model() -> None:
     for words in pool(2).run(no_block_on_the_last, "bert-mlm"):
-        assert "its last stage needs a block" in words and "\n" not in words
+        assert "its last stage needs a block" in words
 
 
 @pytest.mark.parametrize(
@@ -191,21 +191,10 @@ def test_a_class_says_what_its_head_is_for(name: str, objective) -> None:
         assert objective_of(object.__new__(kind)) is objective
 
 
-def regression() -> str:
-    config = tiny.config("bert-classes")
-    config.num_labels = 1
-    model = transformers.BertForSequenceClassification(config)
-    return said(parallelize, model, ParallelPlan(), mesh_of(ParallelPlan()))
-
-
-def test_a_head_with_another_loss_is_refused() -> None:
-    [words] = pool(1).run(regression)
-    assert "num_labels=1 is for regression" in words
-
-
 def test_a_head_for_a_task_that_does_not_exist() -> None:
-    with pytest.raises(UserError, match="no task 'ner' has a head; there is lm, mlm, classify"):
-        build(tiny.config("bert-mlm"), "ner")
+    for task in ("ner", []):
+        words = said(build, tiny.config("bert-mlm"), task)
+        assert words.startswith(f"no task {task!r} has a head; there is lm, mlm, classify")
 
 
 # Batches

@@ -25,6 +25,7 @@ from helpers.engine.pipeline.partition import (
 from helpers.engine.pipeline.stages import auto_partition
 from helpers.planner.measure.layer_profile import measured_costs
 from tests.support import tiny
+from tests.support.refusals import said
 
 COST = st.builds(Cost, st.integers(0, 20), st.integers(0, 20))
 LAYER = st.builds(Cost, st.integers(1, 20), st.integers(1, 20))
@@ -145,10 +146,6 @@ def test_layers_by_stage():
 
 # --- GPT-J over 16 stages --------------------------------------------------------------------
 
-# What the SageMaker library found for 28 layers on 16 stages: embedding and head together on a
-# stage without layers, two layers on thirteen stages, one on two.
-PUBLISHED = (0, *(2,) * 13, 1, 1)
-
 
 def test_gptj_costs_a_layers_worth_at_each_end():
     costs = published("gptj-6b")
@@ -174,14 +171,13 @@ def test_gptj_over_16_stages_by_memory_is_the_published_partition_with_its_ends_
     costs = published("gptj-6b")
     counts = balance(costs, 16, memory_weight=1)
     assert counts == (0, *(2,) * 14, 0)
-    # theirs joined the two bare ends, which is no run of layers but let a stage more have layers
+    # the SageMaker library's has two layers on thirteen stages, one on two, and both bare ends on
+    # a stage of their own, which is no run of layers but lets a stage more have layers
     layer = costs.layers[0].memory
-    assert sum(PUBLISHED) == 28 and len(PUBLISHED) == 16
     joined = (costs.embedding.memory + costs.head.memory) / layer
     assert joined == pytest.approx(2.05, abs=0.01)
     ours = max(stage.memory for stage in stage_costs(costs, counts)) / layer
     assert ours == pytest.approx(2)
-    assert ours < max(joined, *PUBLISHED)
 
 
 def test_gptj_over_16_stages_by_time_and_memory():
@@ -264,18 +260,18 @@ def test_a_list_that_covers_the_model_is_taken(counts):
     ],
 )
 def test_a_list_that_does_not_is_refused(counts, stages, words):
-    with pytest.raises(UserError, match=words) as error:
-        check_partition(counts, 28, stages)
-    assert "\n" not in str(error.value)
+    assert words in said(check_partition, counts, 28, stages)
 
 
 def test_what_cannot_be_balanced_is_said():
     with pytest.raises(UserError, match="5 stages are too many for 4 layers"):
         balance(even(4), 5)
-    with pytest.raises(UserError, match="a stage at least, not 0"):
-        balance(even(4), 0)
-    with pytest.raises(UserError, match="memory_weight goes from 0"):
-        balance(even(4), 2, memory_weight=1.5)
+    for stages in (0, 2.0, "2", None):
+        with pytest.raises(UserError, match="stages must be a whole number of at least 1"):
+            balance(even(4), stages)
+    for weight in (1.5, "x"):
+        with pytest.raises(UserError, match="memory_weight goes from 0"):
+            balance(even(4), 2, memory_weight=weight)
     with pytest.raises(UserError, match="less than nothing"):
         balance(even(4, head=-1), 2)
     with pytest.raises(UserError, match="without end"):

