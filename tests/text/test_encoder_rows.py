@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine.errors import UserError
+from helpers.engine.models.objectives import IGNORED
 from helpers.text import encoder_rows
 from helpers.text.bundled import bundled
 from helpers.text.encoder_rows import Masking, SpecialTokens, stream_rows, text_rows
@@ -228,9 +229,15 @@ def test_tokens_of_other_names_are_those_that_the_files_name(tmp_path: Path) -> 
     )
 
 
-def test_text_without_a_token_is_said(berts) -> None:
+def test_every_batch_of_masked_text_has_a_label(bare) -> None:
+    data = tokenize(EXAMPLES, bare, "mlm", 3)
+    assert all((batch.labels != IGNORED).any() for batch in batches(data, 1, seed=0))
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+def test_text_without_a_token_is_said(texts: int) -> None:
     with pytest.raises(UserError, match="it is blank"):
-        tokenize([Example("\u200b", None)], blank_tokenizer(), "mlm", 16)
+        tokenize([Example("\u200b", None)] * texts, blank_tokenizer(), "mlm", 16)
 
 
 def blank_tokenizer() -> Tokenizer:
