@@ -1,4 +1,4 @@
-"""Documents that hold: what they name exists, their links resolve, the README is one page."""
+"""Documents that hold: what they name exists, their links resolve."""
 
 import re
 import subprocess

@@ -46,7 +46,6 @@ def test_best_fit_leaves_little_empty():
     lengths = torch.randint(5, 300, (5000,), generator=generator).tolist()
     rows = packing.pack(lengths, 512)
     assert len(rows) * 512 < 1.002 * sum(lengths) + 512
-    assert rows == packing.pack(lengths, 512)
 
 
 @given(st.integers(1, 500), st.integers(2, 50))
