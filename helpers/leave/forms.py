@@ -142,5 +142,5 @@ def _estimator(job: Job, minutes: int) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    # characters as they are: SkyPilot reads its task as YAML, where an escape is no half of one
+    # characters as they are: YAML, as SkyPilot reads its task, does not join JSON's escaped halves
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
