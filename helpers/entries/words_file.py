@@ -2,9 +2,10 @@
 
 Nothing is run: lines are joined where they end in \\, a variable that the script gives a text is
 put in its place (`$LAYERS`, `${LAYERS:-24}`, `"${ARGS[@]}"`), and words that begin with -- are
-flags. A script of Python is a key by its file's name. What echo prints is no flag. What a program
-of the shell would work out, $(...), stays as it stands, and so does a variable that is not given,
-or whose flags hold only where an `if` or a `case` says so.
+flags. A script of Python is a key by its file's name. What echo prints is no flag, nor what cat
+writes of the lines below it (`<<EOF`). What a program of the shell would work out, $(...), stays as
+it stands, and so does a variable that is not given, or whose flags hold only where an `if` or a
+`case` says so.
 """
 
 import re
@@ -26,6 +27,12 @@ MORE = re.compile(
     re.IGNORECASE,
 )
 ARM = re.compile(r"\A\s*-[\w-]+(?:\s*\|\s*-[\w-]+)*\)")  # of a case: --layers) LAYERS=$2 ;;
+# cat <<EOF and the lines up to EOF; those for another program, as sbatch <<EOF, may be commands
+WRITTEN = re.compile(
+    r"((?:^|[;&{]|\b(?:then|else|do)\b)[ \t]*(?:cat|tee|:)[ \t][^|\n]*?"
+    r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\2[^|\n]*\n)((?:.*\n)*?[ \t]*\3)[ \t]*$",
+    re.MULTILINE,
+)
 DEEPEST, LONGEST = 6, 2**17
 OPENS, CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
 # before an arm's first command, and where the case begins on the same line
@@ -98,6 +105,8 @@ def _set(
 
 def _joined(script: str) -> Iterator[tuple[int, str]]:
     """Lines with those that go on in the next; an array's words are one line."""
+    # the lines below keep their numbers
+    script = WRITTEN.sub(lambda found: found[1] + "\n" * found[4].count("\n"), script)
     whole, start = "", 0
     for number, line in enumerate(script.splitlines(), start=1):
         line = re.sub(r"(^|\s)#.*", "", line).rstrip()

@@ -142,4 +142,5 @@ def _estimator(job: Job, minutes: int) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1) + "\n"
+    # characters as they are: YAML, as SkyPilot reads its task, does not join JSON's escaped halves
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

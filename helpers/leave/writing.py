@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from helpers.engine.errors import UserError
 from helpers.leave.forms import script_line
 from helpers.smp.jobs.estimators import part
 from helpers.smp.leaving import Leaving, Read
@@ -17,7 +18,11 @@ run = Session()
 
 
 def written(found: Leaving) -> dict[str, str]:
-    """For each script NAME.py and NAME.py.diff, or NAME.py.reasons where it was not written."""
+    """For each script NAME.py and NAME.py.diff, or NAME.py.reasons where it was not written.
+
+    Raises:
+        UserError: two scripts have one name.
+    """
     scripts = [
         read
         for read in found.reads
@@ -29,8 +34,13 @@ def written(found: Leaving) -> dict[str, str]:
     for read in scripts:
         if not read.lines:
             continue
+        name = read.source.path.name
+        if name in files or f"{name}.reasons" in files:
+            raise UserError(
+                f"{name} would be written twice: give scripts of one name one at a time"
+            )
         one = rewritten(read.source.path, read.program, _given(read, found), shared)
-        files |= _files(read.source.path.name, one)
+        files |= _files(name, one)
     return files
 
 

@@ -70,18 +70,24 @@ def _find(tokenizer: Tokenizer, name: str, texts: tuple[str, ...]) -> int | None
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer that had none of these tokens with them, as tokenizer.json: whoever loads
-    it, this project and transformers, gets the rows that were trained on."""
+    """Write a tokenizer that lacked one of these tokens or more with new ones for all, as
+    tokenizer.json: whoever loads it, this project and transformers, gets the rows that were trained
+    on."""
     moved, texts = len(NAMES), [texts[0] for _, texts in NAMES.values()]
     written = json.loads(tokenizer.backend.to_str())
     model = written["model"]
     if isinstance(model["vocab"], dict):
         own = {token: place + moved for token, place in model["vocab"].items()}
-        model["vocab"] = {text: place for place, text in enumerate(texts)} | own
+        model["vocab"] = own | {text: place for place, text in enumerate(texts)}
     else:  # a unigram's: pairs of a token and its score, in the order of their ids
-        model["vocab"] = [*([text, 0.0] for text in texts), *model["vocab"]]
+        own = ([_renamed(text, texts), score] for text, score in model["vocab"])
+        model["vocab"] = [*([text, 0.0] for text in texts), *own]
         model["unk_id"] = None if model["unk_id"] is None else model["unk_id"] + moved
-    added = [one | {"id": one["id"] + moved} for one in written["added_tokens"]]
+    added = [
+        one | {"id": one["id"] + moved}
+        for one in written["added_tokens"]
+        if one["content"] not in texts
+    ]
     options = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     new = [{"id": i, "content": text, "special": True} | options for i, text in enumerate(texts)]
     written["added_tokens"] = [*new, *added]
@@ -98,6 +104,11 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         named["eos_token"] = tokenizer.backend.id_to_token(tokenizer.end_id)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _renamed(text: str, taken: list[str]) -> str:
+    """A token of a unigram keeps its place, which is its id, and leaves a new one its name."""
+    return f"{text} of its own" if text in taken else text
 
 
 def stream_rows(texts: list[list[int]], special: SpecialTokens, seq_len: int) -> list[list[int]]:

@@ -88,7 +88,7 @@ def read_rows(
         raise UserError(f"no such data file: {source}")
     made = [example(_encodable(row, where), where) for where, row in rows]
     if not made:
-        raise UserError(f"{source} has a header and no rows")
+        raise UserError(f"{source} has no rows")
     examples = [example for example in made if example is not None]
     if not examples:
         raise UserError(f"{source} has no usable row: every text in it is blank")

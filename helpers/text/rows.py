@@ -85,12 +85,13 @@ def tokenize(
     """Examples to rows of at most `seq_len` tokens.
 
     "lm": the documents, each followed by the end token, cut into rows of seq_len; the remainder is
-    a shorter last row, so no token is lost. "classify": a sentence, a prompt and the token that
-    stands for the label, on which alone the loss is taken; a sentence that is too long keeps its
-    beginning, and `truncated` counts it. "instruct": a prompt, its answer and the end token, with
-    the loss on the last two; several share a row, and of what is longer than one the parts without
-    a loss are left out. Each document, sentence and prompt begins with what the tokenizer puts
-    before a text. "mlm" and "classify-head" are rows for encoders, see encoder_rows.py.
+    a shorter last row, so no token is lost, but in rows of 2 one that is left over alone.
+    "classify": a sentence, a prompt and the token that stands for the label, on which alone the
+    loss is taken; a sentence that is too long keeps its beginning, and `truncated` counts it.
+    "instruct": a prompt, its answer and the end token, with the loss on the last two; several share
+    a row, and of what is longer than one the parts without a loss are left out. Each document,
+    sentence and prompt begins with what the tokenizer puts before a text. "mlm" and "classify-head"
+    are rows for encoders, see encoder_rows.py.
 
     Args:
         labels: the classes that are allowed, in order; those found in the examples when left out.
@@ -123,9 +124,12 @@ def _tokenize_lm(examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int
         stream.extend(ids)
         stream.append(tokenizer.end_id)
     ends = [*range(seq_len, len(stream), seq_len), len(stream)]
-    if len(ends) > 1 and len(stream) % seq_len == 1 and seq_len > 2:
-        ends[-2] -= 1  # a row of one token has nothing to predict: the row before gives it one more
-    ids = torch.tensor(stream, dtype=torch.long)
+    if len(ends) > 1 and len(stream) % seq_len == 1:  # a row of one token has nothing to predict
+        if seq_len > 2:
+            ends[-2] -= 1  # the row before gives it one more
+        else:
+            ends.pop()
+    ids = torch.tensor(stream[: ends[-1]], dtype=torch.long)
     return TokenData(ids, ids, torch.tensor([0, *ends]), pad_id=tokenizer.end_id)
 
 
@@ -174,6 +178,8 @@ def _tokenize_for_encoders(
         truncated = sum(len(ids) > seq_len - 2 for ids in texts)
     else:
         rows = stream_rows(texts, special, seq_len)
+        # a row of special tokens alone, as [CLS] [SEP] [SEP], has nothing that is masked
+        rows = [row for row in rows if not set(row) <= set(Masking.by(special).special)]
     if not rows:
         raise UserError("no token of the text is one that is trained on: it is blank")
     ids = torch.tensor([token for row in rows for token in row])

@@ -131,6 +131,8 @@ def _from_file(path: Path) -> Tokenizer:
     if path.name == FILES[0] and (path.parent / CONFIG).is_file():
         # what a folder says beside the file counts too: tokens that are added, one that comes first
         backend = _by_transformers(path.parent).backend_tokenizer
+    if not backend.get_vocab_size():
+        raise UserError(f"{path} has no token")
     ids = (backend.token_to_id(name) for name in ([end] if end else END_TOKENS))
     return Tokenizer(backend, next((token for token in ids if token is not None), None), named)
 

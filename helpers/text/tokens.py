@@ -90,6 +90,8 @@ def batches(
         start: batches to leave out at the beginning, at no cost: how a resumed run goes on.
     """
     _check_batch_size(batch_size)
+    if not len(data):
+        raise UserError("there is no row to make batches of")
     order = _order(data, batch_size, seed, epoch) if shuffle else torch.arange(len(data))
     for number, rows in enumerate(order.split(batch_size)[start:], start):
         yield _batch(data, rows.tolist(), _one_seed(_one_seed(seed, epoch), number))

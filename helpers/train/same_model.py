@@ -17,7 +17,7 @@ SIZES = {  # what a run's model must share with the one that it goes on from
 COMPUTES_NOTHING = (
     *("model_type", "dtype", "transformers_version", "_name_or_path", "use_cache", "return_dict"),
     *("id2label", "label2id", "problem_type", "task_specific_params", "initializer_range"),
-    *("output_attentions", "output_hidden_states", "chunk_size_feed_forward"),
+    *("output_attentions", "output_hidden_states", "chunk_size_feed_forward", "architectures"),
 )
 
 
@@ -30,7 +30,7 @@ def of_model(config: Any) -> dict[str, Any]:
     for name, value in text.to_dict().items():
         if name in (*SIZES.values(), *COMPUTES_NOTHING) or name.endswith("_token_id"):
             continue
-        if isinstance(value, bool | int | float | str | dict) and "drop" not in name:
+        if "drop" not in name:
             with suppress(UserError):  # of what no manifest holds
                 computes |= as_stored({name: value})
     return {"model": config.model_type, **sizes, **computes}

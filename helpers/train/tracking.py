@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -40,7 +41,7 @@ class Tracker(Protocol):
 class TensorBoard:
     def __init__(self, out: Path, facts: Facts, done: int) -> None:
         writer = need("torch.utils.tensorboard", "track").SummaryWriter
-        self.look = f"tensorboard --logdir {out / 'tensorboard'}"
+        self.look = f"tensorboard --logdir {shlex.quote(str(out / 'tensorboard'))}"
         self.writer = writer(str(out / "tensorboard"), purge_step=done + 1 if done else None)
         self.writer.add_text("facts", f"```\n{json.dumps(facts, indent=1)}\n```")
 
@@ -59,7 +60,7 @@ class MLflow:
     def __init__(self, out: Path, facts: Facts, done: int) -> None:
         mlflow = need("mlflow", "track")
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{out.absolute() / 'mlflow.db'}"
-        self.look = f"mlflow ui --backend-store-uri {uri}"
+        self.look = f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
         self.entities, self.client = mlflow.entities, mlflow.MlflowClient(tracking_uri=uri)
         if known := self.client.get_experiment_by_name(EXPERIMENT):
             experiment = known.experiment_id
@@ -87,7 +88,7 @@ class Trackio:
         os.environ.setdefault("TRACKIO_DIR", str(out.absolute() / "trackio"))  # read on import
         trackio = need("trackio", "track")
         folder = trackio.utils.TRACKIO_DIR
-        self.look = f"TRACKIO_DIR={folder} trackio show --project {EXPERIMENT}"
+        self.look = f"TRACKIO_DIR={shlex.quote(str(folder))} trackio show --project {EXPERIMENT}"
         names = {"project": EXPERIMENT, "name": out.name, "resume": "allow" if done else "never"}
         quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         with contextlib.redirect_stdout(io.StringIO()):

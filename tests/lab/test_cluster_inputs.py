@@ -18,6 +18,7 @@ from helpers.lab.cluster.skypilot import sky_task
 from helpers.lab.cluster.slurm import slurm_script
 
 NASTY = ("it's", 'a "b" c', "$HOME", "$$", "$(HOME)", "$$(HOME)", "`x`", "é", "a\\b", "")
+NASTY += ("\N{GRINNING FACE}",)  # of which JSON in ASCII makes two halves
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_variables_and_flags_arrive_as_they_are(text):
     assert [made_by_kubernetes(word, known) for word in trainer["command"][2:]] == run.words
     yaml = pytest.importorskip("yaml")
     task = sky_task(run, accelerators=None)
-    assert yaml.safe_load(json.dumps(task)) == task
+    assert yaml.safe_load(json.dumps(task, ensure_ascii=False)) == task
 
 
 @pytest.mark.parametrize(
@@ -145,6 +146,7 @@ def test_a_switch_a_path_and_more_cpus_for_slurm(run):
         {"image": None},
         {"image": "a b"},
         {"namespace": "Team_A"},
+        {"namespace": "team.a"},
         {"namespace": None},
         {"runtime": "x" * 64},
     ],
@@ -162,9 +164,12 @@ def test_kubeflow_tells_torchrun_itself():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        *((text, "nproc is 8") for text in ("A100:4", "A100")),
-        *((text, "write a kind and a number") for text in ("", 3, {"A100": 8}, "A100:8.0", " ")),
-        ("A100: 8", "write a kind and a number"),
+        ("A100:4", "A100:4 gives a node 4 for a rank each, but nproc is 8"),
+        ("A100", "A100 gives a node 1 for a rank each, but nproc is 8"),
+        *(
+            (text, f"accelerators is {re.escape(repr(text))}: write a kind and a number")
+            for text in ("", 3, {"A100": 8}, "A100:8.0", "A100: 8", " ")
+        ),
     ],
 )
 def test_accelerators_are_one_a_rank(run, text, words):
@@ -172,7 +177,7 @@ def test_accelerators_are_one_a_rank(run, text, words):
         sky_task(run, accelerators=text)
 
 
-def test_accelerators_of_one_rank_need_no_number():
+def test_a_task_without_a_number_and_without_a_setup():
     one = training()
     assert sky_task(one, accelerators="A100")["resources"] == {"accelerators": "A100"}
     with pytest.raises(UserError, match="setup is None"):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pandas")
 from helpers.engine.errors import UserError
+from helpers.lab.figures.tables import number
 from helpers.lab.notebook.predictions import Guess, Predictions
 
 
@@ -23,6 +24,7 @@ def entered(said, default=4, found=None) -> Predictions:
     ("said", "found", "words"),
     [
         (10, 10, "you said 10, and it is 10: right."),
+        (9.999999, 10, "you said 10, and it is 10: right."),
         (12, 10, "20% too much"),
         (0.5, 0.625, "you said 0.5, and it is 0.625: 20% too little"),
         (50, 10, "and it is 10: 5 times what was found"),
@@ -71,4 +73,5 @@ def test_what_was_not_predicted_is_refused():
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(-1e9, 1e9))
 def test_any_number_has_words(said, found):
-    assert Guess(said, True, found).words
+    shown_alike = number(said) == number(found)
+    assert (Guess(said, True, found).words == "right") == shown_alike

@@ -97,6 +97,11 @@ def test_a_broken_file_is_one_line(file, content, words, folder):
     assert "\n" not in str(caught.value)
 
 
+def test_of_no_run_there_is_nothing_to_compare():
+    with pytest.raises(UserError, match="to compare takes at least one run"):
+        compare({})
+
+
 @pytest.mark.parametrize("content", ["{}", '{"findings": 3}', '{"findings": [3]}'])
 def test_broken_findings_are_one_line(content, folder):
     (folder / "findings.json").write_text(content)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import transformers
 
 from helpers.engine.errors import UserError
 from helpers.engine.files import run_record
 from helpers.engine.models.configurations import load_config
 from helpers.train.arguments import parse
 from helpers.train.job import prepare
+from helpers.train.same_model import of_model
 from tests.support import scripts
 from tests.support.waiting import wait_for
 from tests.train.test_resume import losses
@@ -178,9 +180,26 @@ def test_what_would_be_other_batches_is_refused(out: Path, flag: str, words: str
     assert line == f"the checkpoint was made with {words}"
 
 
+@pytest.mark.parametrize(
+    ("model", "name", "one", "other"),
+    [
+        ("qwen3", "layer_types", ["full_attention"] * 2, ["sliding_attention"] * 2),
+        ("smollm3", "no_rope_layers", [1, 1], [1, 0]),
+        ("mistral", "sliding_window", None, 4),
+    ],
+)
+def test_lists_and_what_is_not_set_are_computed_with(model, name, one, other) -> None:
+    first, second = (
+        of_model(transformers.AutoConfig.for_model(model, num_hidden_layers=2, **{name: value}))
+        for value in (one, other)
+    )
+    assert first[name] == one and second[name] == other
+
+
 def test_another_configuration_of_the_same_sizes_is_refused(out: Path, tmp_path: Path) -> None:
     """Its weights fit, and what it computes of them is something else."""
     config = load_config("gptj-tiny")
+    config.architectures = ["GPTJForCausalLM"]  # as save_pretrained of a model writes it
     config.save_pretrained(tmp_path / "same")
     config.layer_norm_epsilon *= 100
     config.save_pretrained(tmp_path / "other")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,16 @@ def test_tensorboard_has_what_metrics_jsonl_has(tmp_path: Path) -> None:
     assert summary["warnings"] == []
     job = Job(find_program("scripts/train.py"), (), 2, 1, 0, out, out / "logs")
     assert verdict.noted(job) == f"tracked: tensorboard --logdir {out}/tensorboard"
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "trackio"])
+def test_the_command_to_look_takes_a_folder_of_two_words(tmp_path: Path, name, monkeypatch) -> None:
+    pytest.importorskip(name)
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    out = tmp_path / "two words"
+    out.mkdir()
+    tracked = Tracking([name], out, {}, [])
+    assert any(str(out) in word for word in shlex.split(tracked.look[name]))
 
 
 def test_tensorboard_forgets_the_steps_after_a_checkpoint(tmp_path: Path) -> None:

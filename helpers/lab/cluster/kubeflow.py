@@ -7,6 +7,7 @@ from helpers.engine.errors import UserError
 from helpers.lab.cluster.described_run import ClusterRun, check_run, check_text
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
+NAME = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 # Kubeflow Trainer tells torchrun these itself, and refuses a job that does
 TOLD = {f"PET_{name}" for name in ("NNODES", "NPROC_PER_NODE", "NODE_RANK")}
 TOLD |= {"PET_MASTER_ADDR", "PET_MASTER_PORT"}
@@ -34,8 +35,8 @@ def train_job(
     """
     check_run(run)
     check_text("image", image)
-    for what, name in (("namespace", namespace), ("runtime", runtime)):
-        if not isinstance(name, str) or not all(map(LABEL.fullmatch, name.split("."))):
+    for what, name, form in (("namespace", namespace, LABEL), ("runtime", runtime, NAME)):
+        if not isinstance(name, str) or not form.fullmatch(name):
             raise UserError(f"{what} is {name!r:.40}: give a name of a-z, 0-9 and -")
     if taken := sorted(TOLD & run.env.keys()):
         raise UserError(f"{taken[0]} in env is told by Kubeflow itself: leave it out")

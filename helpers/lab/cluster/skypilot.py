@@ -13,7 +13,8 @@ PORT = 29400
 def sky_task(
     run: ClusterRun, *, accelerators: str | None, setup: str = "bash scripts/setup"
 ) -> dict[str, Any]:
-    """A task for `sky launch`; written as JSON, which is YAML too, it takes it.
+    """A task for `sky launch`, which takes it written as JSON with all characters as they are
+    (`ensure_ascii=False`): that is YAML, too.
 
     SkyPilot copies the folder in which it is called to every node, and tells each its rank and all
     addresses by SKYPILOT_ variables. The nodes share no disk: checkpoints that outlive them need a

@@ -52,10 +52,13 @@ def launch_in_turn(
         The runs of each side by round, as `compare_runs` takes them.
 
     Raises:
-        UserError: fewer than two sides, or no rounds; and what `launch` raises.
+        UserError: fewer than two sides, two whose folders have one name, or no rounds; and what
+            `launch` raises.
     """
     if len(sides) < 2 or repeats < 1:
         raise UserError("to compare takes two sides or more and one round or more")
+    if len({plain(name) for name in sides}) < len(sides):
+        raise UserError(f"two of the sides {', '.join(sides)} would have one folder: rename one")
     out = Path(out or unused(f"runs/{datetime.now():%Y%m%d-%H%M%S}-comparison"))
     names, runs = list(sides), {name: [] for name in sides}
     for turn in range(repeats):

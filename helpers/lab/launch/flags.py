@@ -25,7 +25,7 @@ def check_names(names: Iterable[Any]) -> None:
 
 
 def to_words(flags: Mapping[str, Any]) -> list[str]:
-    """The words for flags by their names; None leaves a flag out.
+    """The words for flags by their names; None and an empty list leave a flag out.
 
     Raises:
         UserError: a value that no flag can carry.
@@ -37,13 +37,21 @@ def to_words(flags: Mapping[str, Any]) -> list[str]:
             continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, (str, Real, Path)):
-            words += [f"--{flag}", str(value)]
-        elif _is_list(value):
-            words += [f"--{flag}", *map(str, value)]
-        else:
-            raise UserError(f"{name} is a {type(value).__name__}, which no flag can carry")
+        elif texts := _texts(name, value):
+            words += [f"--{flag}", *texts]
     return words
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    if isinstance(value, (str, Real, Path)):
+        texts = [str(value)]
+    elif _is_list(value):
+        texts = list(map(str, value))
+    else:
+        raise UserError(f"{name} is a {type(value).__name__}, which no flag can carry")
+    if flag := next((text for text in texts if text.startswith("--")), None):
+        raise UserError(f"{name} has {flag!r:.40}, which would be a flag of its own")
+    return texts
 
 
 def carried_words(flags: Mapping[str, Any]) -> list[str]:

@@ -35,7 +35,7 @@ class Guess:
         """How far off it is."""
         if self.found is None:
             return "not measured"
-        if self.said == self.found:
+        if number(self.said) == number(self.found):  # as they are shown
             return "right"
         if self.times is None or self.times <= 0:
             return f"off by {number(abs(self.said - self.found))}"

@@ -241,7 +241,12 @@ def compare(runs: Mapping[str, Run]) -> "pd.DataFrame":
     Throughput is the median over the steps with the 10th and 90th percentile, the warm-up left out
     (`warmup_steps` of engine/files/run_record.py). `final_loss` is there because a faster run that
     learns less is not faster.
+
+    Raises:
+        UserError: there is no run, or one has a loss that is no number.
     """
+    if not runs:
+        raise UserError("to compare takes at least one run")
     pandas = need("pandas", "notebooks")
     rows = [_measures(run) for run in runs.values()]
     table = pandas.DataFrame(rows, index=pandas.Index(runs, name="run"))

@@ -251,6 +251,12 @@ def test_allowed_unequal_samples_are_compared_a_sample(write):
     assert found.ratios("compiled", "with compile") == pytest.approx([20 / 320 / (30 / 640)])
 
 
+def test_sides_of_one_folder_are_refused_before_the_first_run(tmp_path):
+    with pytest.raises(UserError, match="two of the sides a b, a-b would have one folder"):
+        launch_in_turn("scripts/train.py", {"a b": {}, "a-b": {"compile": True}}, out=tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 def test_unknown_words_are_refused(sides):
     with pytest.raises(UserError, match="at is one of samples, steps, loss, not 'epochs'"):
         compare_runs(sides, at="epochs")

@@ -14,8 +14,7 @@ from helpers.planner.time.tensor_messages import tensor_traffic
 
 pytest.importorskip("transformers")
 from helpers.lab.exercises.check import check
-from helpers.lab.exercises.judges import MISTAKES
-from helpers.lab.exercises.judges import mistake as mistake_of
+from helpers.lab.exercises.judges import MISTAKES, mistake
 from helpers.lab.exercises.questions import EXERCISES
 from helpers.lab.exercises.solutions import SOLUTIONS, show_solution
 from helpers.lab.paths import ROOT
@@ -178,14 +177,13 @@ def test_audit_takes_either_flop_convention_and_either_count_of_the_training():
     assert verdict.passed and "the 129 s in which it started were not billed" in verdict.message
 
 
-def test_every_known_mistake_is_about_a_number_of_an_exercise():
-    for mistake in MISTAKES:
-        wrong = [answer for answer, _ in WRONG[mistake.exercise] if isinstance(answer, Change)]
+def test_every_known_mistake_is_about_a_number_of_an_exercise_and_is_told():
+    for known in MISTAKES:
+        wrong = [answer for answer, _ in WRONG[known.exercise] if isinstance(answer, Change)]
         names = {name for change in wrong for name in (*change.put, *change.factors)}
-        assert mistake.number in (names or {""})
-        assert 0 < Fraction(mistake.times) != 1
-        told = mistake_of(mistake.exercise, float(Fraction(mistake.times)), mistake.number)
-        assert told == mistake.words
+        assert known.number in (names or {""})
+        assert 0 < Fraction(known.times) != 1
+        assert mistake(known.exercise, float(Fraction(known.times)), known.number) == known.words
 
 
 def test_unknown_exercise_lists_the_known_ones():

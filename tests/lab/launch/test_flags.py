@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.engine.errors import UserError
 from helpers.lab.launch.flags import from_words, to_words
 
 names = st.from_regex(r"[a-z]+(_[a-z]+){0,2}", fullmatch=True).filter(
@@ -28,6 +29,18 @@ values = st.booleans() | numbers | texts | st.lists(numbers | texts, min_size=2,
 @given(st.dictionaries(names, values, max_size=5))
 def test_flags_come_back_from_their_words(flags):
     assert from_words(to_words(flags)) == flags
+
+
+@given(names, texts, st.lists(numbers | texts, max_size=2))
+def test_a_text_that_would_be_a_flag_is_refused(name, text, others):
+    for value in (f"--{text}", [*others, f"--{text}"]):
+        with pytest.raises(UserError, match=f"^{name} has .*, which would be a flag of its own$"):
+            to_words({name: value})
+
+
+@given(names, st.dictionaries(names, values, max_size=3))
+def test_an_empty_list_leaves_its_flag_out(name, others):
+    assert to_words({**others, name: []}) == to_words({**others, name: None})
 
 
 @given(st.dictionaries(names, st.lists(st.text().filter(is_plain), max_size=3), max_size=4))

@@ -146,11 +146,20 @@ def test_refused_arguments_are_one_line(tmp_path, mark):
         ({"model": ["a\0b", "c"]}, "no command line can carry"),
         ({"out": ".."}, "which holds the project: name a folder in it"),
         ({"out": "."}, "which holds the project"),
+        ({"script": "scripts/no.py"}, "there is no script scripts/no.py"),
+        ({"nodes": 3, "link": Link(mbit=400)}, "a link joins two nodes, but nodes is 3"),
+        ({"out": __file__}, "is a file, not a folder"),
+        ({"config": {"a": 1}}, "config is a dict, which no flag can carry"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused_before_anything_starts(arguments, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        launch(**{"script": FAULT, **arguments})
+def test_arguments_that_cannot_be_are_refused_before_anything_starts(
+    arguments, words, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        launch(**{"script": FAULT, "out": tmp_path / "new", **arguments})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
 
 
 def test_hanging_ranks_that_ignore_sigterm_end_in_time(
@@ -317,23 +326,6 @@ def test_a_training_that_did_not_finish_is_a_failure(tmp_path, mark):
         RunFailed, match=r"train.py ended with code 0 but did not finish: .*summary"
     ):
         launch(SCRIPTS / "train.py", out=tmp_path, env=mark, show=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"script": "scripts/no.py"}, "there is no script scripts/no.py"),
-        ({"nodes": 3, "link": Link(mbit=400)}, "a link joins two nodes, but nodes is 3"),
-        ({"out": __file__}, "is a file, not a folder"),
-        ({"config": {"a": 1}}, "config is a dict, which no flag can carry"),
-    ],
-)
-def test_mistakes_are_said_before_anything_starts(arguments, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(UserError, match=words) as caught:
-        launch(**{"script": FAULT, "out": tmp_path / "new", **arguments})
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_with_a_run_is_kept(tmp_path):

@@ -65,6 +65,9 @@ def test_it_can_be_said_whose_it_is(read):
         "echo --tensor-model-parallel-size 2",
         "if true; then echo --tensor-model-parallel-size 2; fi",
         "cd here && printf --tensor-model-parallel-size 2 > log",
+        "cat <<EOF > x\n--tensor-model-parallel-size 4\nEOF",
+        ": <<'END'\n--tensor-model-parallel-size 4\nEND",
+        "usage() {\n\tcat <<-EOF\n\t--tensor-model-parallel-size 2\n\tEOF\n}",
     ],
 )
 def test_what_is_printed_is_no_flag(read, line):
@@ -73,6 +76,15 @@ def test_what_is_printed_is_no_flag(read, line):
     assert found.refused == "" and found.plan.tp == 1
     piped = read(f"echo yes | {flags} --tensor-model-parallel-size 2\n", "run.sh")
     assert piped.plan.tp == 2
+
+
+@pytest.mark.parametrize(
+    "around", ["sbatch <<EOF\n{}\nEOF", "cat <<EOF | bash\n{}\nEOF", "cat <<A >x\n\nA\n{}"]
+)
+def test_a_text_that_a_program_runs_has_flags(read, around):
+    flags = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --micro-batch-size 1"
+    text = around.format(f"{flags} --tensor-model-parallel-size 2")
+    assert read(f"{text}\n", "run.sh").plan.tp == 2
 
 
 def test_an_arm_of_a_case_is_no_flag(read):

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -277,6 +278,14 @@ def test_one_call_in_a_loop_is_a_job_for_each_of_its_arguments(tmp_path):
         "distribution={'pytorchddp': {'enabled': True}})\n"
     )
     assert [job.plan.dp_replicate for job in leave([path]).jobs] == [8, 16, 32]
+
+
+def test_a_task_for_sky_keeps_characters_beyond_16_bits():
+    """YAML reads JSON's escape of one as two halves."""
+    yaml = pytest.importorskip("yaml")
+    found = leave([PUBLISHED / "gptj_pipeline_job.py", PUBLISHED / "gptj_pipeline.py"])
+    job = replace(found.jobs[0], env={"A": "\N{GRINNING FACE}"})
+    assert yaml.safe_load(run_files(job)["sky.json"])["envs"]["A"] == job.env["A"]
 
 
 def test_a_run_over_nodes_meets_at_the_first_of_them(tmp_path):

@@ -60,5 +60,6 @@ def test_the_log_of_a_run_gives_the_numbers_of_its_file(tmp_path):
 
 def test_a_log_has_every_nth_step(tmp_path):
     flags = {"model": "gptj-tiny", "from_scratch": True, "steps": 4, "batch_size": 2, "seq_len": 32}
-    ended = process(out=tmp_path / "run", log_every=2, **flags)
+    ended = process(out=tmp_path / "asked", log_every=2, **flags)
     assert [float(x) for x in re.findall(expression("step"), ended.stdout)] == [2, 4]
+    assert not re.findall(expression("step"), process(out=tmp_path / "silent", **flags).stdout)

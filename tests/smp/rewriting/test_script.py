@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.engine.errors import UserError
 from helpers.leave.writing import written
 from helpers.smp.leaving import leave
 from helpers.smp.rewriting.edits import Edit, Text
@@ -36,6 +37,16 @@ def write(tmp_path, text, *others):
     path = tmp_path / "train.py"
     path.write_text(text)
     return written(leave([path, *others]))
+
+
+@pytest.mark.parametrize("text", [HEAD, f"{HEAD}smp.set_state_dict(x)\n"])
+def test_of_two_scripts_of_one_name_none_is_lost(text, tmp_path):
+    paths = [tmp_path / "a" / "train.py", tmp_path / "b" / "train.py"]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(text)
+    with pytest.raises(UserError, match=r"^train\.py would be written twice: give scripts of one"):
+        written(leave(paths))
 
 
 @pytest.mark.parametrize("name", ["gptj_tensor", "gptj_pipeline", "compiler"])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import transformers
+from tokenizers import Tokenizer, models
 
 from helpers.engine.models.configurations import load_config
 from helpers.engine.plan import ParallelPlan
@@ -160,6 +161,7 @@ def tokenizers(folder: Path, dice: random.Random) -> Iterator[Case]:
     source = bundled("tokenizer")
     text = (source / "tokenizer.json").read_bytes()
     contents = {f"cut at {end}": text[:end] for end in dice.sample(range(len(text) - 1), 60)}
+    contents["without a token"] = Tokenizer(models.BPE()).to_str().encode()
     for number, (name, content) in enumerate((contents | NO_JSON).items()):
         path = folder / str(number) / "tokenizer.json"
         write(path, content)
