@@ -27,11 +27,10 @@ MORE = re.compile(
     re.IGNORECASE,
 )
 ARM = re.compile(r"\A\s*-[\w-]+(?:\s*\|\s*-[\w-]+)*\)")  # of a case: --layers) LAYERS=$2 ;;
-# cat <<EOF and the lines up to EOF; those for another program, as sbatch <<EOF, may be commands
-WRITTEN = re.compile(
-    r"((?:^|[;&{]|\b(?:then|else|do)\b)[ \t]*(?:cat|tee|:)[ \t][^|\n]*?"
-    r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\2[^|\n]*\n)((?:.*\n)*?[ \t]*\3)[ \t]*$",
-    re.MULTILINE,
+# cat <<EOF, of which the lines up to EOF are text; those for another program may be commands
+WRITES = re.compile(
+    r"(?:^|[;&{]|\b(?:then|else|do)\b)[ \t]*(?:cat|tee|:)[ \t][^|]{0,200}?"
+    r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1[^|]*$"
 )
 DEEPEST, LONGEST = 6, 2**17
 OPENS, CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
@@ -53,11 +52,21 @@ def read_words(path: Path) -> list[Entry]:
     Raises:
         UserError: it cannot be read, or has no flags.
     """
+    script = text_of(path)
+    for text in (_without_written(script), script):  # one that only writes a job is that job
+        found = _commands(path, text)
+        if _flagged(found):
+            return checked(path, list({(one.path, repr(one.value)): one for one in found}.values()))
+    raise UserError(f"{path} has no command with flags")
+
+
+def _commands(path: Path, script: str) -> list[Entry]:
+    """The flags of all commands; where there are none, those that variables hold."""
     variables: dict[str, str] = {}
     open_ones: set[str] = set()
     found: list[Entry] = []
     depth = 0  # of the blocks that a condition opens
-    for number, line in _joined(text_of(path)):
+    for number, line in _joined(script):
         name, text = _given(line)
         if name:
             _set(variables, open_ones, line, name, text, depth > 0)
@@ -73,9 +82,7 @@ def read_words(path: Path) -> list[Entry]:
         depth += sum((word in OPENS) - (word in CLOSES) for word in first)
     if not _flagged(found):  # a file that only says the arguments, as others take them in
         found += [one for text in variables.values() for one in _flags(path, text, 0)]
-    if not _flagged(found):
-        raise UserError(f"{path} has no command with flags")
-    return checked(path, list({(one.path, repr(one.value)): one for one in found}.values()))
+    return found
 
 
 def _flagged(found: list[Entry]) -> bool:
@@ -103,10 +110,20 @@ def _set(
     variables[name] = whole
 
 
+def _without_written(script: str) -> str:
+    """With empty lines in place of those that cat and its like write."""
+    kept, end = [], ""
+    for line in script.splitlines():
+        kept.append("" if end else line)
+        if end:
+            end = "" if line.strip() == end else end
+        elif found := WRITES.search(line):
+            end = found[2]
+    return "\n".join(kept)
+
+
 def _joined(script: str) -> Iterator[tuple[int, str]]:
     """Lines with those that go on in the next; an array's words are one line."""
-    # the lines below keep their numbers
-    script = WRITTEN.sub(lambda found: found[1] + "\n" * found[4].count("\n"), script)
     whole, start = "", 0
     for number, line in enumerate(script.splitlines(), start=1):
         line = re.sub(r"(^|\s)#.*", "", line).rstrip()

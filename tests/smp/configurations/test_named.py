@@ -79,7 +79,13 @@ def test_what_is_printed_is_no_flag(read, line):
 
 
 @pytest.mark.parametrize(
-    "around", ["sbatch <<EOF\n{}\nEOF", "cat <<EOF | bash\n{}\nEOF", "cat <<A >x\n\nA\n{}"]
+    "around",
+    [
+        "sbatch <<EOF\n{}\nEOF",
+        "cat <<EOF | bash\n{}\nEOF",
+        "cat <<A >x\n\nA\n{}",
+        "cat > job.sh <<EOF\n{}\nEOF\nsbatch job.sh",
+    ],
 )
 def test_a_text_that_a_program_runs_has_flags(read, around):
     flags = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --micro-batch-size 1"
