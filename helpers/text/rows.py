@@ -129,7 +129,8 @@ def _tokenize_lm(examples: Sequence[Example], tokenizer: Tokenizer, seq_len: int
             ends[-2] -= 1  # the row before gives it one more
         else:
             ends.pop()
-    ids = torch.tensor(stream[: ends[-1]], dtype=torch.long)
+            stream.pop()
+    ids = torch.tensor(stream, dtype=torch.long)
     return TokenData(ids, ids, torch.tensor([0, *ends]), pad_id=tokenizer.end_id)
 
 
