@@ -84,7 +84,7 @@ BAD = {
     # that an answer was written to, and that would be left out of its prompt in silence
     "g.jsonl": ('{"instruction": "a", "system": "be brief", "output": "b"}', "1: system has no"),
     "h.jsonl": ('{"prompt": "a", "history": [["b", "c"]], "output": "d"}', "history has no place"),
-    "e.tsv": ("instruction\toutput\n", "a header and no rows"),
+    "e.tsv": ("instruction\toutput\n", "has no rows"),
     "f.txt": ("text", "plain text has no columns"),
 }
 

@@ -154,7 +154,7 @@ def refused(build: dict, ids: Tensor, labels: Tensor, **given: Tensor) -> str:
 IDS = torch.arange(16).view(2, 8)
 MISTAKES = {
     "no optimizer 'sgd'": ({"optimizer": "sgd"}, IDS, IDS, {}),
-    "lr x and": ({"lr": "x"}, IDS, IDS, {}),
+    "lr 'x' and": ({"lr": "x"}, IDS, IDS, {}),
     "lr True and": ({"lr": True}, IDS, IDS, {}),
     "clip must be a number above 0, not True": ({"clip": True}, IDS, IDS, {}),
     "give two numbers": ({"betas": (0.9,)}, IDS, IDS, {}),
