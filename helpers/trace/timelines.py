@@ -9,13 +9,11 @@ from pathlib import Path
 
 from helpers.engine.errors import UserError, as_path
 from helpers.engine.files.whole import replace_text
-from helpers.engine.pipeline.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action
+from helpers.engine.pipeline.schedules import KINDS, Action
 from helpers.engine.pipeline.simulator import Span, Timeline
 from helpers.engine.ranks import over_ranks
 from helpers.engine.trainer import Trainer
 from helpers.trace.files import is_moderate
-
-KINDS = (FORWARD, BACKWARD, INPUT, WEIGHT)
 
 
 def gather(trainer: Trainer) -> list[list[list[list]]]:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from ..errors import UserError, check_count
 
-FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
+FORWARD, BACKWARD, INPUT, WEIGHT = KINDS = "F", "B", "I", "W"
 
 
 class Action(NamedTuple):

@@ -22,7 +22,7 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from ..errors import UserError
-from .schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Schedule
+from .schedules import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Action, Schedule
 
 PerStage = float | Sequence[float]  # one number for all stages, or one for each
 
@@ -161,7 +161,7 @@ def _check_complete(schedule: Schedule) -> None:
 
 
 def _check_action(schedule: Schedule, rank: int, action: Action) -> None:
-    if action.kind not in (FORWARD, BACKWARD, INPUT, WEIGHT):
+    if action.kind not in KINDS:
         raise UserError(f"{action} on rank {rank}: an action is F, B, I or W, not {action.kind!r}")
     if not 0 <= action.stage < len(schedule.rank_of):
         raise UserError(f"{action} on rank {rank}: there are stages 0 to {schedule.stages - 1}")
@@ -174,7 +174,7 @@ def _check_action(schedule: Schedule, rank: int, action: Action) -> None:
 
 
 def _check_microbatch(counts: Mapping[Action, int], stage: int, i: int) -> None:
-    counted = {kind: counts[kind, stage, i] for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)}
+    counted = {kind: counts[kind, stage, i] for kind in KINDS}
     if tuple(counted.values()) not in ((1, 1, 0, 0), (1, 0, 1, 1)):
         has = ", ".join(f"{count} {kind}" for kind, count in counted.items() if count) or "nothing"
         raise UserError(
